@@ -1,0 +1,50 @@
+# Every target sets up what it needs by itself; `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+ARGS ?=
+PYTEST_ARGS ?=
+SUITE ?= foundation
+SEEDS ?= 200
+CHECK_BUDGET_S ?= 120
+TEST_BUDGET_S ?= 180
+TEST_LONG_BUDGET_S ?= 3600
+
+.PHONY: help run test test-long check bench sim table format clean setup-base setup-dev
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+run: setup-base ## start a broker on ./data; ARGS="..." is passed on to `tailrace serve`
+	@exec .venv/bin/tailrace serve --data ./data $(ARGS)
+
+test: setup-dev ## all tests but the long ones, within TEST_BUDGET_S; PYTEST_ARGS="..." is passed on
+	@scripts/within.sh $(TEST_BUDGET_S) test .venv/bin/pytest tests $(PYTEST_ARGS)
+
+test-long: setup-dev ## all tests, the long ones too
+	@scripts/within.sh $(TEST_LONG_BUDGET_S) test-long .venv/bin/pytest tests --long $(PYTEST_ARGS)
+
+check: setup-dev ## style, types, direction of imports, sizes and documents
+	@scripts/within.sh $(CHECK_BUDGET_S) check scripts/check.sh
+
+bench: setup-dev ## measure; SUITE=foundation
+	@exec .venv/bin/python -m bench $(SUITE)
+
+sim: setup-base ## run the seeded simulator; SEEDS=200
+	@exec .venv/bin/python -m tailrace.sim --seeds $(SEEDS)
+
+table: setup-dev ## rewrite the module table of ARCHITECTURE.md from the docstrings
+	@.venv/bin/python scripts/modules_table.py --write
+
+format: setup-dev ## let ruff format and fix what it can
+	@.venv/bin/ruff check --fix -q . ; .venv/bin/ruff format .
+
+clean: ## remove the environment and caches; ./data is yours and stays
+	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build bench/scratch
+	find src tests bench scripts \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} + 2>/dev/null || true
+
+setup-base:
+	@scripts/setup.sh base
+
+setup-dev:
+	@scripts/setup.sh dev
