@@ -1,0 +1,178 @@
+"""Commands in and replies out: everything that a client can ask of a broker, as frozen values.
+
+The same structs are the headers of the native protocol, so a request is decoded once, straight into what the core decides on.
+Bodies (Arrow batches on publish, raw frames on fetch) travel beside them and are not part of the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tailrace.core.model import Refusal
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What all requests have in common: nothing but their shape."""
+
+
+class Ping(Command, tag="ping"):
+    """Keep-alive and round-trip probe."""
+
+
+class CreateTopic(Command, tag="create_topic"):
+    """Create a topic; options are checked by name, every problem reported at once."""
+
+    name: str
+    options: dict[str, Any] = {}
+    if_missing: bool = False
+
+
+class AlterTopic(Command, tag="alter_topic"):
+    """Change options of a topic; partitions only grow."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class DeleteTopic(Command, tag="delete_topic"):
+    """Delete a topic and its data."""
+
+    name: str
+
+
+class ListTopics(Command, tag="list_topics"):
+    """Names and options of all topics; internal ones on request."""
+
+    prefix: str = ""
+    internal: bool = False
+
+
+class DescribeTopic(Command, tag="describe_topic"):
+    """One topic with the state of its partitions."""
+
+    name: str
+
+
+class TrimTopic(Command, tag="trim_topic"):
+    """Drop everything below an offset of one partition."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Publish(Command, tag="publish"):
+    """Append the batch in the body to one partition, whole or not at all.
+
+    `columns` says which optional columns the body has, `crc` is its CRC32C. A producer id of 0 is not idempotent.
+    `expected_sequence` N >= 1: the first message takes exactly N. `expected_key_sequences` has one number per message.
+    """
+
+    topic: str
+    partition: int
+    columns: int
+    crc: int
+    producer_id: int = 0
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+    expected_sequence: int = 0
+    expected_key_sequences: list[int] | None = None
+    acks: str | None = None
+
+
+class ClaimProducer(Command, tag="claim_producer"):
+    """Take over a named producer on one partition: the epoch grows and older ones are fenced."""
+
+    topic: str
+    partition: int
+    producer_id: int
+
+
+class Fetch(Command, tag="fetch"):
+    """Committed frames from each (partition, offset); waits up to `wait_ms` while there is nothing."""
+
+    topic: str
+    positions: list[tuple[int, int]]
+    bytes_max: int = 1_048_576
+    wait_ms: int = 0
+
+
+class FindOffsets(Command, tag="find_offsets"):
+    """The offset of a point in each partition: a time (`timestamp_us` >= 0), EARLIEST or LATEST."""
+
+    topic: str
+    timestamp_us: int
+
+
+EARLIEST = -2
+LATEST = -1
+
+Request = (
+    Ping
+    | CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | ListTopics
+    | DescribeTopic
+    | TrimTopic
+    | Publish
+    | ClaimProducer
+    | Fetch
+    | FindOffsets
+)
+
+
+class Pong(Command, tag="pong"):
+    """Answer to `Ping`."""
+
+
+class Done(Command, tag="done"):
+    """It is done and durable; nothing more to say."""
+
+
+class TopicInfo(Command, tag="topic"):
+    """A topic as the catalog has it. `partitions` has one row each: dicts with offsets, bytes and faults, on describe only."""
+
+    name: str
+    id: int
+    options: dict[str, Any]
+    partitions: list[dict[str, Any]] = []
+    created: bool = False
+
+
+class TopicList(Command, tag="topics"):
+    """All topics asked for, sorted by name."""
+
+    topics: list[TopicInfo]
+
+
+class Published(Command, tag="published"):
+    """The batch is stored as the topic promises. `base_offset` is of the first message that is not listed in `duplicates`, which names
+    (row, first offset) of the messages that were there already; all other rows follow each other from `base_offset`."""
+
+    base_offset: int
+    append_time_us: int
+    duplicates: list[tuple[int, int]] | None = None
+
+
+class Claimed(Command, tag="claimed"):
+    """The epoch to use from now on; its first batch has sequence 0."""
+
+    epoch: int
+
+
+class Fetched(Command, tag="fetched"):
+    """Slices of the body, in order: (partition, bytes, start offset, committed end)."""
+
+    slices: list[tuple[int, int, int, int]]
+
+
+class Offsets(Command, tag="offsets"):
+    """One offset per partition."""
+
+    offsets: list[int]
+
+
+Reply = Pong | Done | TopicInfo | TopicList | Published | Claimed | Fetched | Offsets | Refusal

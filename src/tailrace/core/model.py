@@ -1,0 +1,96 @@
+"""The vocabulary of the core: identifiers, limits and the view of a batch that decisions are made on.
+
+Three numbers are easily confused and are different types: an *entry index* counts frames of one log, an *offset*
+counts messages of one partition, a *sequence* is an offset + 1 (so that 0 is free to mean "append anywhere").
+Intervals are half-open, ``[first, end)``, everywhere. Times are microseconds since 1970 UTC and end in ``_us``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NewType
+
+import mmh3
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Offset = NewType("Offset", int)
+EntryIndex = NewType("EntryIndex", int)
+
+KEY_BYTES_MAX = 64 * 1024
+HEADER_BYTES_MAX = 64 * 1024
+VALUE_BYTES_MAX = 16 * 1024 * 1024
+DEDUP_ID_BYTES_MAX = 1024
+BATCH_ROWS_MAX = 100_000
+BATCH_BYTES_MAX = 48 * 1024 * 1024
+TIMESTAMP_AHEAD_US_MAX = 3_600_000_000
+PRIORITY_MAX = 4
+PRIORITY_DEFAULT = 2
+ANY_KEY_SEQUENCE = -1
+
+# Optional columns of a batch, one bit each; the same bits stand in the frame header.
+HAS_KEY = 1 << 0
+HAS_HEADERS = 1 << 1
+HAS_PRIORITY = 1 << 2
+HAS_DELIVER_AT = 1 << 3
+HAS_EXPIRES_AT = 1 << 4
+HAS_DEDUP_ID = 1 << 5
+HAS_OFFSET_DELTA = 1 << 6
+COLUMNS_ALL = (1 << 7) - 1
+
+Hashes = npt.NDArray[np.uint64]
+"""Shape (rows, 2): a 128-bit hash per row; a row without the field is all zero."""
+
+
+class BatchView(msgspec.Struct, frozen=True, eq=False):
+    """What the core sees of a batch body: sizes and hashes, never payload bytes.
+
+    ``keys`` and ``dedup_ids`` are filled only where the topic needs them. ``timestamp_max_us`` is the greatest
+    timestamp of the batch; the ``*_bytes_max`` fields are the largest single key, headers and value in it.
+    """
+
+    count: int
+    columns: int
+    nbytes: int
+    timestamp_max_us: int
+    key_bytes_max: int = 0
+    header_bytes_max: int = 0
+    value_bytes_max: int = 0
+    keys: Hashes | None = None
+    dedup_ids: Hashes | None = None
+
+    def take(self, rows: npt.NDArray[np.int64]) -> BatchView:
+        """The view of a batch that holds only these rows; sizes stay upper bounds."""
+        return msgspec.structs.replace(
+            self,
+            count=len(rows),
+            keys=None if self.keys is None else self.keys[rows],
+            dedup_ids=None if self.dedup_ids is None else self.dedup_ids[rows],
+        )
+
+
+def hash128(data: bytes) -> tuple[int, int]:
+    """Hash of a key or dedup id for the tables of the core: murmur3 x64 128, seed 0, as two unsigned halves."""
+    low, high = mmh3.hash64(data, 0, True, signed=False)
+    return low, high
+
+
+def key_hash(key: bytes) -> int:
+    """The stored ``key_hash``: the low 64 bits of murmur3 x64 128, seed 0."""
+    low: int = mmh3.hash64(key, 0, True, signed=False)[0]
+    return low
+
+
+def partition_of(data: bytes, partitions: int) -> int:
+    """The partition that a key (or, without one, a dedup id) belongs to: murmur3 x86 32, seed 0, unsigned."""
+    digest: int = mmh3.hash(data, 0, signed=False)
+    return digest % partitions
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """An expected "no", as a value: it travels as a reply and becomes an exception only in the SDK."""
+
+    code: str
+    message: str
+    outcome: str = "none"
+    details: dict[str, Any] = {}

@@ -1,0 +1,1 @@
+"""Bytes to values and back: frames, Arrow batches and the codec of facts; no I/O."""

@@ -1,0 +1,182 @@
+"""The frame: the unit of the log, of replication and of reads; a fixed header of 128 bytes, then a padded body.
+
+A frame is `HEADER_BYTES` of header, `length` bytes of body and zeros up to the next multiple of 64, so that the Arrow
+buffers in the body stay aligned in the file. All numbers are little-endian.
+
+Two checksums (CRC32C) with different owners: `body_crc` covers the body and comes from the producer, so it proves the
+payload end to end; `header_crc` covers the header (with body_crc in it) and comes from whoever leads the partition,
+because only the leader knows index, offset, epoch and append time. `parse` checks header_crc before it trusts a length.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import google_crc32c
+import msgspec
+import numpy as np
+
+from tailrace.errors import Corrupt
+
+MAGIC = b"TRLF"
+VERSION = 1
+HEADER_BYTES = 128
+ALIGNMENT = 64
+
+DATA = 1
+SCHEDULED = 2
+FACTS = 3
+EPOCH_START = 4
+SNAPSHOT_MARK = 5
+BARRIER = 6
+KINDS = frozenset((DATA, SCHEDULED, FACTS, EPOCH_START, SNAPSHOT_MARK, BARRIER))
+
+MORE = 1 << 15
+"""Flag: the next frame belongs to the same group; a group applies whole or not at all."""
+
+#        magic version kind flags | length body_crc | entry base | span count | epoch time | pid | pepoch pseq | max ts
+_LAYOUT = struct.Struct("<4sBBHIIQQIIQqQIIq")
+_CRC = struct.Struct("<I")
+_CRC_AT = HEADER_BYTES - 4
+_FILL = bytes(_CRC_AT - _LAYOUT.size)
+_ZEROS = bytes(ALIGNMENT)
+LENGTH_MAX = 64 * 1024 * 1024
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """The decoded header. `flags` holds the column bits of the batch and MORE."""
+
+    kind: int
+    flags: int
+    length: int
+    body_crc: int
+    entry: int
+    base_offset: int = 0
+    span: int = 0
+    count: int = 0
+    leader_epoch: int = 0
+    append_time_us: int = 0
+    producer_id: int = 0
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+    timestamp_max_us: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole frame on disk, padding included."""
+        return HEADER_BYTES + padded(self.length)
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last that this frame uses."""
+        return self.base_offset + self.span
+
+
+class Frame(msgspec.Struct, frozen=True, eq=False):
+    """A header with its packed bytes and a body that is never copied."""
+
+    header: Header
+    head: bytes
+    body: Buffer
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole frame on disk, padding included."""
+        return HEADER_BYTES + padded(self.header.length)
+
+    def parts(self) -> list[Buffer]:
+        """The pieces to write, in order, for one vectored write."""
+        pad = -self.header.length % ALIGNMENT
+        return [self.head, self.body, _ZEROS[:pad]] if pad else [self.head, self.body]
+
+
+def padded(length: int) -> int:
+    """Length rounded up to the frame alignment."""
+    return (length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def crc32c(data: Buffer) -> int:
+    """CRC32C of any contiguous buffer; memoryviews go through numpy because the library refuses them."""
+    if not isinstance(data, bytes):
+        data = np.frombuffer(data, np.uint8)  # type: ignore[assignment]
+    value: int = google_crc32c.value(data)
+    return value
+
+
+def pack(header: Header) -> bytes:
+    """The 128 bytes of a header, checksum included."""
+    raw = _LAYOUT.pack(
+        MAGIC,
+        VERSION,
+        header.kind,
+        header.flags,
+        header.length,
+        header.body_crc,
+        header.entry,
+        header.base_offset,
+        header.span,
+        header.count,
+        header.leader_epoch,
+        header.append_time_us,
+        header.producer_id,
+        header.producer_epoch,
+        header.producer_sequence,
+        header.timestamp_max_us,
+    )
+    raw += _FILL
+    return raw + _CRC.pack(google_crc32c.value(raw))
+
+
+def make(header: Header, body: Buffer = b"") -> Frame:
+    """A frame of a header whose `length` and `body_crc` already describe the body."""
+    assert header.length == len(body), f"header says {header.length} bytes, the body has {len(body)}"
+    return Frame(header, pack(header), body)
+
+
+def parse(data: Buffer, position: int = 0) -> Header:
+    """Decode and check the header at `position`; raises `Corrupt` with the reason, never anything else."""
+    raw = bytes(data[position : position + HEADER_BYTES])
+    if len(raw) < HEADER_BYTES:
+        raise Corrupt(f"header cut short at {position}: {len(raw)} of {HEADER_BYTES} bytes", position=position)
+    if raw[:4] != MAGIC:
+        raise Corrupt(f"no frame at {position}: magic is {raw[:4].hex()}", position=position)
+    (stored,) = _CRC.unpack_from(raw, _CRC_AT)
+    if google_crc32c.value(raw[:_CRC_AT]) != stored:
+        raise Corrupt(f"header checksum is wrong at {position}", position=position)
+    fields = _LAYOUT.unpack_from(raw)
+    if fields[1] != VERSION:
+        raise Corrupt(f"frame version {fields[1]} at {position}: this release reads {VERSION}", position=position)
+    if fields[2] not in KINDS or fields[4] > LENGTH_MAX:
+        raise Corrupt(f"frame kind {fields[2]}, length {fields[4]} at {position} make no sense", position=position)
+    return Header(*fields[2:])
+
+
+def check_body(header: Header, data: Buffer, position: int = 0) -> memoryview:
+    """The body of the frame whose header stands at `position`, checked against its CRC and zero padding."""
+    start = position + HEADER_BYTES
+    view = memoryview(data)
+    body = view[start : start + header.length]
+    tail = view[start + header.length : position + header.size]
+    if len(body) < header.length or len(tail) < header.size - HEADER_BYTES - header.length:
+        raise Corrupt(f"frame cut short at {position}", position=position)
+    if crc32c(body) != header.body_crc:
+        raise Corrupt(f"body checksum is wrong in the frame at {position}", position=position)
+    if any(tail):
+        raise Corrupt(f"padding is not zero in the frame at {position}", position=position)
+    return body
+
+
+def walk(data: Buffer, *, check: bool = True) -> Iterator[tuple[Header, memoryview]]:
+    """Every frame of contiguous bytes, in order; raises `Corrupt` at the first that does not hold."""
+    view, position, end = memoryview(data), 0, len(data)
+    while position < end:
+        header = parse(view, position)
+        if check:
+            yield header, check_body(header, view, position)
+        else:
+            start = position + HEADER_BYTES
+            yield header, view[start : start + header.length]
+        position += header.size

@@ -1,0 +1,214 @@
+"""Every seam of the broker in one file: the clock, the disk, the log of a partition, the coordinator, the verbs.
+
+Each port is small, and each has one conformance suite that every implementation passes (`tests/conformance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tailrace.core.catalog import Catalog
+from tailrace.core.commands import Reply, Request
+from tailrace.format.frame import Buffer, Frame, Header
+
+
+class Clock(Protocol):
+    """Time for decisions: wall time at the start plus monotonic time, never backwards."""
+
+    def now_us(self) -> int:
+        """Microseconds since 1970 UTC."""
+        ...
+
+
+class Disk(Protocol):
+    """The file system calls that storage makes, so that a simulated disk can stand in.
+
+    Paths are relative to the disk's root. Files are open until `close`. Errors are OSError, as the kernel gives them.
+    """
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """Open for reading and writing; returns a handle."""
+        ...
+
+    def close(self, handle: int) -> None:
+        """Close a handle."""
+        ...
+
+    def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
+        """Write all parts at a position (vectored, continued after short writes)."""
+        ...
+
+    def read(self, handle: int, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        ...
+
+    def sync(self, handle: int) -> None:
+        """fdatasync."""
+        ...
+
+    def allocate(self, handle: int, length: int) -> None:
+        """Reserve space; the file grows to `length` and reads as zeros there."""
+        ...
+
+    def truncate(self, handle: int, length: int) -> None:
+        """Cut or extend the file to `length`."""
+        ...
+
+    def size(self, handle: int) -> int:
+        """Length of the file."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace `new` by `old` atomically."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Unlink a file, or a whole folder."""
+        ...
+
+    def list(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; empty when it does not exist."""
+        ...
+
+    def make_folder(self, folder: str) -> None:
+        """Create a folder and its parents, each synced into its parent."""
+        ...
+
+    def sync_folder(self, folder: str) -> None:
+        """fsync of a directory: makes creations, renames and removals in it durable."""
+        ...
+
+
+class Snapshot(msgspec.Struct, frozen=True, eq=False):
+    """Opaque state as of an entry: replay starts behind `entry`."""
+
+    entry: int
+    offset: int
+    chunks: Sequence[Buffer]
+
+
+class Recovery(msgspec.Struct, frozen=True, eq=False):
+    """What a log found when it was opened.
+
+    `frames` yields (header, body) of every whole, checked frame after the snapshot, in order. `cut_bytes` counts the torn tail that
+    was cut. `fault` names damage that must not be cut: the log is quarantined, reads below the damage go on, writes are refused.
+    """
+
+    snapshot: Snapshot | None
+    frames: Iterator[tuple[Header, Buffer]]
+    end_entry: int
+    end_offset: int
+    cut_bytes: int = 0
+    fault: str | None = None
+
+
+class LogStats(msgspec.Struct, frozen=True):
+    """Figures of one log for people and metrics."""
+
+    start_offset: int
+    end_offset: int
+    bytes: int
+    segments: int
+    syncs: int
+    sync_seconds: float
+    fault: str | None
+
+
+class PartitionLog(Protocol):
+    """The log of one partition. Blocking; `append`, `sync`, `trim`, `truncate`, `save_snapshot` are never called side by side, `read`
+    and the look-ups may run beside them in other threads. All raise `StorageFault` (`Corrupt`, `Full`) and nothing else on disk trouble.
+
+    After any failed sync, or a failed write that could not be undone, every further append raises: the owner must reopen.
+    """
+
+    def recover(self) -> Recovery:
+        """Open: find the end, cut a torn tail, give the frames to replay. Called once, first."""
+        ...
+
+    def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
+        """Append in one vectored write; with `sync`, return only when they are on the disk. All or none."""
+        ...
+
+    def sync(self) -> None:
+        """Make everything appended so far durable."""
+        ...
+
+    def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
+        """Whole frames as raw bytes from the one that holds `offset` (or the next) up to `end`: at least one data frame if there is any,
+        then as many as fit `bytes_max`. Only frames that pass their checks; a damaged one raises `Corrupt` unless good ones precede it."""
+        ...
+
+    def find_time(self, timestamp_us: int) -> int | None:
+        """Base offset of the first data frame whose greatest timestamp is at or above; None when there is none."""
+        ...
+
+    def retention_offset(self, *, bytes_max: int | None, append_time_us: int | None, count_max: int | None) -> int:
+        """The lowest frame boundary that retention would keep: bytes, age (frames appended before are dropped) and count of data."""
+        ...
+
+    def trim(self, offset: int) -> None:
+        """Free whole segments that lie below `offset` and below the previous snapshot."""
+        ...
+
+    def truncate(self, entry: int) -> None:
+        """Cut every frame with an index at or above `entry`."""
+        ...
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Store atomically and durably; the two newest are kept."""
+        ...
+
+    def stats(self) -> LogStats:
+        """Figures, without touching the disk."""
+        ...
+
+    def close(self) -> None:
+        """Sync, write the durable mark and let go."""
+        ...
+
+
+class LogStore(Protocol):
+    """A storage engine: opens and removes the logs of partitions by name (`topic-folder/partition`)."""
+
+    def log(self, name: str) -> PartitionLog:
+        """The log of that name, created when it is new; `recover` comes next."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Delete a log and what it holds, for good."""
+        ...
+
+    def names(self) -> Iterable[str]:
+        """Every log that is stored."""
+        ...
+
+    def close(self) -> None:
+        """Release the engine's own resources (its lock)."""
+        ...
+
+
+class Coordinator(Protocol):
+    """Keeps the catalog; on one node a file, in a cluster etcd."""
+
+    def load(self) -> Catalog:
+        """The catalog as last saved; an empty one at first."""
+        ...
+
+    def save(self, catalog: Catalog) -> None:
+        """Store durably and atomically before returning."""
+        ...
+
+
+Respond = Callable[[Reply, Sequence[Buffer]], None]
+"""Called once per request with the reply and the parts of its body."""
+
+
+class BrokerVerbs(Protocol):
+    """The broker as its clients see it: over a socket, or inside the same process."""
+
+    def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
+        """Take a request; `respond` is called exactly once, later or at once, in the caller's thread."""
+        ...
