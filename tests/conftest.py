@@ -1,0 +1,71 @@
+"""Options and rules of the whole test run: --long, hypothesis profiles, and no silent skips."""
+
+import importlib.util
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Users get these fixtures through the pytest11 entry point, which pyproject.toml turns off here.
+pytest_plugins = ["tailrace.testing"] if importlib.util.find_spec("tailrace.testing") else []
+
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, max_examples=100, database=None, print_blob=True
+)
+settings.register_profile(
+    "long",
+    deadline=None,
+    max_examples=2000,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the tests marked long, with more examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("long" if config.getoption("--long") else "ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out by deselecting them: a skip in the report always means a problem."""
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def _skips(config: pytest.Config) -> list[pytest.TestReport | pytest.CollectReport]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return list(reporter.stats.get("skipped", [])) if reporter else []
+
+
+def _refused(reports: list[pytest.TestReport | pytest.CollectReport]) -> bool:
+    """In CI no skip is accepted; elsewhere only those of components which must be there."""
+    if os.environ.get("CI") == "true":
+        return bool(reports)
+    return any("required_component" in getattr(report, "keywords", ()) for report in reports)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    is_worker = hasattr(session.config, "workerinput")
+    if not is_worker and session.exitstatus == pytest.ExitCode.OK and _refused(_skips(session.config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reports = _skips(config)
+    if not reports:
+        return
+    terminalreporter.section(f"{len(reports)} SKIPPED", sep="!", red=True, bold=True)
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        terminalreporter.line(f"  {report.nodeid}: {reason}")
+    if _refused(reports):
+        terminalreporter.line("  The run FAILS: these must not be skipped here.", red=True)
