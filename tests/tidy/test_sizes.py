@@ -1,4 +1,4 @@
-"""Sizes and names: limits on files, functions and parameters, unique file names, a docstring in every module."""
+"""Limits on files, functions and parameters; file names that mean one thing; a docstring in every module."""
 
 import ast
 from collections import defaultdict

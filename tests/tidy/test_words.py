@@ -20,21 +20,9 @@ FORBIDDEN = [
 
 def files() -> list[Path]:
     """Tracked files, and those which would be tracked by `git add .`"""
-    listing = subprocess.run(
-        [
-            "git",
-            "-c",
-            f"safe.directory={ROOT}",
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    git = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
+    options = ["--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run([*git, *options], cwd=ROOT, capture_output=True, check=True)
     names = [name for name in listing.stdout.decode("utf-8").split("\0") if name]
     return [path for name in sorted(set(names)) if (path := ROOT / name).is_file()]
 
