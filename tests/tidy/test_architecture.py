@@ -29,10 +29,7 @@ def test_module_table_equals_the_docstrings(table: ModuleType) -> None:
     assert found == expected, f"{hint} the rows are not in order of module name, or one is there twice"
 
 
-def test_first_lines_fit_a_table(table: ModuleType) -> None:
-    bad = [
-        f"{table.module_name(path)}: {table.first_line(path)!r}"
-        for path in table.modules()
-        if not 10 <= len(table.first_line(path)) <= 110
-    ]
-    assert not bad, "the first line of a docstring has 10 to 110 characters:\n" + "\n".join(bad)
+def test_first_lines_say_something(table: ModuleType) -> None:
+    """Ten characters at least; ruff's line length is the upper limit."""
+    short = [table.module_name(path) for path in table.modules() if len(table.first_line(path)) < 10]
+    assert not short, f"the docstring's first line says nothing: {short}"
