@@ -1,0 +1,69 @@
+"""The columns of a batch: which there are, in which order, and how many Arrow nodes and buffers they take.
+
+The schema is never stored: it follows from the format version and the column bits of the frame header.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pyarrow as pa
+
+from tailrace.core.model import (
+    COLUMNS_ALL,
+    HAS_DEDUP_ID,
+    HAS_DELIVER_AT,
+    HAS_EXPIRES_AT,
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_OFFSET_DELTA,
+    HAS_PRIORITY,
+)
+from tailrace.errors import InvalidRequest
+
+TIME = pa.timestamp("us", tz="UTC")
+HEADERS = pa.map_(pa.string(), pa.binary())
+
+_FIELDS: list[tuple[int, pa.Field]] = [
+    (0, pa.field("id", pa.binary(16), nullable=False)),
+    (0, pa.field("value", pa.binary())),
+    (0, pa.field("timestamp", TIME, nullable=False)),
+    (HAS_KEY, pa.field("key", pa.binary())),
+    (HAS_KEY, pa.field("key_hash", pa.uint64())),
+    (HAS_HEADERS, pa.field("headers", HEADERS)),
+    (HAS_PRIORITY, pa.field("priority", pa.uint8(), nullable=False)),
+    (HAS_DELIVER_AT, pa.field("deliver_at", TIME)),
+    (HAS_EXPIRES_AT, pa.field("expires_at", TIME)),
+    (HAS_DEDUP_ID, pa.field("dedup_id", pa.binary())),
+    (HAS_OFFSET_DELTA, pa.field("offset_delta", pa.uint32(), nullable=False)),
+]
+
+
+@cache
+def _schema(columns: int) -> pa.Schema:
+    return pa.schema([field for bit, field in _FIELDS if not bit or bit & columns])
+
+
+def schema_of(columns: int) -> pa.Schema:
+    """The exact schema of a body with these optional columns."""
+    if columns & ~COLUMNS_ALL:
+        raise InvalidRequest(f"columns: unknown bits {columns & ~COLUMNS_ALL:#x}")
+    return _schema(columns)
+
+
+@cache
+def positions(columns: int) -> dict[str, int]:
+    """Where each column stands in the schema."""
+    return {name: at for at, name in enumerate(_schema(columns).names)}
+
+
+@cache
+def counts(columns: int) -> tuple[int, int]:
+    """How many field nodes and how many buffers a body with these columns has."""
+    nodes = buffers = 0
+    for field in _schema(columns):
+        if pa.types.is_map(field.type):  # the map, its entries, their names, their values
+            nodes, buffers = nodes + 4, buffers + 2 + 1 + 3 + 3
+        else:
+            nodes, buffers = nodes + 1, buffers + (3 if pa.types.is_binary(field.type) else 2)
+    return nodes, buffers
