@@ -1,0 +1,250 @@
+"""Figures of a running broker: plain integers on the hot path, turned into Prometheus text only when somebody asks.
+
+Everything here is updated per batch or per request from the broker's one thread, so an update is a few additions on slots and
+takes no lock. `render` reads them, and asks the `partitions` callback for what the logs know themselves (offsets, bytes, fsyncs).
+Each `Metrics` has a registry of its own: two brokers in one process do not share figures.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from tailrace.ports import LogStats
+
+LATENCY_BOUNDS = (
+    0.000_25,
+    0.000_5,
+    0.001,
+    0.002_5,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
+"""Upper bounds in seconds; a long poll may take a minute."""
+
+PartitionFigures = Callable[[], Iterable[tuple[str, int, "LogStats"]]]
+"""Gives (topic, partition, figures of its log) for every partition that the broker holds."""
+
+
+class Histogram:
+    """Counts per bucket and a sum; observing is one bisection and two additions."""
+
+    __slots__ = ("_counts", "_total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(LATENCY_BOUNDS) + 1)
+        self._total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self._counts[bisect_left(LATENCY_BOUNDS, seconds)] += 1
+        self._total += seconds
+
+    def family(self, name: str, documentation: str) -> HistogramMetricFamily:
+        """The histogram with cumulative buckets, as Prometheus wants it."""
+        buckets: list[tuple[str, float]] = []
+        seen = 0
+        for bound, count in zip((*map(str, LATENCY_BOUNDS), "+Inf"), self._counts, strict=True):
+            seen += count
+            buckets.append((bound, seen))
+        family = HistogramMetricFamily(name, documentation)
+        family.add_metric([], buckets, self._total)
+        return family
+
+
+class _TopicFigures:
+    """What has gone in and out of one topic since the broker started."""
+
+    __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out", "publishes")
+
+    def __init__(self) -> None:
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.publishes = 0
+        self.messages_out = 0
+        self.bytes_out = 0
+
+
+class Metrics(Collector):
+    """All figures of one broker. `connections` and `in_flight_bytes` are plain numbers that their owner sets."""
+
+    __slots__ = (
+        "_fetch",
+        "_lag",
+        "_lag_max",
+        "_partitions",
+        "_publish",
+        "_refusals",
+        "_registry",
+        "_requests",
+        "_topics",
+        "connections",
+        "in_flight_bytes",
+    )
+
+    def __init__(self, partitions: PartitionFigures = tuple) -> None:
+        self._topics: dict[str, _TopicFigures] = {}
+        self._requests: dict[str, int] = {}
+        self._refusals: dict[str, int] = {}
+        self._publish = Histogram()
+        self._fetch = Histogram()
+        self._lag = Histogram()
+        self._lag_max = 0.0
+        self._partitions = partitions
+        self.connections = 0
+        self.in_flight_bytes = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        self._registry.register(self)
+
+    # ------------------------------------------------------------------------------- updates, per batch or request
+
+    def published(self, topic: str, messages: int, nbytes: int, seconds: float) -> None:
+        """A batch was stored and acknowledged `seconds` after it arrived."""
+        figures = self._topics.get(topic) or self._new_topic(topic)
+        figures.messages_in += messages
+        figures.bytes_in += nbytes
+        figures.publishes += 1
+        self._publish.observe(seconds)
+
+    def delivered(self, topic: str, nbytes: int, messages: int) -> None:
+        """Stored bytes with so many messages were handed to a reader."""
+        figures = self._topics.get(topic) or self._new_topic(topic)
+        figures.messages_out += messages
+        figures.bytes_out += nbytes
+
+    def fetched(self, seconds: float) -> None:
+        """A fetch was answered `seconds` after it arrived, waiting for data included."""
+        self._fetch.observe(seconds)
+
+    def requested(self, verb: str) -> None:
+        """A request of that verb arrived."""
+        self._requests[verb] = self._requests.get(verb, 0) + 1
+
+    def refused(self, code: str) -> None:
+        """A request was answered with that error."""
+        self._refusals[code] = self._refusals.get(code, 0) + 1
+
+    def loop_lag(self, seconds: float) -> None:
+        """A timer of the event loop fired that much too late."""
+        self._lag.observe(seconds)
+        if seconds > self._lag_max:
+            self._lag_max = seconds
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted: its series end."""
+        self._topics.pop(topic, None)
+
+    def _new_topic(self, topic: str) -> _TopicFigures:
+        figures = self._topics[topic] = _TopicFigures()
+        return figures
+
+    # --------------------------------------------------------------------------------------------------- export
+
+    def render(self) -> bytes:
+        """All figures in the Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry at a scrape."""
+        yield from self._topic_families()
+        yield from self._request_families()
+        yield from self._partition_families()
+        yield GaugeMetricFamily(
+            "tailrace_connections", "Open connections of the native protocol", self.connections
+        )
+        yield GaugeMetricFamily(
+            "tailrace_in_flight_bytes", "Bytes of requests and replies held now", self.in_flight_bytes
+        )
+        yield self._lag.family("tailrace_loop_lag_seconds", "How late timers of the event loop fired")
+        # The worst since the last scrape: a histogram alone hides one long stall among many short ones.
+        yield GaugeMetricFamily(
+            "tailrace_loop_lag_max_seconds", "Longest lag since the last scrape", self._lag_max
+        )
+        self._lag_max = 0.0
+        anonymous = _anonymous_memory()
+        if anonymous is not None:
+            yield GaugeMetricFamily(
+                "tailrace_anonymous_memory_bytes",
+                "Resident memory without mapped files (RssAnon)",
+                anonymous,
+            )
+
+    def _topic_families(self) -> Iterator[Metric]:
+        series = (
+            ("tailrace_published_messages", "Messages stored and acknowledged", "messages_in"),
+            ("tailrace_published_bytes", "Bytes of batches stored and acknowledged", "bytes_in"),
+            ("tailrace_delivered_messages", "Messages handed to readers", "messages_out"),
+            ("tailrace_delivered_bytes", "Stored bytes handed to readers", "bytes_out"),
+        )
+        for name, documentation, attribute in series:
+            family = CounterMetricFamily(name, documentation, labels=["topic"])
+            for topic, figures in self._topics.items():
+                family.add_metric([topic], getattr(figures, attribute))
+            yield family
+
+    def _request_families(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("tailrace_requests", "Requests by verb", labels=["verb"])
+        for verb, count in self._requests.items():
+            requests.add_metric([verb], count)
+        yield requests
+        refusals = CounterMetricFamily("tailrace_refusals", "Refused requests by error code", labels=["code"])
+        for code, count in self._refusals.items():
+            refusals.add_metric([code], count)
+        yield refusals
+        yield self._publish.family("tailrace_publish_seconds", "From the arrival of a batch to its answer")
+        yield self._fetch.family("tailrace_fetch_seconds", "From a fetch to its answer, waiting included")
+
+    def _partition_families(self) -> Iterator[Metric]:
+        labels = ["topic", "partition"]
+        start = GaugeMetricFamily("tailrace_partition_start_offset", "First offset kept", labels=labels)
+        end = GaugeMetricFamily(
+            "tailrace_partition_end_offset", "Offset after the last message", labels=labels
+        )
+        size = GaugeMetricFamily("tailrace_partition_log_bytes", "Bytes of the log", labels=labels)
+        faulty = GaugeMetricFamily("tailrace_partition_quarantined", "1 while writes are refused because of damage", labels=labels)
+        syncs = CounterMetricFamily("tailrace_fsyncs", "fdatasync calls", labels=labels)
+        seconds = CounterMetricFamily("tailrace_fsync_seconds", "Time spent in fdatasync", labels=labels)
+        for topic, partition, stats in self._partitions():
+            values = [topic, str(partition)]
+            start.add_metric(values, stats.start_offset)
+            end.add_metric(values, stats.end_offset)
+            size.add_metric(values, stats.bytes)
+            faulty.add_metric(values, float(stats.fault is not None))
+            syncs.add_metric(values, stats.syncs)
+            seconds.add_metric(values, stats.sync_seconds)
+        yield from (start, end, size, faulty, syncs, seconds)
+
+
+def _anonymous_memory() -> int | None:
+    """RssAnon of this process in bytes; None where the kernel does not tell."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"RssAnon:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,372 @@
+"""Configuration of a broker: a TOML file, the environment and flags, read once, every problem reported at once.
+
+A later source wins: built-in default < file < environment < flag. `load` checks every value of every source (so a mistake is
+reported even where something else overrides it) and raises one `InvalidRequest` that lists all problems, each with its source:
+the line of the file, the name of the variable or the flag.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tailrace.errors import InvalidRequest
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds that protect the broker from its clients."""
+
+    connections_max: int = 10_000
+    frame_bytes_max: int = 64 * MIB
+    in_flight_bytes_max: int = 32 * MIB
+    connection_in_flight_bytes_max: int = 8 * MIB
+    idle_ms: int = 90_000
+    drain_ms: int = 10_000
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """How logs are kept on the disk."""
+
+    segment_bytes: int = 64 * MIB
+    storage_threads: int = 8
+
+
+class ServerOptions(msgspec.Struct, frozen=True):
+    """Everything that a broker is told before it starts."""
+
+    data: str = "./data"
+    listen: str = "127.0.0.1:7400"
+    http_listen: str = "127.0.0.1:7480"
+    log_level: str = "info"
+    limits: Limits = Limits()
+    storage: Storage = Storage()
+    topic_defaults: dict[str, Any] = {}
+
+
+TABLES: dict[str, type[msgspec.Struct]] = {"limits": Limits, "storage": Storage}
+
+RANGES: dict[str, tuple[int, int]] = {
+    "limits.connections_max": (1, 1_000_000),
+    "limits.frame_bytes_max": (64 * KIB, 64 * MIB),
+    "limits.in_flight_bytes_max": (1 * MIB, 64 * GIB),
+    "limits.connection_in_flight_bytes_max": (64 * KIB, 64 * GIB),
+    "limits.idle_ms": (1_000, 86_400_000),
+    "limits.drain_ms": (0, 600_000),
+    "storage.segment_bytes": (1 * MIB, 4 * GIB),
+    "storage.storage_threads": (1, 64),
+}
+
+# Of the environment, but not about the broker's configuration: the client's address, the file's path, and what Kubernetes sets
+# in every pod of a namespace that has a service called "tailrace".
+_NOT_OPTIONS = re.compile(r"TAILRACE_(URL|CONFIG|(SERVICE_(HOST|PORT)|PORT)(_.*)?)")
+
+TopicCheck = Callable[[Mapping[str, Any]], list[str]]
+
+
+class _Given(NamedTuple):
+    """One value and where it came from."""
+
+    key: str
+    value: Any
+    source: str
+
+
+def known_keys() -> dict[str, Any]:
+    """Every option by its dotted name, with its default; `topic_defaults` has the options of topics below it."""
+    defaults = ServerOptions()
+    keys: dict[str, Any] = {
+        name: getattr(defaults, name)
+        for name in ServerOptions.__struct_fields__
+        if name not in TABLES and name != "topic_defaults"
+    }
+    for table, struct in TABLES.items():
+        keys.update({f"{table}.{name}": getattr(struct(), name) for name in struct.__struct_fields__})
+    return keys
+
+
+def env_name(key: str) -> str:
+    """The environment variable of a dotted name."""
+    return "TAILRACE_" + key.replace(".", "_").upper()
+
+
+def load(
+    path: str | None,
+    env: Mapping[str, str],
+    flags: Mapping[str, Any],
+    *,
+    check_topic: TopicCheck | None = None,
+) -> ServerOptions:
+    """The options of a broker. `flags` are by option name (`http_listen`); None means that a flag was not given.
+
+    `check_topic` gives the problems of a table of topic options; without it the table is taken as it is.
+    """
+    problems: list[str] = []
+    given = [
+        *_from_file(path, problems),
+        *_from_environment(env, problems),
+        *(_Given(key, value, _flag(key)) for key, value in flags.items() if value is not None),
+    ]
+    values = known_keys()
+    sources = dict.fromkeys(values, "default")
+    topic_defaults: dict[str, Any] = {}
+    for item in given:
+        if item.key.startswith("topic_defaults."):
+            topic_defaults[item.key.removeprefix("topic_defaults.")] = item.value
+            sources[item.key] = item.source
+        elif item.key not in values:
+            problems.append(f"{item.source}: unknown option{_suggestion(item.key, list(values))}")
+        elif problem := _problem(item.key, item.value):
+            problems.append(f"{item.source}: {problem}")
+        else:
+            values[item.key] = item.value
+            sources[item.key] = item.source
+    if check_topic is not None and topic_defaults:
+        table_source = next(source for key, source in sources.items() if key.startswith("topic_defaults."))
+        problems += [f"{_table_of(table_source)}: {text}" for text in check_topic(topic_defaults)]
+    problems += _relations(values, sources)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        listing = "".join(f"\n  - {text}" for text in problems)
+        raise InvalidRequest(f"{count} in the configuration:{listing}", problems=problems)
+    return _build(values, topic_defaults)
+
+
+def option_value(text: str) -> Any:
+    """A value typed as text, for an option whose type is not known here: JSON where it parses, else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`; raises InvalidRequest with what is wrong."""
+    host, colon, port_text = text.rpartition(":")
+    if not colon or not host:
+        raise InvalidRequest(f"{text!r} is not HOST:PORT, such as 127.0.0.1:7400 or [::1]:7400")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidRequest(f"{text!r}: write an IPv6 address in brackets, such as [::1]:7400")
+    if not (port_text.isascii() and port_text.isdigit() and int(port_text) <= 65_535):
+        raise InvalidRequest(f"{text!r}: the port must be a number from 0 to 65535")
+    return host, int(port_text)
+
+
+def to_toml(options: ServerOptions) -> str:
+    """The options as a configuration file that gives the same options again."""
+    tables = msgspec.to_builtins(options)
+    lines = [f"{key} = {_toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict) and table:
+            lines += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _build(values: Mapping[str, Any], topic_defaults: dict[str, Any]) -> ServerOptions:
+    tables = {
+        table: struct(**{name: values[f"{table}.{name}"] for name in struct.__struct_fields__})
+        for table, struct in TABLES.items()
+    }
+    plain = {key: value for key, value in values.items() if "." not in key}
+    return ServerOptions(**plain, **tables, topic_defaults=topic_defaults)
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+def _from_file(path: str | None, problems: list[str]) -> list[_Given]:
+    if path is None:
+        return []
+    try:
+        with open(path, "rb") as file:
+            text = file.read().decode("utf-8")
+        document = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        problems.append(f"{path}: {reason}")
+        return []
+    given = []
+    tables = {*TABLES, "topic_defaults"}
+    for name, value in document.items():
+        where = _place(path, text, "", name)
+        if name in tables and isinstance(value, dict):
+            given += [
+                _Given(f"{name}.{key}", item, _place(path, text, name, key)) for key, item in value.items()
+            ]
+        elif name in tables:
+            problems.append(f"{where}: {name} is a table, write [{name}]")
+        elif isinstance(value, dict):
+            problems.append(f"{where}: unknown table{_suggestion(name, sorted(tables))}")
+        else:
+            given.append(_Given(name, value, where))
+    return given
+
+
+def _from_environment(env: Mapping[str, str], problems: list[str]) -> list[_Given]:
+    names = {env_name(key): key for key in known_keys()}
+    prefix = env_name("topic_defaults.")
+    given = []
+    for variable in sorted(env):
+        if not variable.startswith("TAILRACE_") or _NOT_OPTIONS.fullmatch(variable):
+            continue
+        text = env[variable]
+        if variable.startswith(prefix) and len(variable) > len(prefix):
+            option = "topic_defaults." + variable.removeprefix(prefix).lower()
+            given.append(_Given(option, option_value(text), variable))
+        elif variable in names:
+            key = names[variable]
+            given.append(_Given(key, _typed(text, known_keys()[key]), variable))
+        else:
+            problems.append(f"{variable}: unknown variable{_suggestion(variable, list(names))}")
+    return given
+
+
+def _typed(text: str, default: Any) -> Any:
+    """A text as the type of the option; text that does not parse stays text and is refused with the wrong types."""
+    if isinstance(default, int) and re.fullmatch(r"-?[0-9]{1,18}", text.replace("_", "")):
+        return int(text.replace("_", ""))
+    return text
+
+
+def _place(path: str, text: str, table: str, key: str) -> str:
+    """`file:line [table] key`; without the line where the file writes the key in an unusual way."""
+    name = re.escape(key)
+    patterns = [rf'\s*(["\']?){name}\1\s*[=.]', rf"\s*\[+\s*{name}\s*\]"]
+    dotted = re.compile(rf"\s*{re.escape(table)}\s*\.\s*{name}\s*=") if table else None
+    assignment = re.compile(patterns[0] if table else "|".join(patterns))
+    current = ""
+    line = ""
+    for number, row in enumerate(text.splitlines(), 1):
+        if (current == table and assignment.match(row)) or (dotted and not current and dotted.match(row)):
+            line = f":{number}"
+            break
+        if header := re.match(r"\s*\[+\s*([^\]\s]+)\s*\]", row):
+            current = header.group(1)
+            if not table and current == key:
+                line = f":{number}"
+                break
+    return f"{path}{line} [{table}] {key}" if table else f"{path}{line} {key}"
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def _table_of(source: str) -> str:
+    """The table that a source is in, for problems that name the option themselves."""
+    return source.rpartition(" ")[0] or source
+
+
+# ------------------------------------------------------------------------------------------------- checks
+
+
+def _problem(key: str, value: Any) -> str | None:
+    default = known_keys()[key]
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            return f"must be text, is {_shown(value)}"
+        if not value or "\0" in value:
+            return "must not be empty" if not value else "must not contain a NUL byte"
+        if key == "log_level" and value not in LOG_LEVELS:
+            return f"must be one of {', '.join(LOG_LEVELS)}, is {_shown(value)}"
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return f"must be a whole number, is {_shown(value)}"
+    low, high = RANGES[key]
+    if not low <= value <= high:
+        return f"must be from {low} to {high}, is {value}"
+    return None
+
+
+def _relations(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
+    """Problems that only the values in force have: addresses, and options that contradict each other."""
+    problems = []
+    ports = {}
+    for key in ("listen", "http_listen"):
+        try:
+            host, port = split_address(values[key])
+            problem = _beyond_loopback(host)
+            ports[key] = (host, port)
+        except InvalidRequest as error:
+            problem = error.message
+        if problem:
+            problems.append(f"{_named(key, sources)}: {problem}")
+    if len(ports) == 2 and ports["listen"] == ports["http_listen"] and ports["listen"][1]:
+        problems.append(
+            f"{_named('http_listen', sources)}: is the same address as listen ({values['listen']})"
+        )
+    one, all_ = "limits.connection_in_flight_bytes_max", "limits.in_flight_bytes_max"
+    if values[one] > values[all_]:
+        problems.append(f"{_named(one, sources)}: is {values[one]}, above {all_} = {values[all_]}")
+    return problems
+
+
+def _named(key: str, sources: Mapping[str, str]) -> str:
+    return f"default {key}" if sources[key] == "default" else sources[key]
+
+
+def _beyond_loopback(host: str) -> str | None:
+    """Why a host may not be listened on; None when it is loopback."""
+    try:
+        addresses = [ipaddress.ip_address(host)]
+    except ValueError:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            return f"the host name {host!r} cannot be resolved ({getattr(error, 'strerror', None) or error})"
+        addresses = [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
+    outside = [str(address) for address in addresses if not address.is_loopback]
+    if outside:
+        return (
+            f"{host!r} ({outside[0]}) can be reached from other machines, and this version has no authentication: "
+            "listen on 127.0.0.1, [::1] or localhost"
+        )
+    if all(address.version == 6 for address in addresses) and not _has_ipv6():
+        return f"{host!r}: this machine has no IPv6, listen on 127.0.0.1"
+    return None
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    """A closing phrase for an unknown name: the nearest known one, or nothing."""
+    leaves = {key.rpartition(".")[2]: key for key in known}
+    close = difflib.get_close_matches(name, known, 1, 0.7)
+    if not close:
+        close = [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, 1, 0.7)]
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    # JSON's strings, numbers and booleans are TOML's as well, but for DEL, which TOML wants escaped.
+    return msgspec.json.encode(value).decode("utf-8").replace("\x7f", "\\u007f")
