@@ -1,6 +1,6 @@
 """Values as bytes: requests, replies and facts in MessagePack, by the types that msgspec already knows.
 
-Decoding is total: any bytes give a value of the type asked for, or `InvalidRequest` that says where they go wrong.
+Decoding is total: any bytes give a value of the type asked for, or `InvalidRequest` that says what is wrong.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ inflates anything.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -27,12 +27,10 @@ _PADS = [bytes(length) for length in range(ALIGNMENT)]
 Part = tuple[int, Sequence[Buffer]]
 """One Arrow buffer: its length and the pieces that it consists of."""
 
-Pack = Callable[..., bytes]
-
 
 @cache
-def _template(columns: int) -> tuple[Pack, tuple[bytes, bytes, bytes, bytes], int]:
-    """Pack function, constant pieces and size of the head for a set of columns.
+def _template(columns: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
+    """The layout of the head for a set of columns, and its constant pieces.
 
     All positions count from the start of the metadata, 8 bytes into the message, so alignment is the same.
     Two tables, each behind its vtable, then two vectors of pairs of int64; nothing optional is written.
@@ -54,12 +52,12 @@ def _template(columns: int) -> tuple[Pack, tuple[bytes, bytes, bytes, bytes], in
     pieces = f"{len(first)}sq{len(second)}sq{len(third)}s"
     layout = struct.Struct(f"<{pieces}{2 * nodes}q8s{2 * buffers}q{size - end}x")
     assert layout.size == size
-    return layout.pack, (first, second, third, fourth), size
+    return layout, (first, second, third, fourth)
 
 
 def assemble(columns: int, rows: int, nodes: Sequence[int], parts: Sequence[Part]) -> bytes:
     """The message of uncompressed buffers; `nodes` are pairs of length and null count, flat."""
-    pack, (first, second, third, fourth), size = _template(columns)
+    layout, (first, second, third, fourth) = _template(columns)
     pieces: list[Buffer] = [b""]
     places: list[int] = []
     at = 0
@@ -72,9 +70,9 @@ def assemble(columns: int, rows: int, nodes: Sequence[int], parts: Sequence[Part
             if pad:
                 pieces.append(_PADS[pad])
             at += length + pad
-    pieces[0] = pack(first, at, second, rows, third, *nodes, fourth, *places)
+    pieces[0] = layout.pack(first, at, second, rows, third, *nodes, fourth, *places)
     body = b"".join(pieces)
-    if len(body) != size + at:
+    if len(body) != layout.size + at:
         raise InvalidRequest("values: a memoryview must consist of single bytes")
     return body
 
@@ -102,6 +100,41 @@ def inspect(data: Buffer, columns: int, *, bytes_max: int = BATCH_BYTES_MAX) -> 
 
 
 def _inspect(data: memoryview, columns: int, bytes_max: int) -> Message:
+    found = _own(data, columns) or _foreign(data, columns)
+    body = len(data) - found.start
+    if not 0 < found.rows <= BATCH_ROWS_MAX:
+        kind = TooLarge if found.rows > 0 else InvalidRequest
+        raise kind(f"batch: {found.rows} rows, 1 to {BATCH_ROWS_MAX} are allowed")
+    numbers = iter(found.nodes)
+    for length, nulls in zip(numbers, numbers, strict=True):
+        if not 0 <= nulls <= length <= bytes_max:
+            raise InvalidRequest(f"batch: a column declares {length} rows and {nulls} nulls")
+    end = 0
+    numbers = iter(found.buffers)
+    for at, length in zip(numbers, numbers, strict=True):
+        if length < 0 or at < 0 or at % 8 or at + length > body or (length and at < end):
+            raise InvalidRequest(f"batch: a buffer at {at} of {length} bytes is misaligned or out of bounds")
+        if length:
+            end = at + length
+    if found.compressed:
+        _check_inflated(data[found.start :], found.buffers, bytes_max)
+    return found
+
+
+def _own(data: memoryview, columns: int) -> Message | None:
+    """The short way for what `assemble` wrote: one unpack shows whether the head is ours."""
+    layout, constants = _template(columns)
+    if len(data) < layout.size:
+        return None
+    first, body, second, rows, third, *numbers = layout.unpack_from(data)
+    split = 2 * counts(columns)[0]
+    if (first, second, third, numbers[split]) != constants or body != len(data) - layout.size:
+        return None
+    return Message(rows, tuple(numbers[:split]), tuple(numbers[split + 1 :]), layout.size, False)
+
+
+def _foreign(data: memoryview, columns: int) -> Message:
+    """The long way, through the tables of the flatbuffer."""
     marker, size = struct.unpack_from("<II", data)
     start = size + 8
     if marker != CONTINUATION or size % 8 or start > len(data):
@@ -114,33 +147,23 @@ def _inspect(data: memoryview, columns: int, bytes_max: int) -> Message:
     if body != len(data) - start:
         raise InvalidRequest(f"batch: {body} bytes of buffers are declared, {len(data) - start} are there")
     batch = message.table(2)
-    rows = batch.number("<q", 0)
-    if not 0 < rows <= BATCH_ROWS_MAX:
-        kind = TooLarge if rows > 0 else InvalidRequest
-        raise kind(f"batch: {rows} rows, 1 to {BATCH_ROWS_MAX} are allowed")
-    want_nodes, want_buffers = counts(columns)
-    nodes, buffers = batch.pairs(1, want_nodes, "nodes"), batch.pairs(2, want_buffers, "buffers")
+    nodes, buffers = counts(columns)
     if batch.place(4):
         raise InvalidRequest("batch: variadic buffers are not part of the schema")
-    for length, nulls in zip(nodes[::2], nodes[1::2], strict=True):
-        if not 0 <= nulls <= length <= bytes_max:
-            raise InvalidRequest(f"batch: a column declares {length} rows and {nulls} nulls")
-    end = 0
-    for at, length in zip(buffers[::2], buffers[1::2], strict=True):
-        if length < 0 or at % 8 or at < 0 or at + length > body or (length and at < end):
-            raise InvalidRequest(f"batch: a buffer at {at} of {length} bytes is misaligned or out of bounds")
-        if length:
-            end = at + length
-    compressed = batch.place(3) != 0
-    if compressed:
-        _check_inflated(data[start:], buffers, bytes_max)
-    return Message(rows, nodes, buffers, start, compressed)
+    return Message(
+        batch.number("<q", 0),
+        batch.pairs(1, nodes, "nodes"),
+        batch.pairs(2, buffers, "buffers"),
+        start,
+        batch.place(3) != 0,
+    )
 
 
 def _check_inflated(body: memoryview, buffers: tuple[int, ...], bytes_max: int) -> None:
     """Bound what inflating will allocate: a buffer starts with its inflated length, or -1 for "stored"."""
     total = 0
-    for at, length in zip(buffers[::2], buffers[1::2], strict=True):
+    numbers = iter(buffers)
+    for at, length in zip(numbers, numbers, strict=True):
         if not length:
             continue
         if length < 8:

@@ -52,18 +52,25 @@ def schema_of(columns: int) -> pa.Schema:
 
 
 @cache
-def positions(columns: int) -> dict[str, int]:
-    """Where each column stands in the schema."""
-    return {name: at for at, name in enumerate(_schema(columns).names)}
+def buffers_of(columns: int) -> dict[str, tuple[int, int]]:
+    """For each column the index of its first field node and of its first buffer, the validity bitmap."""
+    places: dict[str, tuple[int, int]] = {}
+    nodes = buffers = 0
+    for field in _schema(columns):
+        places[field.name] = nodes, buffers
+        more_nodes, more_buffers = _sizes(field.type)
+        nodes, buffers = nodes + more_nodes, buffers + more_buffers
+    return places
 
 
 @cache
 def counts(columns: int) -> tuple[int, int]:
     """How many field nodes and how many buffers a body with these columns has."""
-    nodes = buffers = 0
-    for field in _schema(columns):
-        if pa.types.is_map(field.type):  # the map, its entries, their names, their values
-            nodes, buffers = nodes + 4, buffers + 2 + 1 + 3 + 3
-        else:
-            nodes, buffers = nodes + 1, buffers + (3 if pa.types.is_binary(field.type) else 2)
-    return nodes, buffers
+    sizes = [_sizes(field.type) for field in _schema(columns)]
+    return sum(nodes for nodes, _ in sizes), sum(buffers for _, buffers in sizes)
+
+
+def _sizes(kind: pa.DataType) -> tuple[int, int]:
+    if pa.types.is_map(kind):
+        return 4, 2 + 1 + 3 + 3  # the map, its entries, their names, their values
+    return 1, 3 if pa.types.is_binary(kind) else 2

@@ -1,0 +1,138 @@
+"""Whole tables: a user's pyarrow table into a body, and a body with its positions out to readers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.core.model import (
+    BATCH_ROWS_MAX,
+    HAS_DEDUP_ID,
+    HAS_DELIVER_AT,
+    HAS_EXPIRES_AT,
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_OFFSET_DELTA,
+    HAS_PRIORITY,
+    PRIORITY_DEFAULT,
+)
+from tailrace.errors import Corrupt, InvalidRequest
+from tailrace.format.builder import body_of, hashes_of
+from tailrace.format.frame import Buffer, Header
+from tailrace.format.schema import HEADERS, TIME, schema_of
+
+_TAKEN: dict[str, tuple[int, pa.DataType]] = {
+    "value": (0, pa.binary()),
+    "timestamp": (0, TIME),
+    "key": (HAS_KEY, pa.binary()),
+    "headers": (HAS_HEADERS, HEADERS),
+    "priority": (HAS_PRIORITY, pa.uint8()),
+    "deliver_at": (HAS_DELIVER_AT, TIME),
+    "expires_at": (HAS_EXPIRES_AT, TIME),
+    "dedup_id": (HAS_DEDUP_ID, pa.binary()),
+}
+"""The columns that a user's table may have, with their bits and the types that they are cast to."""
+
+POSITIONED = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("id", pa.binary(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS),
+        pa.field("timestamp", TIME, nullable=False),
+        pa.field("append_time", TIME, nullable=False),
+        pa.field("priority", pa.int32(), nullable=False),
+        pa.field("deliver_at", TIME),
+        pa.field("expires_at", TIME),
+    ]
+)
+"""What readers get: always all columns, in types that Spark has too (nothing unsigned or of fixed size)."""
+
+
+def encode_table(
+    table: pa.Table | pa.RecordBatch, *, ids: bytes, timestamp: int, compression: str | None = None
+) -> tuple[int, Buffer]:
+    """The columns and the body of a table with a `value` column; `timestamp` is for rows that have none."""
+    rows = table.num_rows
+    if not 0 < rows <= BATCH_ROWS_MAX or len(ids) != 16 * rows:
+        raise InvalidRequest(f"batch: {rows} rows, {len(ids) // 16} ids; 1 to {BATCH_ROWS_MAX} are allowed")
+    given = _cast(table)
+    now = pa.scalar(timestamp, TIME)
+    given["timestamp"] = (
+        pc.fill_null(given["timestamp"], now) if "timestamp" in given else pa.repeat(now, rows)
+    )
+    given["id"] = pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(ids)])
+    columns = 0
+    for name, (bit, _) in _TAKEN.items():
+        if bit and name in given and given[name].null_count < rows:
+            columns |= bit
+    if columns & HAS_KEY:
+        hashes = hashes_of(given["key"].to_pylist())[:, 0]
+        given["key_hash"] = pa.array(hashes, pa.uint64(), mask=np.asarray(given["key"].is_null()))
+    if columns & HAS_PRIORITY:
+        given["priority"] = pc.fill_null(given["priority"], PRIORITY_DEFAULT)
+    schema = schema_of(columns)
+    batch = pa.RecordBatch.from_arrays([given[name] for name in schema.names], schema=schema)
+    return columns, body_of(batch, columns, compression)
+
+
+def _cast(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
+    """The columns by name, in the types of a batch; what cannot be one is refused by its name."""
+    names = table.schema.names
+    unknown = sorted(set(names) - _TAKEN.keys())
+    if unknown or "value" not in names or len(set(names)) != len(names):
+        raise InvalidRequest(
+            f"table: needs value, may have {', '.join(_TAKEN)} once each; has {', '.join(names)}"
+        )
+    given: dict[str, Any] = {}
+    for name in names:
+        column, kind = table.column(name), _TAKEN[name][1]
+        try:
+            if isinstance(column, pa.ChunkedArray):
+                column = column.combine_chunks()
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            given[name] = column if column.type == kind else column.cast(kind)
+        except pa.ArrowException as error:
+            raise InvalidRequest(f"{name}: {error}") from None
+    return given
+
+
+def with_positions(batch: pa.RecordBatch, header: Header, topic: str, partition: int) -> pa.RecordBatch:
+    """A decoded batch with the place of every row, as `POSITIONED`."""
+    rows = batch.num_rows
+    columns = header.flags
+    if rows != header.count or header.base_offset + header.span >= 1 << 63:
+        raise Corrupt(f"a frame of {header.count} rows at offset {header.base_offset} has a body of {rows}")
+    if columns & HAS_OFFSET_DELTA:
+        deltas = np.asarray(batch.column("offset_delta")).astype(np.int64)
+        if (deltas[1:] <= deltas[:-1]).any() or deltas[-1] >= header.span:
+            raise Corrupt(f"offset_delta: not growing within the {header.span} offsets of its frame")
+        offsets = deltas + header.base_offset
+    else:
+        offsets = np.arange(header.base_offset, header.base_offset + rows, dtype=np.int64)
+    given: dict[str, Any] = {
+        "topic": pa.repeat(pa.scalar(topic), rows),
+        "partition": pa.array(np.full(rows, partition, np.int32)),
+        "offset": pa.array(offsets),
+        "sequence": pa.array(offsets + 1),
+        "id": batch.column(0).cast(pa.binary()),
+        "value": batch.column(1),
+        "timestamp": batch.column(2),
+        "append_time": pa.array(np.full(rows, header.append_time_us, np.int64)).view(TIME),
+    }
+    for name in ("key", "headers", "deliver_at", "expires_at"):
+        bit, kind = _TAKEN[name]
+        given[name] = batch.column(name) if columns & bit else pa.nulls(rows, kind)
+    if columns & HAS_PRIORITY:
+        given["priority"] = batch.column("priority").cast(pa.int32())
+    else:
+        given["priority"] = pa.array(np.full(rows, PRIORITY_DEFAULT, np.int32))
+    return pa.RecordBatch.from_arrays([given[name] for name in POSITIONED.names], schema=POSITIONED)
