@@ -69,10 +69,14 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
         )
 
 
+HASH_OF_EMPTY = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
+"""Stands for a hash of all zeros (the empty string has it), which means "no such field" in `Hashes`."""
+
+
 def hash128(data: bytes) -> tuple[int, int]:
-    """Hash of a key or dedup id for the tables of the core: murmur3 x64 128, seed 0, as two unsigned halves."""
+    """Hash of a key or dedup id for the tables of the core: murmur3 x64 128, seed 0, as two unsigned halves; never all zero."""
     low, high = mmh3.hash64(data, 0, True, signed=False)
-    return low, high
+    return (low, high) if low or high else HASH_OF_EMPTY
 
 
 def key_hash(key: bytes) -> int:

@@ -1,0 +1,214 @@
+"""A hash table of 128-bit hashes to 64-bit numbers in one numpy buffer, with batch forms of get and put.
+
+Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value; a slot whose hash is all zero is empty,
+which is why `hash128` never gives zero. The hash is the home slot, so there is nothing to compute but a mask. At most two thirds are in
+use, then the table doubles. Deletion shifts the run behind it back, so there are no tombstones.
+
+The layout depends only on the calls made, in their order: two replicas that apply the same facts have equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.core.model import Hashes
+
+MISSING = -1
+SLOTS_MIN = 16
+
+Numbers = npt.NDArray[np.int64]
+Buffer = bytes | bytearray | memoryview
+
+
+class Groups(msgspec.Struct, frozen=True, eq=False):
+    """Equal hashes of a batch: the first row of each group, each row's group, and its rank inside of it."""
+
+    first: Numbers
+    group: Numbers
+    rank: Numbers
+
+
+def group_rows(hashes: Hashes) -> Groups:
+    """Group the rows by hash; ranks follow the order of the rows."""
+    rows = len(hashes)
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable, so rows of a group stay in order
+    ordered = hashes[order]
+    begins = np.ones(rows, np.bool_)
+    np.any(ordered[1:] != ordered[:-1], axis=1, out=begins[1:])
+    starts = np.flatnonzero(begins)
+    number = np.cumsum(begins) - 1
+    group, rank = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    group[order] = number
+    rank[order] = np.arange(rows) - starts[number]
+    return Groups(order[starts], group, rank)
+
+
+def present_rows(hashes: Hashes) -> Numbers:
+    """The rows that have the field: those with a hash that is not all zero."""
+    return np.flatnonzero(hashes[:, 0] | hashes[:, 1])
+
+
+class HashTable:
+    """Hash to value; values are 0 or more, `MISSING` stands for no entry."""
+
+    __slots__ = ("_count", "_keys", "_mask", "_slots", "_values")
+
+    def __init__(self, entries: int = 0) -> None:
+        """An empty table with room for that many entries before it grows."""
+        self._take(np.zeros((_slots_for(entries), 3), np.uint64), 0)
+
+    def _take(self, slots: npt.NDArray[np.uint64], count: int) -> None:
+        self._slots = slots
+        self._count = count
+        self._mask = len(slots) - 1
+        # Scalar access through memoryviews gives Python ints and takes half of numpy's time.
+        self._keys = memoryview(slots.reshape(-1))
+        self._values = memoryview(slots.view(np.int64).reshape(-1))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _find(self, low: int, high: int) -> int:
+        """Position (three per slot) of the hash, or of the empty slot where it belongs."""
+        keys, mask = self._keys, self._mask
+        at = (low & mask) * 3
+        while True:
+            there = keys[at]
+            if there == low and keys[at + 1] == high:
+                return at
+            if not there and not keys[at + 1]:
+                return at
+            at += 3
+            if at > mask * 3:
+                at = 0
+
+    def get(self, low: int, high: int) -> int:
+        """The value, or `MISSING`."""
+        at = self._find(low, high)
+        keys = self._keys
+        return self._values[at + 2] if keys[at] or keys[at + 1] else MISSING
+
+    def put(self, low: int, high: int, value: int) -> None:
+        """Set or replace."""
+        assert low or high, "the all-zero hash is reserved"
+        self._reserve(self._count + 1)
+        at = self._find(low, high)
+        keys = self._keys
+        if not keys[at] and not keys[at + 1]:
+            keys[at], keys[at + 1] = low, high
+            self._count += 1
+        self._values[at + 2] = value
+
+    def delete(self, low: int, high: int) -> bool:
+        """Remove an entry; False when there was none."""
+        keys, values, mask = self._keys, self._values, self._mask
+        hole = self._find(low, high)
+        if not keys[hole] and not keys[hole + 1]:
+            return False
+        at = hole
+        while True:
+            at = at + 3 if at < mask * 3 else 0
+            if not keys[at] and not keys[at + 1]:
+                break
+            slot = at // 3
+            # An entry may move into the hole unless its home lies behind the hole.
+            if ((slot - keys[at]) & mask) >= ((slot - hole // 3) & mask):
+                keys[hole], keys[hole + 1], values[hole + 2] = keys[at], keys[at + 1], values[at + 2]
+                hole = at
+        keys[hole] = keys[hole + 1] = 0
+        values[hole + 2] = 0
+        self._count -= 1
+        return True
+
+    def get_many(self, hashes: Hashes) -> Numbers:
+        """One value per row, `MISSING` where there is none; no row may be all zero."""
+        if len(hashes) == 1:
+            return np.array([self.get(int(hashes[0, 0]), int(hashes[0, 1]))], np.int64)
+        slots, mask = self._slots, np.uint64(self._mask)
+        found = np.full(len(hashes), MISSING, np.int64)
+        rows = np.arange(len(hashes))
+        wanted = hashes
+        at = wanted[:, 0] & mask
+        while len(rows):
+            there = slots[at]
+            hit = (there[:, 0] == wanted[:, 0]) & (there[:, 1] == wanted[:, 1])
+            found[rows[hit]] = there[hit, 2].view(np.int64)
+            on = ~hit & ((there[:, 0] | there[:, 1]) != 0)
+            rows, wanted = rows[on], wanted[on]
+            at = (at[on] + np.uint64(1)) & mask
+        return found
+
+    def put_many(self, hashes: Hashes, values: Numbers) -> None:
+        """Set or replace one value per row; the rows are distinct and none is all zero."""
+        self._reserve(self._count + len(hashes))
+        if len(hashes) == 1:
+            self.put(int(hashes[0, 0]), int(hashes[0, 1]), int(values[0]))
+            return
+        entries = np.empty((len(hashes), 3), np.uint64)
+        entries[:, :2] = hashes
+        entries[:, 2] = values.view(np.uint64)
+        self._count += _insert(self._slots, entries)
+
+    def _reserve(self, entries: int) -> None:
+        wanted = _slots_for(entries)
+        if wanted <= len(self._slots):
+            return
+        old = self._slots
+        used = old[(old[:, 0] | old[:, 1]) != 0]
+        slots = np.zeros((wanted, 3), np.uint64)
+        _insert(slots, used)
+        self._take(slots, self._count)
+
+    def buffers(self) -> list[bytes]:
+        """A copy of the slots for a snapshot."""
+        return [self._slots.tobytes()]
+
+    @classmethod
+    def from_buffers(cls, buffers: Sequence[Buffer]) -> HashTable:
+        """The table that `buffers` came from, byte for byte."""
+        (data,) = buffers
+        slots = np.frombuffer(data, np.uint64).reshape(-1, 3).copy()
+        table = cls.__new__(cls)
+        table._take(slots, int(np.count_nonzero(slots[:, 0] | slots[:, 1])))
+        return table
+
+    def check(self) -> None:
+        """Assert the invariants: the load, the count, and that every entry can be found."""
+        slots = self._slots
+        assert len(slots) & (len(slots) - 1) == 0, "slots are a power of two"
+        assert self._count * 3 <= len(slots) * 2, "load is at most two thirds"
+        used = slots[(slots[:, 0] | slots[:, 1]) != 0]
+        assert len(used) == self._count, f"{len(used)} slots in use, {self._count} counted"
+        if len(used):
+            assert np.array_equal(self.get_many(used[:, :2]), used[:, 2].view(np.int64)), "an entry is lost"
+
+
+def _slots_for(entries: int) -> int:
+    slots = SLOTS_MIN
+    while entries * 3 > slots * 2:
+        slots *= 2
+    return slots
+
+
+def _insert(slots: npt.NDArray[np.uint64], entries: npt.NDArray[np.uint64]) -> int:
+    """Put distinct entries into slots with room for them; returns how many were new."""
+    mask, new = np.uint64(len(slots) - 1), 0
+    at = entries[:, 0] & mask
+    while len(entries):
+        there = slots[at]
+        same = (there[:, 0] == entries[:, 0]) & (there[:, 1] == entries[:, 1])
+        slots[at[same], 2] = entries[same, 2]
+        empty = (there[:, 0] | there[:, 1]) == 0
+        # Several rows may want one empty slot: the last one written has it, the others see that and go on.
+        slots[at[empty]] = entries[empty]
+        there = slots[at]
+        won = empty & (there[:, 0] == entries[:, 0]) & (there[:, 1] == entries[:, 1])
+        new += int(np.count_nonzero(won))
+        on = ~(same | won)
+        entries = entries[on]
+        at = (at[on] + np.uint64(1)) & mask
+    return new
