@@ -1,31 +1,23 @@
 """The catalog: which topics there are, as one frozen value that a coordinator stores whole.
 
-Every change is a function from a catalog to a new one and the reply, or to a refusal. The data of a deleted topic stays listed in `removing`
-until its folder is gone, so that a crash in between does not leave it behind.
+Every change is a function from a catalog to a new one and the topic concerned, or to a refusal. The data of a
+deleted topic stays listed in `removing` until it is gone, so that a crash in between does not leave it behind.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tailrace.core.commands import (
-    AlterTopic,
-    CreateTopic,
-    DeleteTopic,
-    DescribeTopic,
-    Done,
-    ListTopics,
-    TopicInfo,
-    TopicList,
-)
+from tailrace.core.commands import AlterTopic, CreateTopic, DeleteTopic
 from tailrace.core.model import Refusal
 from tailrace.core.topics import TopicOptions, encode_folder, parse_options
 from tailrace.errors import AlreadyExists, Denied, NotFound
 
 
-class Topic(msgspec.Struct, frozen=True):
+class TopicEntry(msgspec.Struct, frozen=True):
     """One topic. Ids are never used twice, so a topic that is created again is another one."""
 
     name: str
@@ -38,84 +30,91 @@ class Topic(msgspec.Struct, frozen=True):
         """Where its data lies."""
         return encode_folder(self.name, self.id)
 
-    def info(self, *, created: bool = False, partitions: list[dict[str, Any]] | None = None) -> TopicInfo:
-        """The topic as clients see it."""
-        return TopicInfo(self.name, self.id, msgspec.structs.asdict(self.options), partitions or [], created)
+
+class Removal(NamedTuple):
+    """Data of a deleted topic: the folder, the engine that has it, and how many partitions there are."""
+
+    folder: str
+    storage: str
+    partitions: int
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """All topics by name, the next id, and the folders of deleted topics that are still to be removed."""
+    """All topics by name, the next id, and what is left to remove of deleted topics."""
 
-    topics: dict[str, Topic] = {}
+    topics: dict[str, TopicEntry] = {}
     next_id: int = 1
-    removing: tuple[str, ...] = ()
+    removing: tuple[Removal, ...] = ()
 
 
-def create(
-    catalog: Catalog, command: CreateTopic, now_us: int, *, internal: bool = False
-) -> tuple[Catalog, TopicInfo] | Refusal:
-    """Add a topic. With `if_missing` a topic that is there already is the answer, whatever its options are."""
+TopicChange = CreateTopic | AlterTopic | DeleteTopic
+Changed = tuple[Catalog, TopicEntry]
+
+
+def change(
+    catalog: Catalog, command: TopicChange, now_us: int, *, internal: bool = False
+) -> Changed | Refusal:
+    """Create, alter or delete, as the command says. Topics with a leading `_` change only with `internal`.
+
+    The very same catalog comes back when there is nothing to store.
+    """
+    return _CHANGES[type(command)](catalog, command, now_us, internal)
+
+
+def _create(catalog: Catalog, command: CreateTopic, now_us: int, internal: bool) -> Changed | Refusal:
     existing = catalog.topics.get(command.name)
     if existing is not None:
+        # With `if_missing` the topic that is there is the answer, whatever its options are.
         if command.if_missing:
-            return catalog, existing.info()
+            return catalog, existing
         return Refusal(AlreadyExists.code, f"topic {command.name!r} exists already")
     options = parse_options(command.options, command.name, internal=internal)
     if isinstance(options, Refusal):
         return options
-    topic = Topic(command.name, catalog.next_id, options, now_us)
-    topics = {**catalog.topics, topic.name: topic}
-    return Catalog(topics, catalog.next_id + 1, catalog.removing), topic.info(created=True)
+    entry = TopicEntry(command.name, catalog.next_id, options, now_us)
+    topics = {**catalog.topics, entry.name: entry}
+    return Catalog(topics, catalog.next_id + 1, catalog.removing), entry
 
 
-def alter(
-    catalog: Catalog, command: AlterTopic, *, internal: bool = False
-) -> tuple[Catalog, TopicInfo] | Refusal:
-    """Change options of a topic."""
-    topic = find(catalog, command.name, internal=internal)
-    if isinstance(topic, Refusal):
-        return topic
-    options = parse_options(command.options, topic.name, topic.options)
+def _alter(catalog: Catalog, command: AlterTopic, now_us: int, internal: bool) -> Changed | Refusal:
+    entry = _find(catalog, command.name, internal)
+    if isinstance(entry, Refusal):
+        return entry
+    options = parse_options(command.options, entry.name, entry.options)
     if isinstance(options, Refusal):
         return options
-    topic = msgspec.structs.replace(topic, options=options)
-    topics = {**catalog.topics, topic.name: topic}
-    return msgspec.structs.replace(catalog, topics=topics), topic.info()
+    if options == entry.options:
+        return catalog, entry
+    entry = msgspec.structs.replace(entry, options=options)
+    return msgspec.structs.replace(catalog, topics={**catalog.topics, entry.name: entry}), entry
 
 
-def delete(
-    catalog: Catalog, command: DeleteTopic, *, internal: bool = False
-) -> tuple[Catalog, Done] | Refusal:
-    """Take a topic out; its folder waits in `removing`."""
-    topic = find(catalog, command.name, internal=internal)
-    if isinstance(topic, Refusal):
-        return topic
-    topics = {name: other for name, other in catalog.topics.items() if name != topic.name}
-    return Catalog(topics, catalog.next_id, (*catalog.removing, topic.folder)), Done()
+def _delete(catalog: Catalog, command: DeleteTopic, now_us: int, internal: bool) -> Changed | Refusal:
+    entry = _find(catalog, command.name, internal)
+    if isinstance(entry, Refusal):
+        return entry
+    topics = {name: other for name, other in catalog.topics.items() if name != entry.name}
+    removal = Removal(entry.folder, entry.options.storage, entry.options.partitions)
+    return Catalog(topics, catalog.next_id, (*catalog.removing, removal)), entry
 
 
-def removed(catalog: Catalog, folder: str) -> Catalog:
-    """The folder of a deleted topic is gone."""
-    return msgspec.structs.replace(catalog, removing=tuple(f for f in catalog.removing if f != folder))
+_CHANGES: dict[type, Callable[[Catalog, Any, int, bool], Changed | Refusal]] = {
+    CreateTopic: _create,
+    AlterTopic: _alter,
+    DeleteTopic: _delete,
+}
 
 
-def find(catalog: Catalog, name: str, *, internal: bool = False) -> Topic | Refusal:
-    """The topic to change; internal ones only for the broker itself."""
-    topic = catalog.topics.get(name)
-    if topic is None:
-        return Refusal(NotFound.code, f"there is no topic {name[:80]!r}")
+def removed(catalog: Catalog, folder: str | None = None) -> Catalog:
+    """The data of that folder, or of all that were listed, is gone."""
+    left = tuple(removal for removal in catalog.removing if folder is not None and removal.folder != folder)
+    return msgspec.structs.replace(catalog, removing=left)
+
+
+def _find(catalog: Catalog, name: str, internal: bool) -> TopicEntry | Refusal:
+    entry = catalog.topics.get(name)
+    if entry is None:
+        return Refusal(NotFound.code, f"there is no topic {name[:80]!r}", details={"topic": name[:80]})
     if name.startswith("_") and not internal:
         return Refusal(Denied.code, f"topic {name!r} is internal")
-    return topic
-
-
-def describe(catalog: Catalog, command: DescribeTopic) -> TopicInfo | Refusal:
-    """One topic, without the state of its partitions."""
-    topic = find(catalog, command.name, internal=True)
-    return topic if isinstance(topic, Refusal) else topic.info()
-
-
-def list_topics(catalog: Catalog, command: ListTopics) -> TopicList:
-    """The topics whose name starts with a prefix, sorted by name."""
-    names = sorted(name for name in catalog.topics if name.startswith(command.prefix))
-    return TopicList([catalog.topics[n].info() for n in names if command.internal or not n.startswith("_")])
+    return entry

@@ -17,11 +17,11 @@ class Command(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """What all requests have in common: nothing but their shape."""
 
 
-class Ping(Command, tag="ping"):
+class Ping(Command, frozen=True, tag="ping"):
     """Keep-alive and round-trip probe."""
 
 
-class CreateTopic(Command, tag="create_topic"):
+class CreateTopic(Command, frozen=True, tag="create_topic"):
     """Create a topic; options are checked by name, every problem reported at once."""
 
     name: str
@@ -29,33 +29,33 @@ class CreateTopic(Command, tag="create_topic"):
     if_missing: bool = False
 
 
-class AlterTopic(Command, tag="alter_topic"):
+class AlterTopic(Command, frozen=True, tag="alter_topic"):
     """Change options of a topic; partitions only grow."""
 
     name: str
     options: dict[str, Any]
 
 
-class DeleteTopic(Command, tag="delete_topic"):
+class DeleteTopic(Command, frozen=True, tag="delete_topic"):
     """Delete a topic and its data."""
 
     name: str
 
 
-class ListTopics(Command, tag="list_topics"):
+class ListTopics(Command, frozen=True, tag="list_topics"):
     """Names and options of all topics; internal ones on request."""
 
     prefix: str = ""
     internal: bool = False
 
 
-class DescribeTopic(Command, tag="describe_topic"):
+class DescribeTopic(Command, frozen=True, tag="describe_topic"):
     """One topic with the state of its partitions."""
 
     name: str
 
 
-class TrimTopic(Command, tag="trim_topic"):
+class TrimTopic(Command, frozen=True, tag="trim_topic"):
     """Drop everything below an offset of one partition."""
 
     topic: str
@@ -63,7 +63,7 @@ class TrimTopic(Command, tag="trim_topic"):
     offset: int
 
 
-class Publish(Command, tag="publish"):
+class Publish(Command, frozen=True, tag="publish"):
     """Append the batch in the body to one partition, whole or not at all.
 
     `columns` says which optional columns the body has, `crc` is its CRC32C. A producer id of 0 is not idempotent.
@@ -82,7 +82,7 @@ class Publish(Command, tag="publish"):
     acks: str | None = None
 
 
-class ClaimProducer(Command, tag="claim_producer"):
+class ClaimProducer(Command, frozen=True, tag="claim_producer"):
     """Take over a named producer on one partition: the epoch grows and older ones are fenced."""
 
     topic: str
@@ -90,7 +90,7 @@ class ClaimProducer(Command, tag="claim_producer"):
     producer_id: int
 
 
-class Fetch(Command, tag="fetch"):
+class Fetch(Command, frozen=True, tag="fetch"):
     """Committed frames from each (partition, offset); waits up to `wait_ms` while there is nothing."""
 
     topic: str
@@ -99,7 +99,7 @@ class Fetch(Command, tag="fetch"):
     wait_ms: int = 0
 
 
-class FindOffsets(Command, tag="find_offsets"):
+class FindOffsets(Command, frozen=True, tag="find_offsets"):
     """The offset of a point in each partition: a time (`timestamp_us` >= 0), EARLIEST or LATEST."""
 
     topic: str
@@ -124,15 +124,15 @@ Request = (
 )
 
 
-class Pong(Command, tag="pong"):
+class Pong(Command, frozen=True, tag="pong"):
     """Answer to `Ping`."""
 
 
-class Done(Command, tag="done"):
+class Done(Command, frozen=True, tag="done"):
     """It is done and durable; nothing more to say."""
 
 
-class TopicInfo(Command, tag="topic"):
+class TopicInfo(Command, frozen=True, tag="topic"):
     """A topic as the catalog has it. `partitions` has one row each: dicts with offsets, bytes and faults, on describe only."""
 
     name: str
@@ -142,13 +142,13 @@ class TopicInfo(Command, tag="topic"):
     created: bool = False
 
 
-class TopicList(Command, tag="topics"):
+class TopicList(Command, frozen=True, tag="topics"):
     """All topics asked for, sorted by name."""
 
     topics: list[TopicInfo]
 
 
-class Published(Command, tag="published"):
+class Published(Command, frozen=True, tag="published"):
     """The batch is stored as the topic promises. `base_offset` is of the first message that is not listed in `duplicates`, which names
     (row, first offset) of the messages that were there already; all other rows follow each other from `base_offset`."""
 
@@ -157,19 +157,19 @@ class Published(Command, tag="published"):
     duplicates: list[tuple[int, int]] | None = None
 
 
-class Claimed(Command, tag="claimed"):
+class Claimed(Command, frozen=True, tag="claimed"):
     """The epoch to use from now on; its first batch has sequence 0."""
 
     epoch: int
 
 
-class Fetched(Command, tag="fetched"):
+class Fetched(Command, frozen=True, tag="fetched"):
     """Slices of the body, in order: (partition, bytes, start offset, committed end)."""
 
     slices: list[tuple[int, int, int, int]]
 
 
-class Offsets(Command, tag="offsets"):
+class Offsets(Command, frozen=True, tag="offsets"):
     """One offset per partition."""
 
     offsets: list[int]

@@ -1,11 +1,13 @@
 """The dedup window: which dedup ids a partition has taken lately, and the offset that each took first.
 
-An id counts for `window_us` by append time; two messages at exactly that distance are both kept. The table maps hash to offset; a second,
-much smaller list has one line per batch: its append time, its first offset, and how many ids came before it. Times and offsets grow
-together, so everything that has expired lies below one offset, the *floor*, and an entry is alive when its offset is at or above it.
+An id counts for `window_us` by append time; two messages at exactly that distance are both kept. The table maps
+hash to offset; beside it one line per batch has its append time, its first offset, and how many ids came before
+it. Times and offsets grow together, so everything that has expired lies below one offset, the *floor*, and an
+entry is alive when its offset is at or above it.
 
-Nothing is deleted one by one. Entries go to the young table; when everything in the old table lies below the floor, the old one is dropped,
-the young one becomes the old one, and a new one starts. So there are never more entries than those of two windows.
+Nothing is deleted one by one. Entries go to the young table; when everything in the old table lies below the
+floor, it is dropped, the young one becomes the old one, and a new one starts. So there are never more entries than
+those of two windows.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class DedupWindow:
         return np.maximum(found, self._old.get_many(ids)) if len(self._old) else found
 
     def find(self, ids: Hashes, base_offset: int, time_us: int) -> Filtered | Refusal | None:
-        """What is a duplicate in a batch that would be appended at that offset and time; None when nothing is."""
+        """What is a duplicate in a batch that would be appended there and then; None when nothing is."""
         present = present_rows(ids)
         if not len(present):
             return None
@@ -122,8 +124,8 @@ class DedupWindow:
     def recall(self, ids: Hashes, base_offset: int, count: int) -> list[tuple[int, int]]:
         """(row, first offset) of the rows that were filtered out of a batch when it was first appended.
 
-        `count` rows of it were kept and stand from `base_offset` on. As long as the window remembers the ids the answer is the first one; what it
-        forgot is listed with offset -1: it is stored, its place is not known any more.
+        `count` rows of it were kept and stand from `base_offset` on. As long as the ids are remembered, the answer is
+        the first one; what is forgotten is listed with offset -1: it is stored, its place is not known any more.
         """
         given = present_rows(ids)
         found = np.full(len(ids), -1, np.int64)

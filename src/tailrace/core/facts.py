@@ -1,8 +1,8 @@
-"""Facts: what a partition's log says has happened; `Partition.apply` replays them and nothing else changes state.
+"""Facts: what the log of a partition says has happened; replaying them is the only way that state changes.
 
-`Appended` is never encoded: it is a data frame, made again from the frame's header and body at replay. All others are small and share
-facts frames. The number in front of an encoded fact is its tag: stored bytes depend on it, so tags are never given twice. Fields are
-only ever added at the end, with a default.
+`Appended` is never encoded: it is a data frame, made again from the frame's header and body at replay. All
+others are small and share facts frames. The number in front of an encoded fact is its tag: stored bytes depend
+on it, so tags are never given twice. Fields are only ever added at the end, with a default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class ProducerAdvanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A batch consisted of duplicates only: its sequence is used up, nothing was appended (`count` is 0 then)."""
+    """A batch consisted of duplicates only: its sequence is used up and nothing was appended, `count` is 0."""
 
     producer_id: int
     epoch: int
@@ -48,7 +48,5 @@ class Trimmed(msgspec.Struct, frozen=True, array_like=True, tag=3):
     offset: int
 
 
-StoredFact = ProducerClaimed | ProducerAdvanced | Trimmed
-"""What a facts frame holds, for the codec."""
-
-Fact = Appended | StoredFact
+Fact = ProducerClaimed | ProducerAdvanced | Trimmed
+"""What a facts frame holds, for the codec; `Appended` has frames of its own."""

@@ -1,4 +1,4 @@
-"""One partition as a pure state machine: `decide` reads and gives facts, `apply` replays facts and is the only mutator.
+"""One partition as a pure state machine: `decide` reads and gives facts, `apply` is the only mutator.
 
 A publish is looked at in this order, and the first "no" is the answer:
 
@@ -7,8 +7,8 @@ A publish is looked at in this order, and the first "no" is the answer:
 3. dedup ids: duplicates are filtered out; what follows is about the rows that are left;
 4. the expected sequence of the partition, then those of keys.
 
-A refused batch uses up neither offsets nor the producer's sequence. Windows go by append time, which never goes back:
-``append_time = max(now, last append_time)``; so replaying the same facts gives the same state, byte for byte.
+A refused batch uses up neither offsets nor the producer's sequence. Windows go by append time, which never goes
+back: ``append_time = max(now, last append_time)``; so replaying the facts gives the same state, byte for byte.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ from tailrace.core.table import Buffer
 from tailrace.core.topics import DURABILITIES, TopicOptions
 from tailrace.errors import Corrupt, InvalidRequest, SequenceConflict, TooLarge
 
-
 SNAPSHOT_VERSION = 1
-NOTHING: tuple[Fact, ...] = ()
+NOTHING: tuple[Appended | Fact, ...] = ()
 
 
 class PublishBatch(msgspec.Struct, frozen=True, eq=False):
-    """A publish with the view of its body; both come from the shell, nothing of the body is trusted unseen."""
+    """A publish with the view of its body, which the shell has derived from the body itself."""
 
     publish: Publish
     view: BatchView
@@ -67,10 +66,10 @@ PartitionCommand = PublishBatch | ClaimProducer | TrimTopic | Sweep
 class Decision(msgspec.Struct, frozen=True, eq=False):
     """What shall happen: facts to store and apply, in order, and the reply that leaves when they are safe.
 
-    `keep` are the rows of the batch that are stored when some were duplicates: the body is to be cut down to them.
+    `keep` are the rows that are stored when some were duplicates: the body is to be cut down to them.
     """
 
-    facts: tuple[Fact, ...]
+    facts: tuple[Appended | Fact, ...]
     reply: Reply
     keep: npt.NDArray[np.int64] | None = None
 
@@ -90,7 +89,7 @@ class _SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Partition:
-    """State of one partition. `decide` never changes it; `apply` is called with every fact, live and at replay."""
+    """State of one partition. `decide` never changes it; `apply` takes every fact, live and at replay."""
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
@@ -156,7 +155,7 @@ class Partition:
         return Decision((appended,), Published(self.end_offset, time_us, duplicates), keep)
 
     def _repeat(self, view: BatchView, result: BatchResult) -> Published:
-        """A retry: the first result again. Which rows were duplicates then is asked of the dedup window (see `recall`)."""
+        """A retry: the first result again. The dedup window says which rows were duplicates then (`recall`)."""
         if view.count == result.count:
             return Published(result.base_offset, result.append_time_us)
         if view.dedup_ids is None:  # not the batch that it was: say only what is known
@@ -166,7 +165,7 @@ class Partition:
         return Published(result.base_offset, result.append_time_us, duplicates)
 
     def _all_duplicates(self, publish: Publish, found: Filtered, time_us: int) -> Decision:
-        """Nothing is new: no offset is used, only the producer's sequence. The base offset is that of the first row."""
+        """Nothing is new: only the producer's sequence is used. The base offset is that of the first row."""
         base_offset = found.duplicates[0][1]
         reply = Published(base_offset, time_us, found.duplicates)
         if not publish.producer_id:
@@ -208,8 +207,8 @@ class Partition:
 
     def _trim(self, command: TrimTopic, now_us: int) -> Decision:
         if not 0 <= command.offset <= self.end_offset:
-            text = f"offset {command.offset} cannot be trimmed to: the partition goes from {self.start_offset} to {self.end_offset}"
-            return Decision(NOTHING, Refusal(InvalidRequest.code, text))
+            text = f"offset {command.offset} is not in the partition, which goes from {self.start_offset}"
+            return Decision(NOTHING, Refusal(InvalidRequest.code, f"{text} to {self.end_offset}"))
         return self._drop_below(command.offset)
 
     def _sweep(self, command: Sweep, now_us: int) -> Decision:
@@ -220,7 +219,7 @@ class Partition:
 
     # ----------------------------------------------------------------------------------------------- apply
 
-    def apply(self, fact: Fact) -> None:
+    def apply(self, fact: Appended | Fact) -> None:
         """Let a fact happen; the same for new ones, on followers and at replay."""
         _APPLY[type(fact)](self, fact)
 
@@ -276,7 +275,7 @@ class Partition:
 
     @classmethod
     def restore(cls, options: TopicOptions, chunks: Sequence[Buffer]) -> Partition:
-        """The partition that a snapshot was taken of; chunks may be cut elsewhere than they were. Raises `Corrupt`."""
+        """The partition that a snapshot was taken of, however its bytes are cut into chunks. Raises `Corrupt`."""
         data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         partition = cls(options)
         try:

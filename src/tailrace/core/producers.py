@@ -1,11 +1,12 @@
-"""Idempotent producers of one partition: who wrote last, at which epoch and sequence, and the last 16 results of each.
+"""Idempotent producers of one partition: the epoch and sequence that each is at, and its last 16 results.
 
-A producer numbers its batches 0, 1, 2, … per partition and epoch. The next number is new; one of the last 16 again is a retry and gets the
-first result; anything older cannot be answered any more; a number beyond the next is a gap, which the client closes by sending in order. A
-higher epoch starts again at 0 and fences all lower ones.
+A producer numbers its batches 0, 1, 2, … per partition and epoch. The next number is new; one of the last 16 is a
+retry and gets the first result; anything older cannot be answered any more; a number beyond the next is a gap,
+which the client closes by sending in order. A higher epoch starts again at 0 and fences all lower ones.
 
-State is columnar: a dict from id to row, and arrays. The result of sequence s lies in slot s % 16 of its row. A producer that was idle for
-seven days by append time is forgotten; its row stays until it comes back or somebody new needs the room.
+State is columnar: a dict from id to row, and arrays. The result of sequence s lies in slot s % 16 of its row. A
+producer that was idle for seven days by append time is forgotten: it starts again at 0, with any epoch. Its row
+stays until it comes back or somebody new needs the room, and until then a claim still counts on from its epoch.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ PRODUCERS_MAX = 100_000
 ID_MAX = (1 << 64) - 1
 EPOCH_MAX = (1 << 32) - 1
 SEQUENCE_MAX = (1 << 32) - 1
-"""Frame headers hold the id in 64 bits, epoch and sequence in 32; after that many batches a producer claims a new epoch."""
+"""Frame headers have 64 bits for the id, 32 for epoch and sequence; after that many batches a new epoch is due."""
 
 _ROW = RESULTS_KEPT * 3
 _EMPTY_ROW = array("q", bytes(8 * _ROW))
 
 
 class BatchResult(msgspec.Struct, frozen=True):
-    """What became of a batch: `count` rows were appended from `base_offset` on (0 when all were duplicates)."""
+    """What became of a batch: `count` rows stand from `base_offset` on (0 when all were duplicates)."""
 
     base_offset: int
     count: int
@@ -78,7 +79,7 @@ class Producers:
         if sequence > last:
             return _gap(sequence, last + 1, "an earlier batch is missing")
         if last - sequence >= RESULTS_KEPT:
-            text = f"batch {sequence} is older than the {RESULTS_KEPT} results that are kept: the producer is at {last}"
+            text = f"batch {sequence} is stored, its result is not kept any more: the producer is at {last}"
             return Refusal(InvalidRequest.code, text, details={"last": last})
         at = row * _ROW + sequence % RESULTS_KEPT * 3
         return BatchResult(*self._results[at : at + 3])

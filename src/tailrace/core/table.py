@@ -1,10 +1,10 @@
 """A hash table of 128-bit hashes to 64-bit numbers in one numpy buffer, with batch forms of get and put.
 
-Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value; a slot whose hash is all zero is empty,
-which is why `hash128` never gives zero. The hash is the home slot, so there is nothing to compute but a mask. At most two thirds are in
-use, then the table doubles. Deletion shifts the run behind it back, so there are no tombstones.
+Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value; a slot whose
+hash is all zero is empty, which is why `hash128` never gives zero. The low bits of the hash are the home slot. At
+most two thirds are in use, then the table doubles. Deletion shifts the run behind it back: no tombstones.
 
-The layout depends only on the calls made, in their order: two replicas that apply the same facts have equal bytes.
+The layout depends only on the calls and their order: two replicas that apply the same facts have equal bytes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class HashTable:
         self._count = count
         self._mask = len(slots) - 1
         # Scalar access through memoryviews gives Python ints and takes half of numpy's time.
-        self._keys = memoryview(slots.reshape(-1))
-        self._values = memoryview(slots.view(np.int64).reshape(-1))
+        self._keys: memoryview[int] = slots.reshape(-1).data
+        self._values: memoryview[int] = slots.view(np.int64).reshape(-1).data
 
     def __len__(self) -> int:
         return self._count
