@@ -1,0 +1,156 @@
+"""The real disk: the `Disk` port on plain system calls below one root folder.
+
+Handles are file descriptors. Files are 0600 and folders 0700, because they hold what users sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrace.format.frame import Buffer
+
+_PARTS_MAX = os.sysconf("SC_IOV_MAX")
+_FILE_MODE = 0o600
+_FOLDER_MODE = 0o700
+
+
+class RealDisk:
+    """Files below `root`, which is created when it is missing."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = os.path.abspath(root)
+        if not os.path.isdir(self.root):
+            os.makedirs(self.root, _FOLDER_MODE)
+            self._sync_path(os.path.dirname(self.root))
+
+    def _path(self, path: str) -> str:
+        return f"{self.root}/{path}"
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """Open for reading and writing; returns the descriptor."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return os.open(self._path(path), flags, _FILE_MODE)
+
+    def close(self, handle: int) -> None:
+        """Close a descriptor."""
+        os.close(handle)
+
+    def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
+        """One pwritev where the kernel allows it; goes on after short writes."""
+        total = sum(map(len, parts))
+        if len(parts) <= _PARTS_MAX:
+            written = os.pwritev(handle, parts, position)
+            if written == total:
+                return
+        else:
+            written = 0
+        _write_rest(handle, parts, position, written)
+
+    def read(self, handle: int, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        data = os.pread(handle, length, position)
+        if len(data) == length or not data:
+            return data
+        pieces = [data]
+        got = len(data)
+        while got < length:
+            data = os.pread(handle, length - got, position + got)
+            if not data:
+                break
+            pieces.append(data)
+            got += len(data)
+        return b"".join(pieces) if len(pieces) > 1 else pieces[0]
+
+    def sync(self, handle: int) -> None:
+        """fdatasync."""
+        os.fdatasync(handle)
+
+    def allocate(self, handle: int, length: int) -> None:
+        """posix_fallocate; where the file system cannot, the file is only extended."""
+        try:
+            os.posix_fallocate(handle, 0, length)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            if os.fstat(handle).st_size < length:
+                os.ftruncate(handle, length)
+
+    def truncate(self, handle: int, length: int) -> None:
+        """Cut or extend the file to `length`."""
+        os.ftruncate(handle, length)
+
+    def size(self, handle: int) -> int:
+        """Length of the file."""
+        return os.fstat(handle).st_size
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace `new` by `old` atomically."""
+        os.replace(self._path(old), self._path(new))
+
+    def remove(self, path: str) -> None:
+        """Unlink a file, or a whole folder."""
+        full = self._path(path)
+        if os.path.isdir(full) and not os.path.islink(full):
+            shutil.rmtree(full)
+        else:
+            os.unlink(full)
+
+    def list(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; empty when there is no such folder."""
+        try:
+            return sorted(os.listdir(self._path(folder)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def make_folder(self, folder: str) -> None:
+        """Create a folder and its parents, each synced into its parent."""
+        path = self.root
+        for part in folder.split("/"):
+            parent, path = path, f"{path}/{part}"
+            try:
+                os.mkdir(path, _FOLDER_MODE)
+            except FileExistsError:
+                continue
+            self._sync_path(parent)
+
+    def sync_folder(self, folder: str) -> None:
+        """fsync of a directory."""
+        self._sync_path(self._path(folder))
+
+    @staticmethod
+    def _sync_path(path: str) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _write_rest(handle: int, parts: Sequence[Buffer], position: int, written: int) -> None:
+    """Write what is missing of `parts` when `written` bytes of them are in place."""
+    rest: list[Buffer] = []
+    skip = written
+    for part in parts:
+        size = len(part)
+        if skip >= size:
+            skip -= size
+            continue
+        rest.append(memoryview(part)[skip:] if skip else part)
+        skip = 0
+    position += written
+    while rest:
+        done = os.pwritev(handle, rest[:_PARTS_MAX], position)
+        if done == 0:
+            raise OSError(errno.EIO, "pwritev wrote nothing")
+        position += done
+        gone = 0
+        while gone < len(rest) and done >= len(rest[gone]):
+            done -= len(rest[gone])
+            gone += 1
+        rest = rest[gone:]
+        if done:
+            rest[0] = memoryview(rest[0])[done:]

@@ -1,0 +1,99 @@
+"""The default storage engine: each log is a folder of segment files below one root, locked against a second broker."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tailrace.errors import InvalidRequest, StorageFault, Unavailable
+from tailrace.ports import Clock, Disk
+from tailrace.storage.disk import RealDisk
+from tailrace.storage.file_log import SEGMENT_BYTES, FileLog
+from tailrace.storage.lock import FolderLock
+from tailrace.storage.mark import MARK_NAME
+from tailrace.storage.segment import first_entry
+
+
+def _random_number() -> int:
+    return secrets.randbits(63) | 1
+
+
+class FileStore:
+    """Logs below `root`, a path (locked while the store is open) or a `Disk`."""
+
+    def __init__(
+        self,
+        root: str | Path | Disk,
+        clock: Clock,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        nonce: Callable[[], int] = _random_number,
+    ) -> None:
+        self._lock: FolderLock | None = None
+        if isinstance(root, str | Path):
+            disk = RealDisk(root)
+            self._lock = FolderLock(disk.root)
+            self._disk: Disk = disk
+        else:
+            self._disk = root
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._nonce = nonce
+        self._open: dict[str, FileLog] = {}
+
+    def log(self, name: str) -> FileLog:
+        """See `LogStore.log`. A log that is open already is refused: two writers would destroy it."""
+        _check_name(name)
+        known = self._open.get(name)
+        if known is not None and not known.closed:
+            raise Unavailable(f"the log {name} is open already: close it first")
+        log = FileLog(self._disk, name, self._clock, segment_bytes=self._segment_bytes, nonce=self._nonce)
+        self._open[name] = log
+        return log
+
+    def remove(self, name: str) -> None:
+        """See `LogStore.remove`."""
+        _check_name(name)
+        known = self._open.pop(name, None)
+        if known is not None:
+            known.close()
+        parent, _, _ = name.rpartition("/")
+        try:
+            self._disk.remove(name)
+            self._disk.sync_folder(parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageFault(f"removing the log {name} failed: {error}") from error
+
+    def names(self) -> Iterable[str]:
+        """See `LogStore.names`."""
+        return list(self._walk(""))
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        names = self._disk.list(folder)
+        if folder and any(name == MARK_NAME or first_entry(name) is not None for name in names):
+            yield folder
+            return
+        for name in names:
+            yield from self._walk(f"{folder}/{name}" if folder else name)
+
+    def close(self) -> None:
+        """See `LogStore.close`; logs that are still open are closed."""
+        try:
+            for log in self._open.values():
+                if not log.closed:
+                    log.close()
+        finally:
+            self._open.clear()
+            if self._lock is not None:
+                self._lock.release()
+
+
+def _check_name(name: str) -> None:
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or "\0" in part or len(part.encode()) > 255 for part in parts):
+        raise InvalidRequest(
+            f"{name!r} is not the name of a log: parts of up to 255 bytes, divided by slashes"
+        )

@@ -1,0 +1,262 @@
+"""Logs in memory: the same port without a disk, for topics that promise nothing across restarts and for tests.
+
+What a log holds belongs to its store: a log that is closed and taken again finds its frames, as after a restart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+from tailrace.errors import InvalidRequest, StorageFault, Unavailable
+from tailrace.format.frame import DATA, HEADER_BYTES, MORE, Buffer, Frame, Header
+from tailrace.ports import LogStats, Recovery, Snapshot
+
+SNAPSHOTS_KEPT = 2
+
+
+class _Content:
+    """What one log holds; `frames` is replaced when it shrinks, so readers in other threads keep what they have."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[Header, bytes]] = []
+        self.snapshots: list[Snapshot] = []
+        self.started = False
+        self.start_offset = 0
+        self.end_entry = 0
+        self.end_offset = 0
+
+
+class MemoryLog:
+    """See `PartitionLog`."""
+
+    def __init__(self, name: str, content: _Content) -> None:
+        self._name = name
+        self._content = content
+        self._next_error: StorageFault | None = None
+        self._fault: StorageFault | None = None
+        self._state = "new"
+        self._syncs = 0
+
+    def fail_next(self, error: StorageFault) -> None:
+        """Let the next append or sync fail with `error`; an outcome other than `none` fences the log, as on a disk."""
+        self._next_error = error
+
+    @property
+    def closed(self) -> bool:
+        """Whether the log has been let go."""
+        return self._state == "closed"
+
+    def recover(self) -> Recovery:
+        """See `PartitionLog.recover`."""
+        if self._state != "new":
+            raise InvalidRequest(f"{self._name} was opened before: take a new log from the store")
+        self._state = "open"
+        content = self._content
+        newest = content.snapshots[0] if content.snapshots else None
+        frames = _replay(list(content.frames), newest.entry if newest else -1)
+        return Recovery(newest, frames, content.end_entry, content.end_offset)
+
+    def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
+        """See `PartitionLog.append`."""
+        self._require_writable()
+        if not frames:
+            return
+        content = self._content
+        entry, offset, start = content.end_entry, content.end_offset, content.start_offset
+        if not content.started and not content.snapshots:
+            entry = frames[0].header.entry
+            offset = next((frame.header.base_offset for frame in frames if frame.header.kind == DATA), 0)
+            start = offset
+        stored = []
+        for frame in frames:
+            header = frame.header
+            if header.entry != entry or (header.kind == DATA and header.base_offset != offset):
+                raise StorageFault(
+                    f"{self._name}: entry {header.entry} at offset {header.base_offset} does not follow "
+                    f"entry {entry - 1}, offset {offset}",
+                    outcome="none",
+                )
+            entry += 1
+            if header.kind == DATA:
+                offset += header.span
+            stored.append((header, b"".join(frame.parts())))
+        if frames[-1].header.flags & MORE:
+            raise InvalidRequest(
+                "an append ends with a frame that says MORE: a group belongs into one append"
+            )
+        self._fail_if_asked()
+        content.frames += stored
+        content.started = True
+        content.start_offset, content.end_entry, content.end_offset = start, entry, offset
+        self._syncs += sync
+
+    def sync(self) -> None:
+        """See `PartitionLog.sync`."""
+        self._require_writable()
+        self._fail_if_asked()
+        self._syncs += 1
+
+    def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
+        """See `PartitionLog.read`; one buffer per data frame."""
+        found: list[Buffer] = []
+        room = bytes_max
+        frames = self._content.frames
+        for at in range(_first_data(frames, offset), len(frames)):
+            header, raw = frames[at]
+            if header.kind != DATA or header.end_offset <= offset:
+                continue
+            if header.end_offset > end or (found and len(raw) > room):
+                break
+            found.append(raw)
+            room -= len(raw)
+        return found
+
+    def find_time(self, timestamp_us: int) -> int | None:
+        """See `PartitionLog.find_time`."""
+        for header, _ in list(self._content.frames):
+            if header.kind == DATA and header.timestamp_max_us >= timestamp_us:
+                return header.base_offset
+        return None
+
+    def retention_offset(
+        self, *, bytes_max: int | None, append_time_us: int | None, count_max: int | None
+    ) -> int:
+        """See `PartitionLog.retention_offset`."""
+        content = self._content
+        data = [header for header, _ in list(content.frames) if header.kind == DATA]
+        drop = sum(header.size for header in data) - bytes_max if bytes_max is not None else 0
+        for header in data:
+            young = append_time_us is None or header.append_time_us >= append_time_us
+            few = count_max is None or header.base_offset >= content.end_offset - count_max
+            if drop <= 0 and young and few:
+                return header.base_offset
+            drop -= header.size
+        return content.end_offset
+
+    def trim(self, offset: int) -> None:
+        """See `PartitionLog.trim`; each frame is a segment of its own."""
+        self._require_writable()
+        content = self._content
+        if len(content.snapshots) < SNAPSHOTS_KEPT:
+            return
+        covered = content.snapshots[1].entry
+        start, gone = content.start_offset, 0
+        for header, _ in content.frames:
+            end = header.end_offset if header.kind == DATA else start
+            if end > offset or header.entry > covered:
+                break
+            start, gone = end, gone + 1
+        content.frames = content.frames[gone:]
+        content.start_offset = start
+
+    def truncate(self, entry: int) -> None:
+        """See `PartitionLog.truncate`."""
+        self._require_writable()
+        content = self._content
+        if entry >= content.end_entry:
+            return
+        first = content.frames[0][0].entry if content.frames else content.end_entry
+        if entry < first:
+            raise InvalidRequest(f"{self._name} begins behind entry {entry}: it cannot be cut there")
+        content.snapshots = [snapshot for snapshot in content.snapshots if snapshot.entry < entry]
+        content.frames = content.frames[: entry - first]
+        content.end_entry = entry
+        data = [header for header, _ in content.frames if header.kind == DATA]
+        content.end_offset = data[-1].end_offset if data else content.start_offset
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """See `PartitionLog.save_snapshot`; chunks are copied, as a disk would."""
+        self._require_writable()
+        content = self._content
+        if content.started and snapshot.entry >= content.end_entry:
+            raise InvalidRequest(
+                f"a snapshot as of entry {snapshot.entry}: the log ends before {content.end_entry}"
+            )
+        self._fail_if_asked()
+        chunks = [bytes(chunk) for chunk in snapshot.chunks if len(chunk)]
+        others = [known for known in content.snapshots if known.entry != snapshot.entry]
+        kept = [Snapshot(snapshot.entry, snapshot.offset, chunks), *others]
+        content.snapshots = sorted(kept, key=lambda known: -known.entry)[:SNAPSHOTS_KEPT]
+        if not content.started:
+            newest = content.snapshots[0]
+            content.end_entry, content.end_offset = newest.entry + 1, newest.offset
+            content.start_offset = newest.offset
+
+    def stats(self) -> LogStats:
+        """See `PartitionLog.stats`."""
+        content = self._content
+        size = sum(len(raw) for _, raw in list(content.frames))
+        fault = self._fault.message if self._fault else None
+        return LogStats(content.start_offset, content.end_offset, size, 1, self._syncs, 0.0, fault)
+
+    def close(self) -> None:
+        """See `PartitionLog.close`."""
+        self._state = "closed"
+
+    def _require_writable(self) -> None:
+        if self._fault is not None:
+            raise type(self._fault)(self._fault.message, outcome="none", **self._fault.details)
+        if self._state != "open":
+            raise StorageFault(f"{self._name} is not open", outcome="none")
+
+    def _fail_if_asked(self) -> None:
+        error, self._next_error = self._next_error, None
+        if error is not None:
+            if error.outcome != "none":
+                self._fault = error
+            raise error
+
+
+def _replay(frames: list[tuple[Header, bytes]], after: int) -> Iterator[tuple[Header, Buffer]]:
+    for header, raw in frames[bisect_right(frames, after, key=lambda frame: frame[0].entry) :]:
+        yield header, memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]
+
+
+def _first_data(frames: list[tuple[Header, bytes]], offset: int) -> int:
+    """A place at or before the data frame that holds `offset`; only data frames carry the log's own offsets."""
+    low, high = 0, len(frames)
+    while low < high:
+        middle = (low + high) // 2
+        probe = middle
+        while probe < high and frames[probe][0].kind != DATA:
+            probe += 1
+        if probe < high and frames[probe][0].end_offset <= offset:
+            low = probe + 1
+        else:
+            high = middle
+    return low
+
+
+class MemoryStore:
+    """See `LogStore`."""
+
+    def __init__(self) -> None:
+        self._contents: dict[str, _Content] = {}
+        self._open: dict[str, MemoryLog] = {}
+
+    def log(self, name: str) -> MemoryLog:
+        """See `LogStore.log`."""
+        known = self._open.get(name)
+        if known is not None and not known.closed:
+            raise Unavailable(f"the log {name} is open already: close it first")
+        log = MemoryLog(name, self._contents.setdefault(name, _Content()))
+        self._open[name] = log
+        return log
+
+    def remove(self, name: str) -> None:
+        """See `LogStore.remove`."""
+        self._contents.pop(name, None)
+        log = self._open.pop(name, None)
+        if log is not None:
+            log.close()
+
+    def names(self) -> Iterable[str]:
+        """See `LogStore.names`."""
+        return sorted(self._contents)
+
+    def close(self) -> None:
+        """See `LogStore.close`; the content stays for whoever opens the store's logs again."""
+        for log in self._open.values():
+            log.close()
+        self._open.clear()

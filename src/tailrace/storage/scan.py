@@ -1,0 +1,127 @@
+"""Walking through a segment file: checked frames, and what stands behind the first bad place.
+
+A crash may leave any subset of the sectors that were not synced. So a bad frame is a *torn tail* when nothing says that it
+had been synced, and *damage* when something does: the durable mark, or a barrier behind it. Each append starts with a
+barrier, a frame without a body whose header says up to which position the segment had been synced before that append.
+Fields of a barrier: `entry` and `base_offset` are those of the next frame, `append_time_us` is the synced position,
+`producer_id` a random number of the segment (so that no message body can pose as a barrier) and `leader_epoch` the entry
+with which the log once began (so that a trimmed log is told from a whole one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tailrace.errors import Corrupt
+from tailrace.format.frame import (
+    ALIGNMENT,
+    BARRIER,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Header,
+    check_body,
+    pack,
+    parse,
+)
+from tailrace.ports import Disk
+
+CHUNK = 4 * 1024 * 1024
+_ZEROS = bytes(CHUNK + HEADER_BYTES)
+_BARRIER_START = MAGIC + bytes((VERSION, BARRIER))
+
+
+class Located(NamedTuple):
+    """A frame and its place."""
+
+    header: Header
+    position: int
+    body: memoryview
+
+
+class Tail(NamedTuple):
+    """What stands behind the first bad place of a segment."""
+
+    used: int
+    """Position behind the last byte that is not zero, or the bad place itself."""
+    synced: int
+    """The greatest synced position that a barrier in there states."""
+
+
+def barrier(entry: int, offset: int, synced: int, nonce: int, origin: int) -> bytes:
+    """The packed barrier that starts an append."""
+    return pack(Header(BARRIER, 0, 0, 0, entry, offset, 0, 0, origin, synced, nonce))
+
+
+def damaged(path: str, position: int, reason: str) -> Corrupt:
+    """The error that names a damaged place and what to do about it."""
+    return Corrupt(
+        f"{path} is damaged at position {position}: {reason}; nothing was changed: "
+        "restore the file from a replica or a backup, then open the log again",
+        path=path,
+        position=position,
+    )
+
+
+def scan(
+    disk: Disk, handle: int, path: str, start: int, end: int, *, check: bool = True
+) -> Iterator[Located]:
+    """Every frame from `start` to `end`, barriers included; raises `Corrupt` at the first that does not hold.
+
+    With `check`, bodies are checked too. Bodies are views into chunks of the file: whoever keeps one keeps the chunk.
+    """
+    view, base, position = memoryview(b""), start, start
+    while position < end:
+        at = position - base
+        if len(view) - at < HEADER_BYTES:
+            view, base, at = memoryview(disk.read(handle, position, min(CHUNK, end - position))), position, 0
+        try:
+            header = parse(view, at)
+            size = header.size
+            if at + size > len(view):
+                length = min(max(CHUNK, size), end - position)
+                view, base, at = memoryview(disk.read(handle, position, length)), position, 0
+            if check:
+                body = check_body(header, view, at)
+            else:
+                body = view[at + HEADER_BYTES : at + HEADER_BYTES + header.length]
+                if at + size > len(view):
+                    raise Corrupt(f"frame cut short at {at}")
+        except Corrupt as error:
+            raise damaged(path, position, error.message.replace(f" at {at}", "")) from None
+        yield Located(header, position, body)
+        position += size
+
+
+def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | None) -> Tail:
+    """Search the rest of a segment for bytes that are not zero and for barriers (of that segment, when its number is known)."""
+    used, synced = position, 0
+    while position < end:
+        chunk = disk.read(handle, position, min(CHUNK + HEADER_BYTES, end - position))
+        if not chunk:
+            break
+        if chunk != _ZEROS[: len(chunk)]:
+            used = position + len(chunk.rstrip(b"\0"))
+            synced = max(synced, _synced_by_barriers(chunk, position, nonce))
+        position += CHUNK
+    return Tail(used, synced)
+
+
+def _synced_by_barriers(chunk: bytes, position: int, nonce: int | None) -> int:
+    synced = 0
+    at = chunk.find(_BARRIER_START)
+    while at >= 0:
+        if (position + at) % ALIGNMENT == 0:
+            try:
+                header = parse(chunk, at)
+            except Corrupt:
+                header = None
+            if (
+                header is not None
+                and nonce in (None, header.producer_id)
+                and header.append_time_us <= position + at
+            ):
+                synced = max(synced, header.append_time_us)
+        at = chunk.find(_BARRIER_START, at + 1)
+    return synced

@@ -1,0 +1,177 @@
+"""A segment: one file of frames, its figures and its sparse index.
+
+A segment file is named after its first entry: `00000000000000000042.log`. Its index holds one `Point` per 64 KiB or more; the
+index of the segment that is being written lives in memory only, that of a sealed one in `…0042.idx`. Indexes are derived
+data: one that is missing or does not pass its checksum is rebuilt from the frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tailrace.errors import Corrupt
+from tailrace.format.frame import BARRIER, DATA, Buffer, Header, crc32c
+
+INDEX_STEP = 64 * 1024
+TIME_MIN = -(1 << 63)
+
+_MAGIC = b"TRIX"
+_VERSION = 1
+#        magic version | first_entry end_entry base end | size data_bytes frames | time_max first_append last_append | points
+_HEAD = struct.Struct("<4sI4Q3Q3qI")
+_CRC = struct.Struct("<I")
+
+
+class Point(NamedTuple):
+    """A place in a segment: what is known of everything before it, and of the frame that stands there."""
+
+    base_offset: int
+    """Base of the first data frame at or after this place."""
+    position: int
+    entry: int
+    time_max: int
+    """Greatest message timestamp of the data frames before (in a `Found` frame: up to and with it)."""
+    append_time_us: int
+    data_bytes: int
+    """Bytes of the data frames of this segment before this place."""
+
+
+class Segment:
+    """Figures of one segment. The writer extends it; `size` is raised last, and readers never look beyond it."""
+
+    __slots__ = (
+        "base_offset",
+        "data_bytes",
+        "end_entry",
+        "end_offset",
+        "first_append_us",
+        "first_entry",
+        "frames",
+        "last_append_us",
+        "points",
+        "sealed",
+        "size",
+        "time_max",
+    )
+
+    def __init__(self, first_entry: int, base_offset: int) -> None:
+        self.first_entry = first_entry
+        self.base_offset = base_offset
+        self.end_entry = first_entry
+        self.end_offset = base_offset
+        self.size = 0
+        self.data_bytes = 0
+        self.frames = 0
+        self.time_max = TIME_MIN
+        self.first_append_us = 0
+        self.last_append_us = 0
+        self.sealed = False
+        self.points: list[Point] | None = []
+        """None when the index of a sealed segment is on the disk only."""
+
+    @property
+    def name(self) -> str:
+        """File name of the frames."""
+        return log_name(self.first_entry)
+
+    @property
+    def index_name(self) -> str:
+        """File name of the index."""
+        return index_name(self.first_entry)
+
+    def note(self, header: Header, position: int) -> None:
+        """Take a frame at `position` into the figures; the caller raises `size` when the bytes are in place."""
+        if header.kind == BARRIER:
+            return
+        points = self.points
+        assert points is not None, "a sealed segment does not grow"
+        if not points or position - points[-1].position >= INDEX_STEP:
+            append_time = header.append_time_us
+            points.append(
+                Point(self.end_offset, position, header.entry, self.time_max, append_time, self.data_bytes)
+            )
+        if not self.frames:
+            self.first_append_us = header.append_time_us
+        self.frames += 1
+        self.last_append_us = header.append_time_us
+        if header.kind == DATA:
+            self.data_bytes += header.size
+            self.end_offset = header.base_offset + header.span
+            if header.timestamp_max_us > self.time_max:
+                self.time_max = header.timestamp_max_us
+        self.end_entry = header.entry + 1
+
+
+def log_name(first_entry: int) -> str:
+    """File name of the segment that begins with this entry."""
+    return f"{first_entry:020d}.log"
+
+
+def index_name(first_entry: int) -> str:
+    """File name of that segment's index."""
+    return f"{first_entry:020d}.idx"
+
+
+def first_entry(name: str) -> int | None:
+    """The first entry that a segment's file name states; None for any other file."""
+    stem, dot, suffix = name.partition(".")
+    if dot and suffix == "log" and len(stem) == 20 and stem.isdigit():
+        return int(stem)
+    return None
+
+
+def last_false(points: list[Point], holds: Callable[[Point], bool]) -> int:
+    """Number of the last point for which a condition that turns true once does not hold yet; 0 when it holds from the start."""
+    return max(bisect_right(points, False, key=holds) - 1, 0)
+
+
+def encode_index(segment: Segment) -> bytes:
+    """The index file of a segment."""
+    points = segment.points
+    assert points is not None, "the points of the segment are in memory when it is sealed"
+    head = _HEAD.pack(
+        _MAGIC,
+        _VERSION,
+        segment.first_entry,
+        segment.end_entry,
+        segment.base_offset,
+        segment.end_offset,
+        segment.size,
+        segment.data_bytes,
+        segment.frames,
+        segment.time_max,
+        segment.first_append_us,
+        segment.last_append_us,
+        len(points),
+    )
+    raw = head + array("q", [value for point in points for value in point]).tobytes()
+    return raw + _CRC.pack(crc32c(raw))
+
+
+def decode_index(raw: Buffer) -> Segment:
+    """The sealed segment that an index file describes, its points loaded; raises `Corrupt`."""
+    if len(raw) < _HEAD.size + _CRC.size:
+        raise Corrupt(f"the index is cut short: {len(raw)} bytes")
+    raw = bytes(raw)
+    (stored,) = _CRC.unpack_from(raw, len(raw) - _CRC.size)
+    if crc32c(raw[: -_CRC.size]) != stored:
+        raise Corrupt("the checksum of the index is wrong")
+    magic, version, first, end_entry, base, end, size, data_bytes, frames, *times, count = _HEAD.unpack_from(
+        raw
+    )
+    columns = len(Point._fields)
+    if magic != _MAGIC or version != _VERSION or len(raw) != _HEAD.size + count * columns * 8 + _CRC.size:
+        raise Corrupt("the index is of another version")
+    segment = Segment(first, base)
+    segment.end_entry, segment.end_offset = end_entry, end
+    segment.size, segment.data_bytes, segment.frames = size, data_bytes, frames
+    segment.time_max, segment.first_append_us, segment.last_append_us = times
+    values = array("q")
+    values.frombytes(raw[_HEAD.size : -_CRC.size])
+    segment.points = [Point(*values[at : at + columns]) for at in range(0, len(values), columns)]
+    segment.sealed = True
+    return segment

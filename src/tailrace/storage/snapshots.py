@@ -1,0 +1,79 @@
+"""Snapshot files: opaque state with a checksum over everything, written beside, synced, then renamed into place."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import google_crc32c
+import numpy as np
+
+from tailrace.errors import Corrupt
+from tailrace.format.frame import Buffer
+from tailrace.ports import Disk, Snapshot
+
+TEMPORARY = ".tmp"
+_MAGIC = b"TRSN"
+_VERSION = 1
+_HEAD = struct.Struct("<4sIQQI")
+_CRC = struct.Struct("<I")
+_PREFIX, _SUFFIX = "snapshot-", ".snap"
+
+
+def snapshot_name(entry: int) -> str:
+    """File name of the snapshot as of an entry."""
+    return f"{_PREFIX}{entry:020d}{_SUFFIX}"
+
+
+def snapshot_entry(name: str) -> int | None:
+    """The entry that a snapshot's file name states; None for any other file."""
+    digits = name[len(_PREFIX) : -len(_SUFFIX)]
+    if name.startswith(_PREFIX) and name.endswith(_SUFFIX) and digits.isdigit():
+        return int(digits)
+    return None
+
+
+def _checksum(parts: Sequence[Buffer]) -> int:
+    value = 0
+    for part in parts:
+        value = google_crc32c.extend(
+            value, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8)
+        )
+    return value
+
+
+def encode(snapshot: Snapshot) -> list[Buffer]:
+    """The parts of a snapshot file, chunks uncopied: head, lengths of the chunks, the chunks, checksum."""
+    chunks = [chunk for chunk in snapshot.chunks if len(chunk)]
+    head = _HEAD.pack(_MAGIC, _VERSION, snapshot.entry, snapshot.offset, len(chunks))
+    lengths = struct.pack(f"<{len(chunks)}Q", *map(len, chunks))
+    parts: list[Buffer] = [head, lengths, *chunks]
+    return [*parts, _CRC.pack(_checksum(parts))]
+
+
+def decode(raw: bytes) -> Snapshot:
+    """The snapshot in a file; raises `Corrupt`. Chunks are views, empty chunks are not kept."""
+    view = memoryview(raw)
+    if len(raw) < _HEAD.size + _CRC.size:
+        raise Corrupt(f"the snapshot is cut short: {len(raw)} bytes")
+    if _checksum([view[: -_CRC.size]]) != _CRC.unpack_from(raw, len(raw) - _CRC.size)[0]:
+        raise Corrupt("the checksum of the snapshot is wrong")
+    magic, version, entry, offset, count = _HEAD.unpack_from(raw)
+    if magic != _MAGIC or version != _VERSION:
+        raise Corrupt(f"the snapshot is of version {version}: this release reads {_VERSION}")
+    lengths = struct.unpack_from(f"<{count}Q", raw, _HEAD.size)
+    chunks: list[Buffer] = []
+    at = _HEAD.size + 8 * count
+    for length in lengths:
+        chunks.append(view[at : at + length])
+        at += length
+    return Snapshot(entry, offset, chunks)
+
+
+def load(disk: Disk, path: str) -> Snapshot:
+    """Read and check one file; raises `Corrupt` or OSError."""
+    handle = disk.open(path)
+    try:
+        return decode(disk.read(handle, 0, disk.size(handle)))
+    finally:
+        disk.close(handle)
