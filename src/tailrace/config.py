@@ -1,8 +1,8 @@
-"""Configuration of a broker: a TOML file, the environment and flags, read once, every problem reported at once.
+"""Configuration of a broker: a TOML file, the environment and flags; every problem is reported at once.
 
-A later source wins: built-in default < file < environment < flag. `load` checks every value of every source (so a mistake is
-reported even where something else overrides it) and raises one `InvalidRequest` that lists all problems, each with its source:
-the line of the file, the name of the variable or the flag.
+A later source wins: built-in default < file < environment < flag. `load` checks every value of every source
+(so a mistake is reported even where something else overrides it) and raises one `InvalidRequest` that lists
+all problems, each with its source: the line of the file, the name of the variable or the flag.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import ipaddress
 import re
 import socket
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
+from tailrace.core.model import Refusal
+from tailrace.core.topics import parse_options
 from tailrace.errors import InvalidRequest
 
 KIB = 1024
@@ -69,11 +71,9 @@ RANGES: dict[str, tuple[int, int]] = {
     "storage.storage_threads": (1, 64),
 }
 
-# Of the environment, but not about the broker's configuration: the client's address, the file's path, and what Kubernetes sets
-# in every pod of a namespace that has a service called "tailrace".
+# Of the environment, but not about the broker's configuration: the client's address, the file's path, and
+# what Kubernetes sets in every pod of a namespace that has a service called "tailrace".
 _NOT_OPTIONS = re.compile(r"TAILRACE_(URL|CONFIG|(SERVICE_(HOST|PORT)|PORT)(_.*)?)")
-
-TopicCheck = Callable[[Mapping[str, Any]], list[str]]
 
 
 class _Given(NamedTuple):
@@ -85,7 +85,9 @@ class _Given(NamedTuple):
 
 
 def known_keys() -> dict[str, Any]:
-    """Every option by its dotted name, with its default; `topic_defaults` has the options of topics below it."""
+    """Every option by its dotted name, with its default; `topic_defaults` has the options of topics below
+    it.
+    """
     defaults = ServerOptions()
     keys: dict[str, Any] = {
         name: getattr(defaults, name)
@@ -102,16 +104,9 @@ def env_name(key: str) -> str:
     return "TAILRACE_" + key.replace(".", "_").upper()
 
 
-def load(
-    path: str | None,
-    env: Mapping[str, str],
-    flags: Mapping[str, Any],
-    *,
-    check_topic: TopicCheck | None = None,
-) -> ServerOptions:
-    """The options of a broker. `flags` are by option name (`http_listen`); None means that a flag was not given.
-
-    `check_topic` gives the problems of a table of topic options; without it the table is taken as it is.
+def load(path: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> ServerOptions:
+    """The options of a broker. `flags` are by option name (`http_listen`); None means that a flag was not
+    given.
     """
     problems: list[str] = []
     given = [
@@ -121,11 +116,10 @@ def load(
     ]
     values = known_keys()
     sources = dict.fromkeys(values, "default")
-    topic_defaults: dict[str, Any] = {}
+    topic_options: list[_Given] = []
     for item in given:
         if item.key.startswith("topic_defaults."):
-            topic_defaults[item.key.removeprefix("topic_defaults.")] = item.value
-            sources[item.key] = item.source
+            topic_options.append(item._replace(key=item.key.removeprefix("topic_defaults.")))
         elif item.key not in values:
             problems.append(f"{item.source}: unknown option{_suggestion(item.key, list(values))}")
         elif problem := _problem(item.key, item.value):
@@ -133,19 +127,19 @@ def load(
         else:
             values[item.key] = item.value
             sources[item.key] = item.source
-    if check_topic is not None and topic_defaults:
-        table_source = next(source for key, source in sources.items() if key.startswith("topic_defaults."))
-        problems += [f"{_table_of(table_source)}: {text}" for text in check_topic(topic_defaults)]
+    problems += _topic_problems(topic_options)
     problems += _relations(values, sources)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listing = "".join(f"\n  - {text}" for text in problems)
         raise InvalidRequest(f"{count} in the configuration:{listing}", problems=problems)
-    return _build(values, topic_defaults)
+    return _build(values, {item.key: item.value for item in topic_options})
 
 
 def option_value(text: str) -> Any:
-    """A value typed as text, for an option whose type is not known here: JSON where it parses, else the text itself."""
+    """A value typed as text, for an option whose type is not known here: JSON where it parses, else the
+    text itself.
+    """
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -172,7 +166,9 @@ def to_toml(options: ServerOptions) -> str:
     lines = [f"{key} = {_toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for name, table in tables.items():
         if isinstance(table, dict) and table:
-            lines += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in table.items())]
+            # TOML has no null; a topic option that is None is the default anyway.
+            rows = [f"{key} = {_toml_value(value)}" for key, value in table.items() if value is not None]
+            lines += ["", f"[{name}]", *rows]
     return "\n".join(lines) + "\n"
 
 
@@ -236,7 +232,9 @@ def _from_environment(env: Mapping[str, str], problems: list[str]) -> list[_Give
 
 
 def _typed(text: str, default: Any) -> Any:
-    """A text as the type of the option; text that does not parse stays text and is refused with the wrong types."""
+    """A text as the type of the option; text that does not parse stays text and is refused with the wrong
+    types.
+    """
     if isinstance(default, int) and re.fullmatch(r"-?[0-9]{1,18}", text.replace("_", "")):
         return int(text.replace("_", ""))
     return text
@@ -266,11 +264,6 @@ def _flag(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def _table_of(source: str) -> str:
-    """The table that a source is in, for problems that name the option themselves."""
-    return source.rpartition(" ")[0] or source
-
-
 # ------------------------------------------------------------------------------------------------- checks
 
 
@@ -290,6 +283,24 @@ def _problem(key: str, value: Any) -> str | None:
     if not low <= value <= high:
         return f"must be from {low} to {high}, is {value}"
     return None
+
+
+def _topic_problems(given: list[_Given]) -> list[str]:
+    """Problems of the topic defaults: of each option by itself, and only when there is none, of all
+    together.
+    """
+    problems = []
+    for item in given:
+        checked = parse_options({item.key: item.value}, "default")
+        # An option that only fits together with another (durability = "memory") is judged below.
+        alone = isinstance(checked, Refusal) and "does not go with" not in checked.message
+        if isinstance(checked, Refusal) and alone:
+            problems += [f"{item.source}: {text}" for text in checked.details["problems"]]
+    if not problems:
+        together = parse_options({item.key: item.value for item in given}, "default")
+        if isinstance(together, Refusal):
+            problems += [f"topic_defaults: {text}" for text in together.details["problems"]]
+    return problems
 
 
 def _relations(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
@@ -332,7 +343,7 @@ def _beyond_loopback(host: str) -> str | None:
     outside = [str(address) for address in addresses if not address.is_loopback]
     if outside:
         return (
-            f"{host!r} ({outside[0]}) can be reached from other machines, and this version has no authentication: "
+            f"{host!r} ({outside[0]}) can be reached from other machines, and no authentication exists: "
             "listen on 127.0.0.1, [::1] or localhost"
         )
     if all(address.version == 6 for address in addresses) and not _has_ipv6():
@@ -364,9 +375,5 @@ def _shown(value: Any) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
     # JSON's strings, numbers and booleans are TOML's as well, but for DEL, which TOML wants escaped.
     return msgspec.json.encode(value).decode("utf-8").replace("\x7f", "\\u007f")

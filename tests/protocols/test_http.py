@@ -11,9 +11,7 @@ from tailrace.protocols.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpListene
 Exchange = Callable[[bytes], Awaitable[bytes]]
 
 
-def with_listener(
-    test: Callable[[HttpListener, tuple[str, int]], Awaitable[None]], **options: Any
-) -> None:
+def with_listener(test: Callable[[HttpListener, tuple[str, int]], Awaitable[None]], **options: Any) -> None:
     """Run an async test against a listener on a port of the system's choice."""
     options.setdefault("reasons", list)
     options.setdefault("metrics", lambda: b"tailrace_connections 0\n")

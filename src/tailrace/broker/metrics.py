@@ -1,8 +1,9 @@
-"""Figures of a running broker: plain integers on the hot path, turned into Prometheus text only when somebody asks.
+"""Figures of a running broker: plain integers on the hot path, Prometheus text only when somebody asks.
 
-Everything here is updated per batch or per request from the broker's one thread, so an update is a few additions on slots and
-takes no lock. `render` reads them, and asks the `partitions` callback for what the logs know themselves (offsets, bytes, fsyncs).
-Each `Metrics` has a registry of its own: two brokers in one process do not share figures.
+Everything here is updated per batch or per request from the broker's one thread, so an update is a few
+additions on slots and takes no lock. `render` reads them, and asks the `partitions` callback for what the
+logs know themselves (offsets, bytes, fsyncs). Each `Metrics` has a registry of its own: two brokers in one
+process do not share figures.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class _TopicFigures:
 
 
 class Metrics(Collector):
-    """All figures of one broker. `connections` and `in_flight_bytes` are plain numbers that their owner sets."""
+    """All figures of one broker. `connections` and `in_flight_bytes` are plain numbers that their owner
+    sets.
+    """
 
     __slots__ = (
         "_fetch",
@@ -119,7 +122,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
 
-    # ------------------------------------------------------------------------------- updates, per batch or request
+    # ---- updates, per batch or request
 
     def published(self, topic: str, messages: int, nbytes: int, seconds: float) -> None:
         """A batch was stored and acknowledged `seconds` after it arrived."""
@@ -161,7 +164,7 @@ class Metrics(Collector):
         figures = self._topics[topic] = _TopicFigures()
         return figures
 
-    # --------------------------------------------------------------------------------------------------- export
+    # ---- export
 
     def render(self) -> bytes:
         """All figures in the Prometheus text format."""
@@ -195,6 +198,7 @@ class Metrics(Collector):
     def _topic_families(self) -> Iterator[Metric]:
         series = (
             ("tailrace_published_messages", "Messages stored and acknowledged", "messages_in"),
+            ("tailrace_published_batches", "Batches stored and acknowledged", "publishes"),
             ("tailrace_published_bytes", "Bytes of batches stored and acknowledged", "bytes_in"),
             ("tailrace_delivered_messages", "Messages handed to readers", "messages_out"),
             ("tailrace_delivered_bytes", "Stored bytes handed to readers", "bytes_out"),
@@ -224,7 +228,9 @@ class Metrics(Collector):
             "tailrace_partition_end_offset", "Offset after the last message", labels=labels
         )
         size = GaugeMetricFamily("tailrace_partition_log_bytes", "Bytes of the log", labels=labels)
-        faulty = GaugeMetricFamily("tailrace_partition_quarantined", "1 while writes are refused because of damage", labels=labels)
+        faulty = GaugeMetricFamily(
+            "tailrace_partition_quarantined", "1 while writes are refused because of damage", labels=labels
+        )
         syncs = CounterMetricFamily("tailrace_fsyncs", "fdatasync calls", labels=labels)
         seconds = CounterMetricFamily("tailrace_fsync_seconds", "Time spent in fdatasync", labels=labels)
         for topic, partition, stats in self._partitions():

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 listener for people and their monitoring: /healthz, /readyz and /metrics, nothing else.
 
-It knows only GET and HEAD, takes no bodies, and is bounded everywhere: 8 KiB of request head, 5 s for a request to arrive and
-5 s for an answer to be taken, 100 connections. What it answers comes from three callables, so it knows nothing of the broker.
+It knows only GET and HEAD, takes no bodies, and is bounded everywhere: 8 KiB of request head, 5 s for a
+request to arrive and 5 s for an answer to be taken, 100 connections. What it answers comes from three
+callables, so it knows nothing of the broker.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class HttpListener:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address in use (of port 0, the one that the system chose). OSError when it is taken."""
+        """Listen; returns the address in use (of port 0, the one that the system chose). OSError when it is
+        taken.
+        """
         self._server = await asyncio.start_server(self._accept, host, port, limit=HEAD_BYTES_MAX)
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
@@ -179,7 +182,9 @@ def _encode(answer: _Answer, *, head_only: bool) -> bytes:
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read on for a moment after the last answer: closing with unread bytes would reset the connection and lose the answer."""
+    """Read on for a moment after the last answer: closing with unread bytes would reset the connection and
+    lose the answer.
+    """
     with contextlib.suppress(OSError):  # the peer may have closed its side already
         writer.write_eof()
     left = LINGER_BYTES_MAX

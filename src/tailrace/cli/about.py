@@ -1,0 +1,78 @@
+"""`tailrace completion` and `tailrace version`: about the command itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tailrace.cli.output import Output
+from tailrace.cli.parameters import Json
+from tailrace.errors import InvalidRequest
+
+about = typer.Typer()
+completion = typer.Typer(no_args_is_help=True, help="Completion of commands and options in the shell.")
+about.add_typer(completion, name="completion")
+
+Shell = Annotated[
+    str | None, typer.Option("--shell", help="bash, zsh, fish or powershell.", show_default="the one in use")
+]
+
+
+@completion.command()
+def install(shell: Shell = None, json: Json = False) -> None:
+    """Install completion for a shell."""
+    from typer.completion import install as install_script
+
+    used, path = install_script(shell=_known_shell(shell), prog_name="tailrace")
+    if json:
+        Output(as_json=True).record({"shell": used, "path": str(path)})
+    else:
+        Output(as_json=False).line(
+            f"completion for {used} is installed in {path}; open a new shell to use it"
+        )
+
+
+@completion.command()
+def show(shell: Shell = None, json: Json = False) -> None:
+    """Print the completion script of a shell."""
+    from typer.completion import get_completion_script
+
+    name = _known_shell(shell)
+    script = get_completion_script(prog_name="tailrace", complete_var="_TAILRACE_COMPLETE", shell=name)
+    if json:
+        Output(as_json=True).record({"shell": name, "script": script})
+    else:
+        Output(as_json=False).line(script)
+
+
+@about.command()
+def version(json: Json = False) -> None:
+    """Print the version."""
+    import platform
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        number = installed("tailrace")
+    except PackageNotFoundError:
+        number = "unknown (not installed as a package)"
+    output = Output(as_json=json)
+    if json:
+        output.record({"tailrace": number, "python": platform.python_version()})
+    else:
+        output.line(f"tailrace {number} on Python {platform.python_version()}")
+
+
+def _known_shell(name: str | None) -> str:
+    import shellingham
+
+    known = ("bash", "fish", "powershell", "pwsh", "zsh")
+    if name is None:
+        try:
+            name = shellingham.detect_shell()[0]
+        except shellingham.ShellDetectionFailure:
+            raise InvalidRequest("--shell: which shell? it could not be detected") from None
+    if name not in known:
+        raise InvalidRequest(f"--shell: {name!r} is none of {', '.join(known)}")
+    return name

@@ -1,0 +1,102 @@
+"""Entry point of the `tailrace` command: its sub-commands, and one way to end for all of them.
+
+Nothing heavy is imported before a command runs: `--help` and shell completion load neither Arrow nor the SDK.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from tailrace.cli.about import about
+from tailrace.cli.execution import EXIT_INTERRUPTED, EXIT_READER_GONE, report
+from tailrace.cli.message_commands import messages
+from tailrace.cli.offline import logs
+from tailrace.cli.output import ReaderGone
+from tailrace.cli.serving import serving
+from tailrace.cli.topic_commands import topics
+from tailrace.errors import EDGES, InvalidRequest, TailraceError
+
+# What typer raises for a wrong command line; it exports only this child of it.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class Root(TyperGroup):
+    """The root command: every way that a command can end becomes an exit status and at most a few words."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> NoReturn:
+        """Run a command line and exit."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        extra.setdefault("prog_name", "tailrace")
+        as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+        sys.exit(self._status(arguments, as_json, extra))
+
+    def _status(self, arguments: list[str], as_json: bool, extra: dict[str, Any]) -> int:
+        try:
+            result = super().main(arguments, **extra)
+            _flush()
+        except ReaderGone:
+            return _reader_gone()
+        except TailraceError as error:
+            return report(error, as_json=as_json)
+        except UsageError as error:
+            return _misused(error, as_json=as_json)
+        except (typer.Abort, KeyboardInterrupt):
+            return EXIT_INTERRUPTED
+        return result if isinstance(result, int) else 0
+
+
+app = typer.Typer(
+    cls=Root,
+    name="tailrace",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A distributed, persistent message queue: one topic is a log and a queue at the same time.",
+)
+app.add_typer(serving)
+app.add_typer(topics, name="topic")
+app.add_typer(messages)
+app.add_typer(logs, name="log")
+app.add_typer(about)
+
+
+def main() -> None:
+    """The console script."""
+    if "_TAILRACE_COMPLETE" in os.environ:
+        from typer.completion import completion_init
+
+        completion_init()
+    app()
+
+
+def _misused(error: Exception, *, as_json: bool) -> int:
+    """A wrong command line, told as the error that it is; one without a command gets the help."""
+    message = str(getattr(error, "format_message", lambda: str(error))())
+    context = getattr(error, "ctx", None)
+    if message.startswith("Usage:") and not as_json:
+        sys.stderr.write(message + "\n")
+        return EDGES[InvalidRequest.code].exit
+    hint = f"`{context.command_path} --help` lists what can be given" if context is not None else None
+    return report(InvalidRequest(message, hint=hint), as_json=as_json)
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def _reader_gone() -> int:
+    """Put standard output aside, so that the interpreter does not complain when it flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_READER_GONE

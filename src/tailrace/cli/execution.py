@@ -1,0 +1,71 @@
+"""How a command runs and how it ends: the client it works with, the words for an error, the exit status.
+
+Exit status: 0 done · the `exit` column of `tailrace.errors.EDGES` for an error · 130 Ctrl-C · 141 the
+reader of the output is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from tailrace.cli.output import printable
+from tailrace.errors import EDGES, TailraceError
+
+if TYPE_CHECKING:
+    from tailrace import Client
+
+EXIT_INTERRUPTED = 130
+EXIT_READER_GONE = 141
+
+HINTS = {
+    "already_exists": "look at it with `tailrace topic describe`, or pass --if-missing to accept it as it is",
+    "corrupt": "check the files with `tailrace log verify`; docs/operations.md says what to do about damage",
+    "full": "free space on the disk of the data folder; reads go on meanwhile",
+    "not_found": "`tailrace topic list` shows what is there",
+    "overloaded": "wait a moment and try again",
+    "sequence_conflict": "somebody else was faster: read on from there, then decide again",
+    "timeout": "it may still have happened: look before you repeat it, or give more --timeout",
+    "unavailable": "start a broker with `tailrace serve`, or name another one with --url or TAILRACE_URL",
+}
+
+
+def with_client(url: str | None, timeout: float, work: Callable[[Client], Awaitable[None]]) -> None:
+    """Connect, do the work, disconnect."""
+    import asyncio
+
+    from tailrace import connect
+
+    async def session() -> None:
+        async with connect(url, timeout=timeout) as client:
+            await work(client)
+
+    asyncio.run(session())
+
+
+def report(error: TailraceError, *, as_json: bool) -> int:
+    """Tell standard error what went wrong and what to do; returns the exit status."""
+    hint = error.details.get("hint") or HINTS.get(error.code)
+    if as_json:
+        import msgspec
+
+        fields: dict[str, Any] = {
+            "error": error.code,
+            "message": error.message,
+            "retriable": error.retriable,
+            "outcome": error.outcome,
+            "details": {name: value for name, value in error.details.items() if name != "hint"},
+            "hint": hint,
+        }
+        text = msgspec.json.encode(fields, enc_hook=str).decode("utf-8")
+    else:
+        # The lines are ours; what stands in them may be anybody's.
+        text = "error: " + "\n".join(printable(line) for line in error.message.split("\n"))
+        if error.outcome == "unknown":
+            text += "\noutcome: unknown, it may still have happened"
+        if hint:
+            text += f"\nhint: {hint}"
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+    return EDGES.get(error.code, EDGES["error"]).exit

@@ -1,0 +1,137 @@
+"""What commands print: JSON lines, tables on a terminal, plain text elsewhere, and no raw control bytes.
+
+Three forms, chosen once per command. `--json`: one JSON object per line, flushed at once. On a terminal
+(and without NO_COLOR): tables by rich and a little colour. Otherwise: aligned columns under a heading for
+tables, tab-separated fields for streams.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+SHORT_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+class ReaderGone(Exception):
+    """Whoever read our output has closed it (`| head`): stop quietly."""
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that could steer a terminal or break a line: control and format
+    characters, lone surrogates, odd spaces, and the backslash itself, so that the result is unambiguous.
+    """
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        c if c.isprintable() and c != "\\" else SHORT_ESCAPES.get(c) or _escaped(ord(c)) for c in text
+    )
+
+
+def printable_bytes(data: bytes) -> str:
+    """Bytes as readable text: UTF-8 where they are, `\\xNN` where they are not."""
+    try:
+        return printable(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        parts = data.decode("utf-8", "surrogateescape")
+        # surrogateescape marks the byte 0xNN as U+DCNN
+        return "".join(
+            f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else printable(c) for c in parts
+        )
+
+
+def _escaped(code: int) -> str:
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+class Output:
+    """Standard output of one command in the form that was asked for."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.terminal = not as_json and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """One JSON line."""
+        import msgspec
+
+        self._write(msgspec.json.encode(record).decode("utf-8") + "\n", flush=True)
+
+    def line(self, text: str) -> None:
+        """One line of text, already safe to print."""
+        self._write(text + "\n", flush=self.terminal)
+
+    def fields(self, fields: Iterable[str]) -> None:
+        """One row of a stream: fields, already safe to print, separated by tabs."""
+        self._write("\t".join(fields) + "\n", flush=True)
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
+    ) -> None:
+        """A whole table; numbers stand to the right."""
+        rows = list(rows)
+        cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+        right = [
+            bool(rows) and all(isinstance(row[i], int | None) for row in rows) for i in range(len(columns))
+        ]
+        if self.terminal:
+            self._rich_table(columns, cells, right, title)
+        else:
+            self._plain_table(columns, cells, right)
+
+    def flush(self) -> None:
+        """Let everything printed so far be seen."""
+        self._write("", flush=True)
+
+    def pairs(self, values: Mapping[str, Any]) -> None:
+        """Names and values, one to a line."""
+        width = max(map(len, values), default=0)
+        for name, value in values.items():
+            self.line(f"{name:<{width}}  {printable(str(value))}")
+
+    def note(self, text: str) -> None:
+        """A remark for a person, on standard error; not with --json."""
+        if not self.as_json:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def _plain_table(self, columns: Sequence[str], cells: list[list[str]], right: list[bool]) -> None:
+        heading = [column.upper() for column in columns]
+        widths = [max(len(row[i]) for row in [heading, *cells]) for i in range(len(columns))]
+        for row in [heading, *cells]:
+            fields = [
+                cell.rjust(width) if to_right else cell.ljust(width)
+                for cell, width, to_right in zip(row, widths, right, strict=True)
+            ]
+            self.line("  ".join(fields).rstrip())
+
+    def _rich_table(
+        self, columns: Sequence[str], cells: list[list[str]], right: list[bool], title: str | None
+    ) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=SIMPLE_HEAD, title=None if title is None else Text(title), title_justify="left")
+        for column, to_right in zip(columns, right, strict=True):
+            table.add_column(column, justify="right" if to_right else "left", overflow="fold")
+        for row in cells:
+            # Text, not str: rich reads [markup] in a str.
+            table.add_row(*map(Text, row))
+        try:
+            Console().print(table)
+        except BrokenPipeError:
+            raise ReaderGone from None
+
+    def _write(self, text: str, *, flush: bool) -> None:
+        try:
+            sys.stdout.write(text)
+            if flush:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderGone from None

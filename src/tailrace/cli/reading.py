@@ -1,0 +1,94 @@
+"""`tailrace read`: from a point to a point, to the end as it was at the start, or on and on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from tailrace.cli.moments import Point, iso
+from tailrace.cli.output import Output, printable, printable_bytes
+from tailrace.cli.records import message_record
+from tailrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tailrace import Client, Message
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read."""
+
+    topic: str
+    start: Point
+    end: Point
+    partitions: list[int] | None
+    follow: bool
+    count: int | None
+
+
+async def print_messages(client: Client, wanted: Wanted, output: Output) -> None:
+    """Print until the end that was asked for; each partition stops at its own."""
+    starts, ends = await _ranges(client, wanted)
+    if not wanted.follow:
+        starts = {number: offset for number, offset in starts.items() if offset < ends[number]}
+    if not starts:
+        return
+    left = set(starts)
+    shown = 0
+    # The ends are known, and yet `stop_at_end` is asked for: messages before an end may be trimmed away
+    # meanwhile.
+    reader = client.reader(
+        wanted.topic, start=starts, partitions=sorted(starts), stop_at_end=not wanted.follow
+    )
+    async with reader as messages:
+        async for message in messages:
+            number = message.partition
+            if wanted.follow or message.offset < ends[number]:
+                _print(output, message)
+                shown += 1
+            if not wanted.follow and message.offset + 1 >= ends[number]:
+                left.discard(number)
+            if not left or shown == wanted.count:
+                return
+
+
+async def _ranges(client: Client, wanted: Wanted) -> tuple[dict[int, int], dict[int, int]]:
+    """First offset and end of each partition, in offsets that exist now."""
+    admin = client.admin()
+    earliest = await admin.find_offsets(wanted.topic, "earliest")
+    latest = await admin.find_offsets(wanted.topic, "latest")
+    numbers = sorted(set(wanted.partitions)) if wanted.partitions else range(len(latest))
+    for number in numbers:
+        if number >= len(latest):
+            raise InvalidRequest(f"--partition {number}: there are partitions 0 to {len(latest) - 1}")
+
+    async def resolve(point: Point) -> list[int]:
+        if isinstance(point, int):
+            return [point] * len(latest)
+        return await admin.find_offsets(wanted.topic, point)
+
+    begin, end = await resolve(wanted.start), await resolve(wanted.end)
+    starts = {number: min(max(begin[number], earliest[number]), latest[number]) for number in numbers}
+    ends = {number: min(end[number], latest[number]) for number in numbers}
+    return starts, ends
+
+
+def _print(output: Output, message: Message) -> None:
+    if output.as_json:
+        output.record(message_record(message))
+        return
+    key = "" if message.key is None else printable_bytes(message.key)
+    value = "" if message.value is None else printable_bytes(message.value)
+    place = f"{message.partition}:{message.offset}"
+    time = iso(message.timestamp)
+    if output.terminal:
+        place = typer.style(f"{place:<12}", fg="cyan")
+        time = typer.style(time, dim=True)
+        key = typer.style(key, fg="yellow") + " " if key else ""
+        headers = " ".join(f"{printable(name)}={printable_bytes(data)}" for name, data in message.headers)
+        output.line(
+            f"{place} {time} {key}{value}" + (typer.style(f"  {headers}", dim=True) if headers else "")
+        )
+    else:
+        output.fields([str(message.partition), str(message.offset), time, key, value])

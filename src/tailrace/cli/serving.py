@@ -1,0 +1,154 @@
+"""`tailrace serve`: read the configuration, start the broker, say where it listens and what to type next."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tailrace.cli.output import Output, printable
+from tailrace.cli.parameters import Json
+from tailrace.errors import StorageFault, TailraceError, Unavailable
+
+if TYPE_CHECKING:
+    from tailrace.broker.node import Node
+    from tailrace.config import ServerOptions
+
+DEFAULT_PORT = 7400
+
+serving = typer.Typer()
+
+
+@serving.command()
+def serve(
+    *,
+    config: Annotated[
+        str | None, typer.Option("--config", envvar="TAILRACE_CONFIG", help="Configuration file (TOML).")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", show_default="./data", help="Folder that holds everything.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", show_default="127.0.0.1:7400", help="Address for clients; port 0 is any free one."
+        ),
+    ] = None,
+    http_listen: Annotated[
+        str | None,
+        typer.Option("--http-listen", show_default="127.0.0.1:7480", help="Address for health and metrics."),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", show_default="info", help="debug, info, warning or error.")
+    ] = None,
+    check_config: Annotated[
+        bool,
+        typer.Option(
+            "--check-config", help="Print the configuration in force, or all its problems, and exit."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Start a broker. Every option can also stand in the configuration file or in TAILRACE_*."""
+    from tailrace.config import load, to_toml
+
+    output = Output(as_json=json)
+    flags = {"data": data, "listen": listen, "http_listen": http_listen, "log_level": log_level}
+    options = load(config, os.environ, flags)
+    if check_config:
+        if json:
+            import msgspec
+
+            output.record(msgspec.to_builtins(options))
+        else:
+            output.line(to_toml(options).rstrip("\n"))
+        return
+    _run(options, output)
+
+
+def _run(options: ServerOptions, output: Output) -> None:
+    import uvloop
+
+    from tailrace.broker.node import serve as serve_node
+
+    _set_up_logging(options.log_level)
+    try:
+        uvloop.run(serve_node(options, ready=lambda node: _announce(node, options, output)))
+    except OSError as error:
+        raise _explained(error, options) from error
+
+
+def _announce(node: Node, options: ServerOptions, output: Output) -> None:
+    native, http = _text(node.native_address), _text(node.http_address)
+    if output.as_json:
+        output.record(
+            {
+                "event": "ready",
+                "listen": native,
+                "http_listen": http,
+                "data": options.data,
+                "pid": os.getpid(),
+            }
+        )
+        return
+    where = "" if native == f"127.0.0.1:{DEFAULT_PORT}" else f" --url tailrace://{native}"
+    output.line(f"tailrace is ready on tailrace://{native} with its data in {printable(options.data)}")
+    output.line(f"health and metrics: http://{http}/readyz and http://{http}/metrics")
+    output.line("next, in another terminal:")
+    output.line(f"  tailrace topic create hello{where}")
+    output.line(f"  tailrace publish hello 'first message'{where}")
+    output.line(f"  tailrace read hello{where}")
+    output.flush()
+
+
+def _text(address: tuple[str, int] | str) -> str:
+    if isinstance(address, str):
+        return address
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _explained(error: OSError, options: ServerOptions) -> TailraceError:
+    """A failed start in words that name the option to change."""
+    import errno
+
+    from tailrace.config import split_address
+
+    if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
+        # asyncio and uvloop name the address in the message only.
+        http = (
+            str(split_address(options.http_listen)[1])
+            in str(error).replace(",", " ").replace(")", " ").split()
+        )
+        flag, address = ("--http-listen", options.http_listen) if http else ("--listen", options.listen)
+        reason = (
+            "is taken by another process"
+            if error.errno == errno.EADDRINUSE
+            else f"cannot be used ({error.strerror})"
+        )
+        return Unavailable(
+            f"{address} {reason}",
+            address=address,
+            option=flag,
+            hint=f"choose another address with {flag} HOST:PORT, or stop what listens there",
+        )
+    return StorageFault(
+        f"the broker cannot work in {options.data}: {error}",
+        outcome="none",
+        hint="choose a folder that this user can write with --data",
+    )
+
+
+def _set_up_logging(level: str) -> None:
+    import logging
+
+    class Escaped(logging.Formatter):
+        """Topic names and the like are other people's text: no control byte of theirs gets through."""
+
+        def format(self, record: logging.LogRecord) -> str:
+            return "\n".join(printable(line) for line in super().format(record).split("\n"))
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Escaped("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

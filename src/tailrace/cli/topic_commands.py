@@ -1,0 +1,250 @@
+"""`tailrace topic`: create, list, describe, alter, trim and delete topics."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tailrace.cli.execution import with_client
+from tailrace.cli.output import Output, printable
+from tailrace.cli.parameters import Json, Partitions, Settings, Timeout, TopicName, Url
+from tailrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tailrace import Client, Topic
+
+topics = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.")
+
+
+@topics.command()
+def create(
+    name: TopicName,
+    partitions: Partitions = None,
+    option: Settings = None,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="A topic that exists already is fine.")
+    ] = False,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Create a topic."""
+    output = Output(as_json=json)
+    settings = _settings(partitions, option)
+
+    async def work(client: Client) -> None:
+        topic = await client.admin().create_topic(name, if_missing=if_missing, **settings)
+        if output.as_json:
+            output.record(_record(topic))
+        else:
+            output.line(f"topic {printable(topic.name)} is there, with {_count(topic)} partitions")
+
+    with_client(url, timeout, work)
+
+
+@topics.command("list")
+def list_(
+    prefix: Annotated[str, typer.Argument(help="Only names that start like this.", show_default=False)] = "",
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Show the broker's own topics as well.")
+    ] = False,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """List topics."""
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        found = await client.admin().list_topics(prefix=prefix, internal=internal)
+        if output.as_json:
+            for topic in found:
+                output.record(_record(topic))
+            return
+        columns = ["topic", "partitions", "durability", "storage", "retention"]
+        rows = [
+            [
+                topic.name,
+                _count(topic),
+                topic.options.get("durability"),
+                topic.options.get("storage"),
+                _retention(topic.options),
+            ]
+            for topic in found
+        ]
+        output.table(columns, rows)
+        if not found:
+            output.note("no topics yet: `tailrace topic create NAME` makes one")
+
+    with_client(url, timeout, work)
+
+
+@topics.command()
+def describe(name: TopicName, json: Json = False, url: Url = None, timeout: Timeout = 30.0) -> None:
+    """Show a topic, its options and its partitions."""
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        topic = await client.admin().describe_topic(name)
+        if output.as_json:
+            output.record(_record(topic))
+        else:
+            _show(output, topic)
+
+    with_client(url, timeout, work)
+
+
+@topics.command()
+def alter(
+    name: TopicName,
+    partitions: Partitions = None,
+    option: Settings = None,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Change options of a topic; partitions can only be added."""
+    output = Output(as_json=json)
+    settings = _settings(partitions, option)
+    if not settings:
+        raise InvalidRequest("nothing to change: pass --option KEY=VALUE or --partitions N")
+
+    async def work(client: Client) -> None:
+        admin = client.admin()
+        await admin.alter_topic(name, **settings)
+        topic = await admin.describe_topic(name)
+        if output.as_json:
+            output.record(_record(topic))
+        else:
+            _show(output, topic)
+
+    with_client(url, timeout, work)
+
+
+@topics.command()
+def trim(
+    name: TopicName,
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, help="The partition; with --to-time all without it.")
+    ] = None,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", min=0, help="Drop everything below this offset.")
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option("--to-time", help="Drop what is older than this time (ISO 8601, or -7d).")
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Drop the oldest messages of a topic, for good."""
+    from datetime import UTC, datetime
+
+    from tailrace.cli.moments import parse_moment
+
+    output = Output(as_json=json)
+    if (to_offset is None) == (to_time is None):
+        raise InvalidRequest("pass one of --to-offset and --to-time")
+    if to_offset is not None and partition is None:
+        raise InvalidRequest("--to-offset needs --partition: offsets count per partition")
+    moment = None if to_time is None else parse_moment(to_time, datetime.now(UTC), "--to-time")
+
+    async def work(client: Client) -> None:
+        admin = client.admin()
+        if to_offset is not None:
+            targets = {partition: to_offset}
+        else:
+            targets = dict(enumerate(await admin.find_offsets(name, moment)))
+        if partition is not None:
+            if partition not in targets:
+                raise InvalidRequest(f"--partition: there are partitions 0 to {len(targets) - 1}")
+            targets = {partition: targets[partition]}
+        for number, offset in targets.items():
+            await admin.trim_topic(name, number, offset)
+        topic = await admin.describe_topic(name)
+        if output.as_json:
+            output.record(_record(topic))
+        else:
+            _show(output, topic)
+
+    with_client(url, timeout, work)
+
+
+@topics.command()
+def delete(
+    name: TopicName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Delete a topic and all of its messages, for good."""
+    output = Output(as_json=json)
+    if not yes and (json or not sys.stdin.isatty()):
+        raise InvalidRequest("deleting a topic needs --yes when nobody can be asked")
+
+    if not yes and not _agreed(name, url, timeout):
+        output.note("not deleted")
+        raise typer.Exit(1)
+
+    async def work(client: Client) -> None:
+        await client.admin().delete_topic(name)
+        if output.as_json:
+            output.record({"deleted": name})
+        else:
+            output.line(f"topic {printable(name)} is deleted")
+
+    with_client(url, timeout, work)
+
+
+def _agreed(name: str, url: str | None, timeout: float) -> bool:
+    """Ask, with the figures at hand and no connection open meanwhile."""
+    held = 0
+
+    async def count(client: Client) -> None:
+        nonlocal held
+        topic = await client.admin().describe_topic(name)
+        held = sum(row["end_offset"] - row["start_offset"] for row in topic.partitions)
+
+    with_client(url, timeout, count)
+    return typer.confirm(f"Delete topic {printable(name)} with {held} messages?", err=True)
+
+
+def _settings(partitions: int | None, option: list[str] | None) -> dict[str, Any]:
+    from tailrace.cli.records import parse_settings
+
+    settings = parse_settings(option)
+    if partitions is not None:
+        settings["partitions"] = partitions
+    return settings
+
+
+def _record(topic: Topic) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "id": topic.id,
+        "options": topic.options,
+        "partitions": topic.partitions,
+    }
+
+
+def _count(topic: Topic) -> int:
+    return int(topic.options["partitions"])
+
+
+def _retention(options: dict[str, Any]) -> str:
+    limits = [
+        f"{name.removeprefix('retention_')}={options[name]}"
+        for name in ("retention_ms", "retention_bytes", "retention_count")
+        if options.get(name) is not None
+    ]
+    return " ".join(limits) or "forever"
+
+
+def _show(output: Output, topic: Topic) -> None:
+    output.pairs({"topic": topic.name, "id": topic.id, **topic.options})
+    output.line("")
+    columns = ["partition", "start_offset", "end_offset", "bytes", "segments", "fault"]
+    output.table(columns, [[row.get(column) for column in columns] for row in topic.partitions])
