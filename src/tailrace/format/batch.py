@@ -26,6 +26,7 @@ from tailrace.core.model import (
     HAS_KEY,
     HAS_OFFSET_DELTA,
     HAS_PRIORITY,
+    HASH_OF_EMPTY,
     HEADER_BYTES_MAX,
     KEY_BYTES_MAX,
     PRIORITY_MAX,
@@ -59,6 +60,8 @@ TIME_US_END = 253_402_300_800_000_000
 
 Numbers = npt.NDArray[Any]
 
+_EMPTY = np.array(HASH_OF_EMPTY, np.uint64)
+
 
 class _Opened:
     """A proved body: pyarrow's view of it, and its plain buffers for numpy, which is faster on small ones."""
@@ -72,6 +75,8 @@ class _Opened:
         try:
             self.batch = pa.ipc.read_record_batch(body, schema)
             self.batch.validate(full=True)
+        except MemoryError:  # ours, not the sender's: all sizes are bounded by now
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise InvalidRequest(f"batch: {error}") from None
         for name, node in never_null(columns):
@@ -101,8 +106,14 @@ class _Opened:
         return self.numbers(buffers_of(self.columns)[name][1] + 1, dtype, self.message.rows + extra)
 
     def hashes(self, name: str) -> Hashes:
-        """128-bit hashes of the items of a column."""
-        return hashes_of(self.batch.column(name).to_pylist())
+        """What `hash128` gives for the items of a column: only a null is all zero, an empty item is not."""
+        hashes = hashes_of(self.batch.column(name).to_pylist())
+        empty = (hashes[:, 0] == 0) & (hashes[:, 1] == 0)
+        if empty.any():
+            valid = self.valid(name)
+            hashes = hashes.copy()
+            hashes[empty if valid is None else empty & valid] = _EMPTY
+        return hashes
 
 
 @cache
@@ -216,7 +227,9 @@ def _check_keys(opened: _Opened, want: bool) -> Hashes | None:
     if not want:
         return None
     hashes = opened.hashes("key")
-    wrong = hashes[:, 0] != opened.column("key_hash", "<u8")
+    plain = hashes[:, 0].copy()
+    plain[(hashes == _EMPTY).all(axis=1)] = 0  # what murmur3 gives for an empty key, and what is stored
+    wrong = plain != opened.column("key_hash", "<u8")
     if valid is not None:
         wrong &= valid
     if wrong.any():

@@ -176,7 +176,7 @@ def _add_headers(headers: Sequence[Headers | None], nodes: list[int], parts: lis
 
 
 def hashes_of(items: Iterable[Buffer | None]) -> Hashes:
-    """128-bit hashes, one row each, as `core.model.hash128` defines them; zero for None."""
+    """murmur3 x64 128, seed 0, in halves, one row each; zero for None."""
     packed = b"".join([_ZERO if item is None else _digest(item) for item in items])
     return np.frombuffer(packed, "<u8").reshape(-1, 2)
 
