@@ -65,12 +65,12 @@ def publish(
 
     output = Output(as_json=json)
     given = {
-        "key": None if key is None else key.encode("utf-8", "surrogateescape"),
+        "key": None if key is None else _raw(key),
         "headers": parse_headers(header) if header else None,
         "priority": priority,
-        "ttl": None if ttl is None else parse_span(ttl, "--ttl"),
+        "ttl": None if ttl is None else parse_span(ttl, "--ttl").total_seconds(),
         "partition": partition,
-        "dedup_id": dedup_id,
+        "dedup_id": None if dedup_id is None else _raw(dedup_id),
         "expected_sequence": expect_sequence,
         "expected_key_sequence": expect_key_sequence,
     }

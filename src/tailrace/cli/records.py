@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tailrace import Message, Result
 
 
+RESERVED = frozenset({"if_missing", "name", "timeout"})
+"""Parameters of the SDK's calls for topics, which stand beside a topic's options."""
+
+
 def bytes_field(name: str, data: bytes | None) -> dict[str, str | None]:
     """The one entry of a record that holds these bytes."""
     if data is None:
@@ -75,7 +79,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     not taken over.
     """
 
-    value: str | None = None
+    value: str | msgspec.UnsetType | None = msgspec.UNSET
     value_base64: str | None = None
     key: str | None = None
     key_base64: str | None = None
@@ -102,11 +106,11 @@ def parse_line(line: bytes) -> dict[str, Any]:
         found = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"not a message: {error}") from None
-    value = _either("value", found.value, found.value_base64)
-    if value is None:
+    text = None if found.value is msgspec.UNSET else found.value
+    value = _either("value", text, found.value_base64)
+    if value is None and found.value is msgspec.UNSET:
         raise InvalidRequest('neither "value" nor "value_base64" is there')
     fields: dict[str, Any] = {
-        "value": value,
         "key": _either("key", found.key, found.key_base64),
         "headers": _headers(found.headers) or None,
         "timestamp": _time("timestamp", found.timestamp),
@@ -115,7 +119,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
         "dedup_id": _either("dedup_id", found.dedup_id, found.dedup_id_base64),
         "expires_at": _time("expires_at", found.expires_at),
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    # A value that is null is a tombstone; of everything else, null means that it is not there.
+    return {"value": value, **{name: field for name, field in fields.items() if field is not None}}
 
 
 def parse_headers(texts: list[str]) -> list[tuple[str, bytes]]:
@@ -138,7 +143,10 @@ def parse_settings(texts: list[str] | None) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidRequest(f"--option: {text!r} is not KEY=VALUE")
-        settings[key.replace("-", "_")] = option_value(value)
+        key = key.replace("-", "_")
+        if key in RESERVED:
+            raise InvalidRequest(f"--option: {key!r} is not an option of topics")
+        settings[key] = option_value(value)
     return settings
 
 

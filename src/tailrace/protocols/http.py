@@ -89,6 +89,8 @@ class HttpListener:
         try:
             if len(self._tasks) > self._connections_max:
                 writer.write(_encode(_Answer(503, b"too many connections\n", keep=False), head_only=False))
+                if len(self._tasks) <= 2 * self._connections_max:
+                    await _linger(reader, writer)
             else:
                 await self._converse(reader, writer)
         except (ConnectionError, TimeoutError):
