@@ -1,7 +1,8 @@
 """The catalog: which topics there are, as one frozen value that a coordinator stores whole.
 
-Every change is a function from a catalog to a new one and the topic concerned, or to a refusal. The data of a
-deleted topic stays listed in `removing` until it is gone, so that a crash in between does not leave it behind.
+Every change is a function from a catalog to a new one and the topic concerned, or to a refusal. The data of
+a deleted topic stays listed in `removing` until it is gone, so that a crash in between does not leave it
+behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Commands in and replies out: everything that a client can ask of a broker, as frozen values.
 
-The same structs are the headers of the native protocol, so a request is decoded once, straight into what the core decides on.
-Bodies (Arrow batches on publish, raw frames on fetch) travel beside them and are not part of the values.
+The same structs are the headers of the native protocol, so a request is decoded once, straight into what
+the core decides on. Bodies (Arrow batches on publish, raw frames on fetch) travel beside them and are not
+part of the values.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class TrimTopic(Command, frozen=True, tag="trim_topic"):
 class Publish(Command, frozen=True, tag="publish"):
     """Append the batch in the body to one partition, whole or not at all.
 
-    `columns` says which optional columns the body has, `crc` is its CRC32C. A producer id of 0 is not idempotent.
-    `expected_sequence` N >= 1: the first message takes exactly N. `expected_key_sequences` has one number per message.
+    `columns` says which optional columns the body has, `crc` is its CRC32C. A producer id of 0 is not
+    idempotent. `expected_sequence` N >= 1: the first message takes exactly N. `expected_key_sequences` has
+    one number per message.
     """
 
     topic: str
@@ -133,7 +135,8 @@ class Done(Command, frozen=True, tag="done"):
 
 
 class TopicInfo(Command, frozen=True, tag="topic"):
-    """A topic as the catalog has it. `partitions` has one row each: dicts with offsets, bytes and faults, on describe only."""
+    """A topic as the catalog has it. `partitions` has one row each: dicts with offsets, bytes and faults,
+    on describe only."""
 
     name: str
     id: int
@@ -149,8 +152,9 @@ class TopicList(Command, frozen=True, tag="topics"):
 
 
 class Published(Command, frozen=True, tag="published"):
-    """The batch is stored as the topic promises. `base_offset` is of the first message that is not listed in `duplicates`, which names
-    (row, first offset) of the messages that were there already; all other rows follow each other from `base_offset`."""
+    """The batch is stored as the topic promises. `base_offset` is of the first message that is not listed
+    in `duplicates`, which names (row, first offset) of the messages that were there already; all other
+    rows follow each other from `base_offset`."""
 
     base_offset: int
     append_time_us: int

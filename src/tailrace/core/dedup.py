@@ -1,13 +1,13 @@
 """The dedup window: which dedup ids a partition has taken lately, and the offset that each took first.
 
-An id counts for `window_us` by append time; two messages at exactly that distance are both kept. The table maps
-hash to offset; beside it one line per batch has its append time, its first offset, and how many ids came before
-it. Times and offsets grow together, so everything that has expired lies below one offset, the *floor*, and an
-entry is alive when its offset is at or above it.
+An id counts for `window_us` by append time; two messages at exactly that distance are both kept. The table
+maps hash to offset; beside it one line per batch has its append time, its first offset, and how many ids
+came before it. Times and offsets grow together, so everything that has expired lies below one offset, the
+*floor*, and an entry is alive when its offset is at or above it.
 
-Nothing is deleted one by one. Entries go to the young table; when everything in the old table lies below the
-floor, it is dropped, the young one becomes the old one, and a new one starts. So there are never more entries than
-those of two windows.
+Nothing is deleted one by one. Entries go to the young table; when everything in the old table lies below
+the floor, it is dropped, the young one becomes the old one, and a new one starts. So there are never more
+entries than those of two windows.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ class DedupWindow:
     def recall(self, ids: Hashes, base_offset: int, count: int) -> list[tuple[int, int]]:
         """(row, first offset) of the rows that were filtered out of a batch when it was first appended.
 
-        `count` rows of it were kept and stand from `base_offset` on. As long as the ids are remembered, the answer is
-        the first one; what is forgotten is listed with offset -1: it is stored, its place is not known any more.
+        `count` rows of it were kept and stand from `base_offset` on; filtered rows had lower offsets, or those of
+        earlier rows of the batch. As long as the ids are remembered, the answer is the first one; what is
+        forgotten is listed with offset -1: it is stored, its place is not known any more.
         """
         given = present_rows(ids)
         found = np.full(len(ids), -1, np.int64)

@@ -1,8 +1,8 @@
 """Facts: what the log of a partition says has happened; replaying them is the only way that state changes.
 
 `Appended` is never encoded: it is a data frame, made again from the frame's header and body at replay. All
-others are small and share facts frames. The number in front of an encoded fact is its tag: stored bytes depend
-on it, so tags are never given twice. Fields are only ever added at the end, with a default.
+others are small and share facts frames. The number in front of an encoded fact is its tag: stored bytes
+depend on it, so tags are never given twice. Fields are only ever added at the end, with a default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class ProducerAdvanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A batch consisted of duplicates only: its sequence is used up and nothing was appended, `count` is 0."""
+    """A batch consisted of duplicates only: its sequence is used up, nothing was appended.
+
+    `base_offset` is the end of the partition at that moment and `count` is 0.
+    """
 
     producer_id: int
     epoch: int

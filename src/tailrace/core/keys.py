@@ -1,15 +1,15 @@
 """The key index: how many messages each key of a partition has had, for `expected_key_sequence`.
 
-A key's stream is an aggregate's history, as in event stores. Its *key sequence* is the number of messages that
-the key has so far, and `expected_key_sequence` is what that number must be before the append:
+A key's stream is an aggregate's history, as in event stores. Its *key sequence* is the number of messages
+that the key has so far, and `expected_key_sequence` is what that number must be before the append:
 
     -1  any
      0  the key has no message yet: this one becomes the first
      N  the key has exactly N messages: this one becomes number N + 1
 
-Rows of one batch are taken in order, so two rows of a new key with 0 and 1 both pass. Numbers are never taken
-back: trimming the log does not touch them. A key is known by its 128-bit hash and takes 24 bytes, and the table
-has between 1.5 and 3 times the room that it needs.
+Rows of one batch are taken in order, so two rows of a new key with 0 and 1 both pass. Numbers are never
+taken back: trimming the log does not touch them. A key is known by its 128-bit hash and takes 24 bytes, and
+the table has between 1.5 and 3 times the room that it needs.
 """
 
 from __future__ import annotations

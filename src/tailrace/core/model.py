@@ -1,8 +1,9 @@
 """The vocabulary of the core: identifiers, limits and the view of a batch that decisions are made on.
 
-Three numbers are easily confused and are different types: an *entry index* counts frames of one log, an *offset*
-counts messages of one partition, a *sequence* is an offset + 1 (so that 0 is free to mean "append anywhere").
-Intervals are half-open, ``[first, end)``, everywhere. Times are microseconds since 1970 UTC and end in ``_us``.
+Three numbers are easily confused and are different types: an *entry index* counts frames of one log, an
+*offset* counts messages of one partition, a *sequence* is an offset + 1 (so that 0 is free to mean "append
+anywhere"). Intervals are half-open, ``[first, end)``, everywhere. Times are microseconds since 1970 UTC and
+end in ``_us``.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ Hashes = npt.NDArray[np.uint64]
 class BatchView(msgspec.Struct, frozen=True, eq=False):
     """What the core sees of a batch body: sizes and hashes, never payload bytes.
 
-    ``keys`` and ``dedup_ids`` are filled only where the topic needs them. ``timestamp_max_us`` is the greatest
-    timestamp of the batch; the ``*_bytes_max`` fields are the largest single key, headers and value in it.
+    ``keys`` and ``dedup_ids`` are filled only where the topic needs them. ``timestamp_max_us`` is the
+    greatest timestamp of the batch; the ``*_bytes_max`` fields are the largest single key, headers and
+    value in it.
     """
 
     count: int
@@ -74,7 +76,8 @@ HASH_OF_EMPTY = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 
 def hash128(data: bytes) -> tuple[int, int]:
-    """Hash of a key or dedup id for the tables of the core: murmur3 x64 128, seed 0, as two unsigned halves; never all zero."""
+    """Hash of a key or dedup id for the tables of the core: murmur3 x64 128, seed 0, as two unsigned
+    halves; never all zero."""
     low, high = mmh3.hash64(data, 0, True, signed=False)
     return (low, high) if low or high else HASH_OF_EMPTY
 

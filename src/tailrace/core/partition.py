@@ -7,8 +7,9 @@ A publish is looked at in this order, and the first "no" is the answer:
 3. dedup ids: duplicates are filtered out; what follows is about the rows that are left;
 4. the expected sequence of the partition, then those of keys.
 
-A refused batch uses up neither offsets nor the producer's sequence. Windows go by append time, which never goes
-back: ``append_time = max(now, last append_time)``; so replaying the facts gives the same state, byte for byte.
+A refused batch uses up neither offsets nor the producer's sequence. Windows go by append time, which never
+goes back: ``append_time = max(now, last append_time)``; so replaying the facts gives the same state, byte
+for byte.
 """
 
 from __future__ import annotations
@@ -155,23 +156,28 @@ class Partition:
         return Decision((appended,), Published(self.end_offset, time_us, duplicates), keep)
 
     def _repeat(self, view: BatchView, result: BatchResult) -> Published:
-        """A retry: the first result again. The dedup window says which rows were duplicates then (`recall`)."""
+        """A retry: the first result again; the dedup window knows which rows were duplicates then."""
         if view.count == result.count:
             return Published(result.base_offset, result.append_time_us)
         if view.dedup_ids is None:  # not the batch that it was: say only what is known
             duplicates = [(row, -1) for row in range(view.count)]
         else:
             duplicates = self.dedup.recall(view.dedup_ids, result.base_offset, result.count)
-        return Published(result.base_offset, result.append_time_us, duplicates)
+        base_offset = result.base_offset if result.count else duplicates[0][1]
+        return Published(base_offset, result.append_time_us, duplicates)
 
     def _all_duplicates(self, publish: Publish, found: Filtered, time_us: int) -> Decision:
-        """Nothing is new: only the producer's sequence is used. The base offset is that of the first row."""
-        base_offset = found.duplicates[0][1]
-        reply = Published(base_offset, time_us, found.duplicates)
+        """Nothing is new: only the producer's sequence is used. The reply's base offset is the first row's."""
+        reply = Published(found.duplicates[0][1], time_us, found.duplicates)
         if not publish.producer_id:
             return Decision(NOTHING, reply, found.keep)
         fact = ProducerAdvanced(
-            publish.producer_id, publish.producer_epoch, publish.producer_sequence, base_offset, 0, time_us
+            publish.producer_id,
+            publish.producer_epoch,
+            publish.producer_sequence,
+            self.end_offset,
+            0,
+            time_us,
         )
         return Decision((fact,), reply, found.keep)
 
@@ -275,7 +281,7 @@ class Partition:
 
     @classmethod
     def restore(cls, options: TopicOptions, chunks: Sequence[Buffer]) -> Partition:
-        """The partition that a snapshot was taken of, however its bytes are cut into chunks. Raises `Corrupt`."""
+        """The partition that a snapshot is of, however its bytes are cut into chunks; raises `Corrupt`."""
         data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         partition = cls(options)
         try:

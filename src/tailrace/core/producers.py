@@ -1,12 +1,14 @@
 """Idempotent producers of one partition: the epoch and sequence that each is at, and its last 16 results.
 
-A producer numbers its batches 0, 1, 2, … per partition and epoch. The next number is new; one of the last 16 is a
-retry and gets the first result; anything older cannot be answered any more; a number beyond the next is a gap,
-which the client closes by sending in order. A higher epoch starts again at 0 and fences all lower ones.
+A producer numbers its batches 0, 1, 2, … per partition and epoch. The next number is new; one of the last
+16 is a retry and gets the first result; anything older cannot be answered any more; a number beyond the
+next is a gap, which the client closes by sending in order. A higher epoch starts again at 0 and fences all
+lower ones.
 
-State is columnar: a dict from id to row, and arrays. The result of sequence s lies in slot s % 16 of its row. A
-producer that was idle for seven days by append time is forgotten: it starts again at 0, with any epoch. Its row
-stays until it comes back or somebody new needs the room, and until then a claim still counts on from its epoch.
+State is columnar: a dict from id to row, and arrays. The result of sequence s lies in slot s % 16 of its
+row. A producer that was idle for seven days by append time is forgotten: it starts again at 0, with any
+epoch. Its row stays until it comes back or somebody new needs the room, and until then a claim still counts
+on from its epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ PRODUCERS_MAX = 100_000
 ID_MAX = (1 << 64) - 1
 EPOCH_MAX = (1 << 32) - 1
 SEQUENCE_MAX = (1 << 32) - 1
-"""Frame headers have 64 bits for the id, 32 for epoch and sequence; after that many batches a new epoch is due."""
+"""What frame headers have room for; after that many batches a producer has to claim a new epoch."""
 
 _ROW = RESULTS_KEPT * 3
 _EMPTY_ROW = array("q", bytes(8 * _ROW))

@@ -1,8 +1,9 @@
 """A hash table of 128-bit hashes to 64-bit numbers in one numpy buffer, with batch forms of get and put.
 
-Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value; a slot whose
-hash is all zero is empty, which is why `hash128` never gives zero. The low bits of the hash are the home slot. At
-most two thirds are in use, then the table doubles. Deletion shifts the run behind it back: no tombstones.
+Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value; a slot
+whose hash is all zero is empty, which is why `hash128` never gives zero. The low bits of the hash are the
+home slot. At most two thirds are in use, then the table doubles. Deletion shifts the run behind it back: no
+tombstones.
 
 The layout depends only on the calls and their order: two replicas that apply the same facts have equal bytes.
 """

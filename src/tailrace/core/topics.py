@@ -1,7 +1,7 @@
 """Topics: rules for their names, their options with defaults and bounds, and the folder of their data.
 
-`parse_options` reports every problem at once, so that a user fixes a request in one go. `RANGES` and `CHOICES`
-are the whole rule book for single options; what concerns two options together follows them.
+`parse_options` reports every problem at once, so that a user fixes a request in one go. `RANGES` and
+`CHOICES` are the whole rule book for single options; what concerns two options together follows them.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def _together(values: dict[str, Any], base: TopicOptions | None) -> list[str]:
 def encode_folder(name: str, topic_id: int) -> str:
     """The folder of a topic's data.
 
-    The id gives a topic that is created again a new folder, and names that differ only in case different ones.
+    The id gives a topic that is created again a new folder, and names that differ only in case different
+    ones.
     """
     digits = ""
     while topic_id or not digits:
