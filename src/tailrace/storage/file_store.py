@@ -1,4 +1,5 @@
-"""The default storage engine: each log is a folder of segment files below one root, locked against a second broker."""
+"""The default storage engine: each log is a folder of segment files below one root, locked against a second
+broker."""
 
 from __future__ import annotations
 

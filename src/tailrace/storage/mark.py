@@ -1,6 +1,7 @@
 """The durable mark: a small file that says up to where a log had certainly been synced.
 
-Two slots in different sectors are written in turn, so that a torn write never loses the older statement. The mark may lag
+Two slots in different sectors are written in turn, so that a torn write never loses the older statement. The
+mark may lag
 behind, never lead: it is what tells damage from a torn tail when no barrier does.
 """
 
@@ -21,7 +22,8 @@ _CRC = struct.Struct("<I")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Everything before `position` of the segment that begins with entry `segment` is on the disk, and all segments before it."""
+    """Everything before `position` of the segment that begins with entry `segment` is on the disk, and all
+    segments before it."""
 
     sequence: int
     segment: int
@@ -36,10 +38,10 @@ class Mark(msgspec.Struct, frozen=True):
     """The entry with which the log began."""
 
 
-def encode(mark: Mark) -> tuple[bytes, int]:
-    """The bytes of a mark and the position of the slot they belong to."""
-    raw = _LAYOUT.pack(_MAGIC, _VERSION, *msgspec.structs.astuple(mark))
-    return raw + _CRC.pack(crc32c(raw)), mark.sequence % 2 * SLOT_BYTES
+def encode(sequence: int, mark: Mark) -> tuple[bytes, int]:
+    """The bytes of the mark with that number, and the position of the slot they belong to."""
+    raw = _LAYOUT.pack(_MAGIC, _VERSION, sequence, *msgspec.structs.astuple(mark)[1:])
+    return raw + _CRC.pack(crc32c(raw)), sequence % 2 * SLOT_BYTES
 
 
 def decode(data: Buffer) -> Mark | None:

@@ -1,6 +1,8 @@
-"""Logs in memory: the same port without a disk, for topics that promise nothing across restarts and for tests.
+"""Logs in memory: the same port without a disk, for topics that promise nothing across restarts and for
+tests.
 
-What a log holds belongs to its store: a log that is closed and taken again finds its frames, as after a restart.
+What a log holds belongs to its store: a log that is closed and taken again finds its frames, as after a
+restart.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
-from tailrace.format.frame import DATA, HEADER_BYTES, MORE, Buffer, Frame, Header
+from tailrace.format.frame import DATA, HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import LogStats, Recovery, Snapshot
-
-SNAPSHOTS_KEPT = 2
+from tailrace.storage.continuity import first_numbers, numbers_after
+from tailrace.storage.file_log import SNAPSHOTS_KEPT
 
 
 class _Content:
-    """What one log holds; `frames` is replaced when it shrinks, so readers in other threads keep what they have."""
+    """What one log holds; `frames` is replaced when it shrinks, so readers in other threads keep what they
+    have."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[Header, bytes]] = []
@@ -39,7 +42,8 @@ class MemoryLog:
         self._syncs = 0
 
     def fail_next(self, error: StorageFault) -> None:
-        """Let the next append or sync fail with `error`; an outcome other than `none` fences the log, as on a disk."""
+        """Let the next append or sync fail with `error`; an outcome other than `none` fences the log, as on a
+        disk."""
         self._next_error = error
 
     @property
@@ -65,26 +69,10 @@ class MemoryLog:
         content = self._content
         entry, offset, start = content.end_entry, content.end_offset, content.start_offset
         if not content.started and not content.snapshots:
-            entry = frames[0].header.entry
-            offset = next((frame.header.base_offset for frame in frames if frame.header.kind == DATA), 0)
+            entry, offset = first_numbers(frames)
             start = offset
-        stored = []
-        for frame in frames:
-            header = frame.header
-            if header.entry != entry or (header.kind == DATA and header.base_offset != offset):
-                raise StorageFault(
-                    f"{self._name}: entry {header.entry} at offset {header.base_offset} does not follow "
-                    f"entry {entry - 1}, offset {offset}",
-                    outcome="none",
-                )
-            entry += 1
-            if header.kind == DATA:
-                offset += header.span
-            stored.append((header, b"".join(frame.parts())))
-        if frames[-1].header.flags & MORE:
-            raise InvalidRequest(
-                "an append ends with a frame that says MORE: a group belongs into one append"
-            )
+        entry, offset = numbers_after(self._name, frames, entry, offset)
+        stored = [(frame.header, b"".join(frame.parts())) for frame in frames]
         self._fail_if_asked()
         content.frames += stored
         content.started = True
@@ -214,7 +202,8 @@ def _replay(frames: list[tuple[Header, bytes]], after: int) -> Iterator[tuple[He
 
 
 def _first_data(frames: list[tuple[Header, bytes]], offset: int) -> int:
-    """A place at or before the data frame that holds `offset`; only data frames carry the log's own offsets."""
+    """A place at or before the data frame that holds `offset`; only data frames carry the log's own
+    offsets."""
     low, high = 0, len(frames)
     while low < high:
         middle = (low + high) // 2

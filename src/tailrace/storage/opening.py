@@ -1,9 +1,12 @@
 """Opening a log: read what a crash or damage left, decide where the log ends, change nothing yet.
 
-`inspect_folder` reads only. `FileLog.recover` then acts on what it found: it cuts a torn tail, or it quarantines.
+`inspect_folder` reads only. `FileLog.recover` then acts on what it found: it cuts a torn tail, or it
+quarantines.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import msgspec
 
@@ -11,12 +14,11 @@ from tailrace.errors import Corrupt
 from tailrace.format.frame import BARRIER, DATA, MORE, Header
 from tailrace.ports import Disk, Snapshot
 from tailrace.storage import mark as marks
-from tailrace.storage import snapshots
+from tailrace.storage.log_folder import QUARANTINE_NAME
 from tailrace.storage.mark import MARK_NAME, SLOT_BYTES, Mark
 from tailrace.storage.scan import damaged, look_behind, scan
 from tailrace.storage.segment import Segment, decode_index, first_entry, index_name, log_name
-
-QUARANTINE_NAME = "quarantine"
+from tailrace.storage.snapshots import load_snapshot, snapshot_entry
 
 
 class Checked(msgspec.Struct, eq=False):
@@ -122,7 +124,7 @@ def inspect_folder(disk: Disk, folder: str) -> Opened:
     )
     try:
         suspect = _suspect(disk, folder) if QUARANTINE_NAME in names else None
-        for entry, following in zip(entries, entries[1:], strict=False):
+        for entry, following in pairwise(entries):
             offset = opened.segments[-1].end_offset if opened.segments else None
             opened.segments.append(_sealed(disk, folder, entry, following, offset, suspect))
         if entries:
@@ -160,10 +162,10 @@ def read_mark(disk: Disk, folder: str) -> Mark | None:
 def _load_snapshots(disk: Disk, folder: str, names: list[str]) -> list[Snapshot]:
     found = []
     for name in reversed(names):
-        if snapshots.snapshot_entry(name) is None:
+        if snapshot_entry(name) is None:
             continue
         try:
-            found.append(snapshots.load(disk, f"{folder}/{name}"))
+            found.append(load_snapshot(disk, f"{folder}/{name}"))
         except Corrupt:
             continue  # the previous one is there for this; `verify_log` reports it
     return found
@@ -181,7 +183,8 @@ def _suspect(disk: Disk, folder: str) -> str:
 def _sealed(
     disk: Disk, folder: str, entry: int, following: int, offset: int | None, suspect: str | None
 ) -> Segment:
-    """A segment that has a successor: from its index, or checked whole. It was synced before the successor was made."""
+    """A segment that has a successor: from its index, or checked whole. It was synced before the successor
+    was made."""
     path = f"{folder}/{log_name(entry)}"
     if suspect != log_name(entry):
         handle = disk.open(path)

@@ -1,7 +1,10 @@
-"""Reading a log of segments: by offset, by time, for retention and for replay, beside a writer in another thread.
+"""Reading a log of segments: by offset, by time, for retention and for replay, beside a writer in another
+thread.
 
-Readers open the file themselves and look at nothing beyond `Segment.size`, which the writer raises when bytes are in place.
-When the writer takes bytes away (truncate, trim) it publishes the smaller view first and raises `generation`: a reader that
+Readers open the file themselves and look at nothing beyond `Segment.size`, which the writer raises when bytes
+are in place.
+When the writer takes bytes away (truncate, trim) it publishes the smaller view first and raises `generation`:
+a reader that
 stumbles over missing bytes tries again when the generation has changed, and only otherwise reports trouble.
 """
 
@@ -11,6 +14,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from tailrace.errors import Corrupt, StorageFault
@@ -45,7 +49,8 @@ class LogReader:
         return f"{self.folder}/{segment.name}"
 
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
-        """See `PartitionLog.read`; each buffer holds whole frames, the first and the last of each is a data frame."""
+        """See `PartitionLog.read`; each buffer holds whole frames, the first and the last of each is a data
+        frame."""
         return self._steady(lambda: self._read(offset, end, bytes_max))
 
     def find_time(self, timestamp_us: int) -> int | None:
@@ -63,13 +68,14 @@ class LogReader:
 
     def retention_offset(
         self, bytes_max: int | None, append_time_us: int | None, count_max: int | None
-    ) -> int:
-        """See `PartitionLog.retention_offset`; bytes are those of whole data frames, count is that of offsets."""
+    ) -> int | None:
+        """See `PartitionLog.retention_offset`; bytes are those of whole data frames, count is that of
+        offsets."""
 
-        def find() -> int:
+        def find() -> int | None:
             segments = self.segments
             if not segments:
-                return 0
+                return None
             found = segments[0].base_offset
             if bytes_max is not None:
                 found = max(found, self._keep_bytes(segments, bytes_max))
@@ -82,7 +88,8 @@ class LogReader:
         return self._steady(find)
 
     def replay(self, after: int, damage: Callable[[Corrupt], None]) -> Iterator[tuple[Header, Buffer]]:
-        """Frames with an index above `after`, as of now. Sealed segments are checked on the way: `damage` hears of it before it is
+        """Frames with an index above `after`, as of now. Sealed segments are checked on the way: `damage`
+        hears of it before it is
         raised. The last segment was checked when the log was opened."""
         parts = [(segment, segment.size) for segment in self.segments if segment.end_entry > after + 1]
         for segment, size in parts:
@@ -180,10 +187,13 @@ class LogReader:
     def _read_segment(
         self, segment: Segment, offset: int, end: int, room: int, strict: bool
     ) -> tuple[memoryview, bool]:
-        """The frames of one segment in one view, and whether the next segment may follow; `strict` refuses to exceed `room`."""
+        """The frames of one segment in one view, and whether the next segment may follow; `strict` refuses to
+        exceed `room`."""
         limit = segment.size
         points = self.points(segment)
         base = points[last_false(points, lambda point: point.base_offset > offset)].position
+        if base >= limit:
+            return memoryview(b""), False
         path = self.path(segment)
         handle = self.disk.open(path)
         try:
@@ -259,8 +269,7 @@ class LogReader:
             if drop <= 0:
                 return segment.base_offset
             if segment.data_bytes > drop:
-                limit = drop
-                found = self._first(segment, lambda point: point.data_bytes >= limit)
+                found = self._first(segment, partial(_behind_bytes, drop))
                 if found is not None:
                     return found.base_offset
             drop -= segment.data_bytes
@@ -283,3 +292,7 @@ class LogReader:
                 if found is not None:
                     return found.base_offset
         return segments[-1].end_offset
+
+
+def _behind_bytes(drop: int, point: Point) -> bool:
+    return point.data_bytes >= drop

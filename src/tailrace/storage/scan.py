@@ -1,10 +1,15 @@
 """Walking through a segment file: checked frames, and what stands behind the first bad place.
 
-A crash may leave any subset of the sectors that were not synced. So a bad frame is a *torn tail* when nothing says that it
-had been synced, and *damage* when something does: the durable mark, or a barrier behind it. Each append starts with a
-barrier, a frame without a body whose header says up to which position the segment had been synced before that append.
-Fields of a barrier: `entry` and `base_offset` are those of the next frame, `append_time_us` is the synced position,
-`producer_id` a random number of the segment (so that no message body can pose as a barrier) and `leader_epoch` the entry
+A crash may leave any subset of the sectors that were not synced. So a bad frame is a *torn tail* when nothing
+says that it
+had been synced, and *damage* when something does: the durable mark, or a barrier behind it. Each append
+starts with a
+barrier, a frame without a body whose header says up to which position the segment had been synced before that
+append.
+Fields of a barrier: `entry` and `base_offset` are those of the next frame, `append_time_us` is the synced
+position,
+`producer_id` a random number of the segment (so that no message body can pose as a barrier) and
+`leader_epoch` the entry
 with which the log once began (so that a trimmed log is told from a whole one).
 """
 
@@ -69,7 +74,8 @@ def scan(
 ) -> Iterator[Located]:
     """Every frame from `start` to `end`, barriers included; raises `Corrupt` at the first that does not hold.
 
-    With `check`, bodies are checked too. Bodies are views into chunks of the file: whoever keeps one keeps the chunk.
+    With `check`, bodies are checked too. Bodies are views into chunks of the file: whoever keeps one keeps
+    the chunk.
     """
     view, base, position = memoryview(b""), start, start
     while position < end:
@@ -95,7 +101,8 @@ def scan(
 
 
 def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | None) -> Tail:
-    """Search the rest of a segment for bytes that are not zero and for barriers (of that segment, when its number is known)."""
+    """Search the rest of a segment for bytes that are not zero and for barriers (of that segment, when its
+    number is known)."""
     used, synced = position, 0
     while position < end:
         chunk = disk.read(handle, position, min(CHUNK + HEADER_BYTES, end - position))

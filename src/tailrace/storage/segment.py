@@ -1,7 +1,9 @@
 """A segment: one file of frames, its figures and its sparse index.
 
-A segment file is named after its first entry: `00000000000000000042.log`. Its index holds one `Point` per 64 KiB or more; the
-index of the segment that is being written lives in memory only, that of a sealed one in `…0042.idx`. Indexes are derived
+A segment file is named after its first entry: `00000000000000000042.log`. Its index holds one `Point` per 64
+KiB or more; the
+index of the segment that is being written lives in memory only, that of a sealed one in `…0042.idx`. Indexes
+are derived
 data: one that is missing or does not pass its checksum is rebuilt from the frames.
 """
 
@@ -21,7 +23,8 @@ TIME_MIN = -(1 << 63)
 
 _MAGIC = b"TRIX"
 _VERSION = 1
-#        magic version | first_entry end_entry base end | size data_bytes frames | time_max first_append last_append | points
+#        magic version | first_entry end_entry base end | size data_bytes frames | time_max first_append
+# last_append | points
 _HEAD = struct.Struct("<4sI4Q3Q3qI")
 _CRC = struct.Struct("<I")
 
@@ -41,7 +44,8 @@ class Point(NamedTuple):
 
 
 class Segment:
-    """Figures of one segment. The writer extends it; `size` is raised last, and readers never look beyond it."""
+    """Figures of one segment. The writer extends it; `size` is raised last, and readers never look beyond
+    it."""
 
     __slots__ = (
         "base_offset",
@@ -84,7 +88,8 @@ class Segment:
         return index_name(self.first_entry)
 
     def note(self, header: Header, position: int) -> None:
-        """Take a frame at `position` into the figures; the caller raises `size` when the bytes are in place."""
+        """Take a frame at `position` into the figures; the caller raises `size` when the bytes are in
+        place."""
         if header.kind == BARRIER:
             return
         points = self.points
@@ -125,7 +130,8 @@ def first_entry(name: str) -> int | None:
 
 
 def last_false(points: list[Point], holds: Callable[[Point], bool]) -> int:
-    """Number of the last point for which a condition that turns true once does not hold yet; 0 when it holds from the start."""
+    """Number of the last point for which a condition that turns true once does not hold yet; 0 when it holds
+    from the start."""
     return max(bisect_right(points, False, key=holds) - 1, 0)
 
 

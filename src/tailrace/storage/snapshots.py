@@ -1,4 +1,5 @@
-"""Snapshot files: opaque state with a checksum over everything, written beside, synced, then renamed into place."""
+"""Snapshot files: opaque state with a checksum over everything, written beside, synced, then renamed into
+place."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer
 from tailrace.ports import Disk, Snapshot
 
-TEMPORARY = ".tmp"
 _MAGIC = b"TRSN"
 _VERSION = 1
 _HEAD = struct.Struct("<4sIQQI")
@@ -42,7 +42,7 @@ def _checksum(parts: Sequence[Buffer]) -> int:
     return value
 
 
-def encode(snapshot: Snapshot) -> list[Buffer]:
+def encode_snapshot(snapshot: Snapshot) -> list[Buffer]:
     """The parts of a snapshot file, chunks uncopied: head, lengths of the chunks, the chunks, checksum."""
     chunks = [chunk for chunk in snapshot.chunks if len(chunk)]
     head = _HEAD.pack(_MAGIC, _VERSION, snapshot.entry, snapshot.offset, len(chunks))
@@ -51,7 +51,7 @@ def encode(snapshot: Snapshot) -> list[Buffer]:
     return [*parts, _CRC.pack(_checksum(parts))]
 
 
-def decode(raw: bytes) -> Snapshot:
+def decode_snapshot(raw: bytes) -> Snapshot:
     """The snapshot in a file; raises `Corrupt`. Chunks are views, empty chunks are not kept."""
     view = memoryview(raw)
     if len(raw) < _HEAD.size + _CRC.size:
@@ -70,10 +70,10 @@ def decode(raw: bytes) -> Snapshot:
     return Snapshot(entry, offset, chunks)
 
 
-def load(disk: Disk, path: str) -> Snapshot:
+def load_snapshot(disk: Disk, path: str) -> Snapshot:
     """Read and check one file; raises `Corrupt` or OSError."""
     handle = disk.open(path)
     try:
-        return decode(disk.read(handle, 0, disk.size(handle)))
+        return decode_snapshot(disk.read(handle, 0, disk.size(handle)))
     finally:
         disk.close(handle)

@@ -1,8 +1,11 @@
-"""Threads between the event loop and the disks: one serial queue per log, group commit, one wake-up per batch of results.
+"""Threads between the event loop and the disks: one serial queue per log, group commit, one wake-up per batch
+of results.
 
-The owner submits from its loop; workers run; results gather until the owner fetches them. `notify` is called from a worker
+The owner submits from its loop; workers run; results gather until the owner fetches them. `notify` is called
+from a worker
 when there is something to fetch, and not again before `completed` was called, so it may be
-`lambda: loop.call_soon_threadsafe(drain)` with `for done, result, error in threads.completed(): done(result, error)`.
+`lambda: loop.call_soon_threadsafe(drain)` with `for done, result, error in threads.completed(): done(result,
+error)`.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ class _Results:
 
 
 class _Lane:
-    """The work that waits for one log. `busy` is true from the moment it is handed to a worker until it is empty."""
+    """The work that waits for one log. `busy` is true from the moment it is handed to a worker until it is
+    empty."""
 
     __slots__ = ("busy", "lock", "log", "waiting")
 
@@ -94,7 +98,8 @@ class StorageThreads:
         return thread
 
     def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
-        """Append when the log's turn comes, joined with whatever else waits for it; the owner's thread only."""
+        """Append when the log's turn comes, joined with whatever else waits for it; the owner's thread
+        only."""
         self._submit(log, _Append(frames, sync, done))
 
     def run(self, log: PartitionLog, work: Callable[[], Any], done: Done) -> None:
@@ -122,7 +127,8 @@ class StorageThreads:
         if self._closed:
             return
         self._closed = True
-        # a lane that has more work puts itself behind these ends, so the workers pass them on until nothing is left
+        # a lane that has more work puts itself behind these ends, so the workers pass them on until nothing
+        # is left
         for _ in self._readers:
             self._reads.put(None)
         for thread in self._readers:
@@ -163,7 +169,8 @@ class StorageThreads:
 
 
 class InlineThreads:
-    """The same interface without threads: everything runs at once in the caller, for virtual time and simulation."""
+    """The same interface without threads: everything runs at once in the caller, for virtual time and
+    simulation."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._results = _Results(notify)
