@@ -1,0 +1,151 @@
+"""Reads: a fetch collects committed frames from the hot tail or the log, and waits while there is nothing.
+
+A fetch covers several partitions of one topic. It is looked at when it arrives, whenever one of its partitions commits more, when its
+receiver has room again, and at its deadline; it is answered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.pump import Pump, Timer
+from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.core.commands import Fetch, Fetched
+from tailrace.core.model import Refusal
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+FETCH_BYTES_MAX = 8 * 1024 * 1024
+WAIT_MS_MAX = 60_000
+
+
+class Gate(Protocol):
+    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling memory."""
+
+    def blocked(self, resume: Callable[[], None]) -> bool:
+        """False: go on. True: there is no room, `resume` will be called."""
+        ...
+
+
+class OpenGate:
+    """A receiver without a buffer of its own to protect (inside the same process)."""
+
+    def blocked(self, resume: Callable[[], None]) -> bool:
+        """Never."""
+        return False
+
+
+class FetchJob:
+    """One fetch under way."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        shards: Sequence[Shard],
+        pump: Pump,
+        metrics: Metrics,
+        gate: Gate,
+        respond: Respond,
+        over: Callable[[FetchJob], None],
+    ) -> None:
+        self._fetch = fetch
+        self._shards = shards
+        self._pump = pump
+        self._metrics = metrics
+        self._gate = gate
+        self._respond: Respond | None = respond
+        self._over = over
+        self._started_us = pump.clock.now_us()
+        self._bytes_max = min(fetch.bytes_max, FETCH_BYTES_MAX)
+        self._timer: Timer | None = None
+        self._expired = fetch.wait_ms <= 0
+        self._reading = False
+        self._watching = False
+
+    def start(self) -> None:
+        """Look for the first time; set the deadline when there is nothing yet."""
+        self.look()
+        if self._respond is not None and not self._expired:
+            wait_us = min(self._fetch.wait_ms, WAIT_MS_MAX) * 1000
+            self._timer = self._pump.at(self._pump.clock.now_us() + wait_us, self.expire)
+
+    def expire(self, now_us: int) -> None:
+        """The time is up: answer, be it with nothing."""
+        self._expired = True
+        self.look()
+
+    def look(self) -> None:
+        """Answer if there is something to say; else wait."""
+        self._watching = False
+        if self._respond is None or self._reading:
+            return
+        if self._gate.blocked(self.look):
+            return
+        cold: tuple[int, Shard, int] | None = None
+        parts: list[Buffer] = []
+        slices: list[tuple[int, int, int, int]] = []
+        room = self._bytes_max
+        rows = 0
+        for (partition, offset), shard in zip(self._fetch.positions, self._shards, strict=True):
+            end, start = shard.end_offset, shard.state.start_offset
+            if offset < start or offset > end:
+                self._answer(self._out_of_range(partition, offset, start, end), NOTHING)
+                return
+            if offset == end or room <= 0:
+                continue
+            if offset < shard.tail.start_offset:
+                if not slices:
+                    cold = (partition, shard, offset)
+                    break
+                continue  # Hot data first; the cold partition leads the next fetch of a reader that rotates.
+            found, size, count = shard.tail.read(offset, room)
+            parts += found
+            slices.append((partition, size, start, end))
+            room -= size
+            rows += count
+        if cold is not None:
+            self._read_cold(*cold)
+        elif slices or self._expired:
+            self._metrics.delivered(self._fetch.topic, self._bytes_max - room, rows)
+            self._answer(Fetched(slices), parts)
+        elif not self._watching:
+            self._watching = True
+            for shard in self._shards:
+                shard.watch(self.look)
+
+    def _out_of_range(self, partition: int, offset: int, start: int, end: int) -> Refusal:
+        place = f"{self._fetch.topic}/{partition}"
+        if offset > end:
+            message = f"offset {offset} of {place} is beyond the end, {end}"
+        else:
+            message = f"offset {offset} of {place} is trimmed: the log starts at {start}"
+        details = {"partition": partition, "start_offset": start, "end_offset": end}
+        return Refusal("not_found", message, "none", details)
+
+    def _read_cold(self, partition: int, shard: Shard, offset: int) -> None:
+        self._reading = True
+        log, end, room = shard.log, shard.end_offset, self._bytes_max
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._reading = False
+            if error is not None:
+                self._answer(refuse(error), NOTHING)
+                return
+            size = sum(len(part) for part in result)
+            self._metrics.delivered(self._fetch.topic, size, 0)
+            self._answer(Fetched([(partition, size, shard.state.start_offset, end)]), result)
+
+        self._pump.threads.read(lambda: log.read(offset, end, room), done)
+
+    def _answer(self, reply: Fetched | Refusal, parts: Sequence[Buffer]) -> None:
+        respond, self._respond = self._respond, None
+        if self._timer is not None:
+            self._timer.cancel()
+        for shard in self._shards:
+            shard.unwatch(self.look)
+        self._over(self)
+        if respond is not None:
+            self._metrics.fetched((self._pump.clock.now_us() - self._started_us) / 1e6)
+            respond(reply, parts)

@@ -1,0 +1,93 @@
+"""A broker without listeners: stores, catalog, pump and gateway put together, and the periodic upkeep.
+
+A node with sockets, a broker embedded in an application and a broker for tests are this engine with different hosts around its pump.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from tailrace.broker.gateway import Gateway
+from tailrace.broker.host import Topics
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.pump import Pump, Threads
+from tailrace.ports import Clock, Coordinator, LogStats, LogStore
+
+log = logging.getLogger("tailrace.engine")
+
+SWEEP_US = 60_000_000
+SYNC_CHECK_US = 100_000
+
+
+class Engine:
+    """Everything of a broker that does not depend on how it is reached."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        threads: Threads,
+        stores: dict[str, LogStore],
+        coordinator: Coordinator,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        arm: Callable[[int], None] = lambda due_us: None,
+    ) -> None:
+        self.metrics = Metrics(self._figures)
+        self.pump = Pump(clock, threads, wake, arm)
+        self.stores = stores
+        self.topics = Topics(stores, coordinator, self.pump, self.metrics)
+        self.gateway = Gateway(self.topics, self.pump, self.metrics)
+
+    def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
+        """Recover everything; blocking. Upkeep begins."""
+        self.topics.open(progress)
+        self.pump.every(SYNC_CHECK_US, self._sync)
+        self.pump.every(SWEEP_US, self._sweep)
+
+    def _sync(self, now_us: int) -> None:
+        for shard in self.topics.shards():
+            shard.sync(now_us)
+
+    def _sweep(self, now_us: int) -> None:
+        for shard in self.topics.shards():
+            shard.sweep(now_us)
+
+    def _figures(self) -> Iterator[tuple[str, int, LogStats]]:
+        for host in self.topics.hosts():
+            for partition, shard in enumerate(host.shards):
+                yield host.info.name, partition, shard.stats()
+
+    def faults(self) -> list[str]:
+        """Why the broker is not wholly well; empty when it is."""
+        return [
+            f"{host.info.name}/{partition}: {shard.fault.message}"
+            for host in self.topics.hosts()
+            for partition, shard in enumerate(host.shards)
+            if shard.fault is not None
+        ]
+
+    def close(self, closed: Callable[[], None]) -> None:
+        """Take no more requests, answer the fetches that wait, finish all storage work, snapshot, sync; then call `closed`."""
+        self.gateway.close()
+        shards = list(self.topics.shards())
+        waiting = len(shards)
+        if not waiting:
+            closed()
+
+        def one_less(result: object, error: BaseException | None) -> None:
+            nonlocal waiting
+            if error is not None:
+                log.error("closing a log failed, its tail will be checked at the next start: %s", error)
+            waiting -= 1
+            if not waiting:
+                closed()
+
+        for shard in shards:
+            shard.close(one_less)
+
+    def release(self) -> None:
+        """Blocking: stop the threads, unlock the stores."""
+        self.pump.threads.close()
+        for store in self.stores.values():
+            store.close()

@@ -1,0 +1,191 @@
+"""The broker's verbs: checks each request, routes it to its partition or to the catalog, and refuses what is wrong.
+
+Whatever a request contains, the answer to it is a reply or a refusal on that request alone. The gateway never raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.broker.delivery import FetchJob, Gate, OpenGate
+from tailrace.broker.host import TopicHost, Topics
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.pump import Pump
+from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.core import partition as core
+from tailrace.core.commands import (
+    EARLIEST,
+    LATEST,
+    AlterTopic,
+    ClaimProducer,
+    CreateTopic,
+    DeleteTopic,
+    DescribeTopic,
+    Fetch,
+    FindOffsets,
+    ListTopics,
+    Offsets,
+    Ping,
+    Pong,
+    Publish,
+    Reply,
+    Request,
+    TrimTopic,
+)
+from tailrace.core.model import HAS_DEDUP_ID, Refusal
+from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
+from tailrace.format import batch, frame
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+log = logging.getLogger("tailrace.gateway")
+OPEN = OpenGate()
+FETCH_PARTITIONS_MAX = 10_000
+
+
+class Gateway:
+    """`BrokerVerbs` of one node. Not thread-safe: everything runs on the pump's thread."""
+
+    def __init__(self, topics: Topics, pump: Pump, metrics: Metrics) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._metrics = metrics
+        self._closing = False
+        self._jobs: set[FetchJob] = set()
+        self._verbs: dict[type, Callable[[Any, Buffer, Respond, Gate], None]] = {
+            Ping: self._ping,
+            Publish: self._publish,
+            Fetch: self._fetch,
+            FindOffsets: self._find,
+            ClaimProducer: self._claim,
+            TrimTopic: self._trim,
+            CreateTopic: self._catalog,
+            AlterTopic: self._catalog,
+            DeleteTopic: self._catalog,
+            ListTopics: self._list,
+            DescribeTopic: self._describe,
+        }
+
+    def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate = OPEN) -> None:
+        """Take a request; `respond` is called exactly once."""
+        try:
+            if self._closing:
+                raise Unavailable("the broker is shutting down; connect again in a moment")
+            self._verbs[type(request)](request, body, respond, gate)
+        except TailraceError as error:
+            self._metrics.refused(error.code)
+            respond(refuse(error), NOTHING)
+        except Exception as error:
+            log.exception("request %s failed", type(request).__name__)
+            self._metrics.refused("error")
+            respond(refuse(error), NOTHING)
+
+    def close(self) -> None:
+        """Refuse new requests, and answer the fetches that wait with what there is."""
+        self._closing = True
+        for job in list(self._jobs):
+            job.expire(0)
+
+    def _shard(self, topic: str, partition: int) -> Shard:
+        shards = self._topics.get(topic).shards
+        if not 0 <= partition < len(shards):
+            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
+        return shards[partition]
+
+    def _counted(self, respond: Respond) -> Respond:
+        def count(reply: Reply, parts: Any) -> None:
+            if type(reply) is Refusal:
+                self._metrics.refused(reply.code)
+            respond(reply, parts)
+
+        return count
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _ping(self, request: Ping, body: Buffer, respond: Respond, gate: Gate) -> None:
+        respond(Pong(), NOTHING)
+
+    def _publish(self, request: Publish, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if frame.crc32c(body) != request.crc:
+            raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
+        wants = shard.options.key_index
+        view, _ = batch.open_body(
+            body, request.columns, want_keys=wants, want_dedup=bool(request.columns & HAS_DEDUP_ID)
+        )
+        shard.submit(core.PublishBatch(request, view), body, self._counted(respond))
+
+    def _fetch(self, request: Fetch, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if not 1 <= len(request.positions) <= FETCH_PARTITIONS_MAX:
+            raise InvalidRequest(f"positions: 1 to {FETCH_PARTITIONS_MAX} partitions, not {len(request.positions)}")
+        if request.bytes_max < 1:
+            raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
+        shards = [self._shard(request.topic, partition) for partition, _ in request.positions]
+        job = FetchJob(request, shards, self._pump, self._metrics, gate, self._counted(respond), self._jobs.discard)
+        self._jobs.add(job)
+        job.start()
+
+    def _find(self, request: FindOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
+        host = self._topics.get(request.topic)
+        if request.timestamp_us == EARLIEST:
+            respond(Offsets([shard.state.start_offset for shard in host.shards]), NOTHING)
+        elif request.timestamp_us == LATEST:
+            respond(Offsets([shard.end_offset for shard in host.shards]), NOTHING)
+        elif request.timestamp_us < 0:
+            raise InvalidRequest(f"timestamp_us: a time, {EARLIEST} or {LATEST}, not {request.timestamp_us}")
+        else:
+            self._find_time(host, request.timestamp_us, respond)
+
+    def _find_time(self, host: TopicHost, timestamp_us: int, respond: Respond) -> None:
+        shards = [(shard.log, shard.state.start_offset, shard.end_offset) for shard in host.shards]
+
+        def work() -> object:
+            return [locate(log, start, end, timestamp_us) for log, start, end in shards]
+
+        def done(result: Any, error: BaseException | None) -> None:
+            respond(Offsets(result) if error is None else refuse(error), NOTHING)
+
+        self._pump.threads.read(work, done)
+
+    def _claim(self, request: ClaimProducer, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self._shard(request.topic, request.partition).submit(request, b"", self._counted(respond))
+
+    def _trim(self, request: TrimTopic, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if request.offset > shard.end_offset:
+            raise InvalidRequest(f"offset: {request.offset} is beyond the end, {shard.end_offset}")
+
+        def trimmed(reply: Reply, parts: Any) -> None:
+            respond(reply, parts)
+            if type(reply) is not Refusal:
+                shard.free()
+
+        shard.submit(request, b"", self._counted(trimmed))
+
+    # -- catalog ---------------------------------------------------------------------------------------------------
+
+    def _catalog(
+        self, request: CreateTopic | AlterTopic | DeleteTopic, body: Buffer, respond: Respond, gate: Gate
+    ) -> None:
+        self._topics.change(request, self._counted(respond))
+
+    def _list(self, request: ListTopics, body: Buffer, respond: Respond, gate: Gate) -> None:
+        respond(self._topics.list(request.prefix, request.internal), NOTHING)
+
+    def _describe(self, request: DescribeTopic, body: Buffer, respond: Respond, gate: Gate) -> None:
+        respond(self._topics.describe(request.name), NOTHING)
+
+
+def locate(log: Any, start: int, end: int, timestamp_us: int) -> int:
+    """The first committed offset whose timestamp, as a running maximum, is at or above a time; else the end."""
+    base = log.find_time(timestamp_us)
+    if base is None or base >= end:
+        return end
+    for part in log.read(base, end, 1):
+        for header, body in frame.walk(part, check=False):
+            if header.kind == frame.DATA and header.timestamp_max_us >= timestamp_us:
+                row = batch.first_row_at(body, header.flags, timestamp_us)
+                return max(start, header.base_offset + row)
+    return end

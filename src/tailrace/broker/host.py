@@ -1,0 +1,217 @@
+"""The topics that a node hosts: the catalog, its changes one after another, and the shards behind each topic."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.pump import Pump
+from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.core import catalog as core
+from tailrace.core.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
+from tailrace.core.model import Refusal
+from tailrace.errors import NotFound
+from tailrace.ports import Coordinator, LogStore, Respond
+
+log = logging.getLogger("tailrace.topics")
+Change = CreateTopic | AlterTopic | DeleteTopic
+
+TAIL_BYTES_TOTAL = 48 * 1024 * 1024
+"""Memory for the hot tails of all partitions together; each gets its share of it, up to its own `ring_buffer_bytes`."""
+
+
+class TopicHost(msgspec.Struct):
+    """A topic at work."""
+
+    info: core.TopicEntry
+    shards: list[Shard]
+
+
+class Topics:
+    """All topics of this node. Changes run one at a time, off the loop, and are visible once they are durable."""
+
+    def __init__(
+        self, stores: dict[str, LogStore], coordinator: Coordinator, pump: Pump, metrics: Metrics
+    ) -> None:
+        self._stores = stores
+        self._coordinator = coordinator
+        self._pump = pump
+        self._metrics = metrics
+        self._hosts: dict[str, TopicHost] = {}
+        self._changes: deque[tuple[Change, Respond]] = deque()
+        self._changing = False
+        self.catalog = coordinator.load()
+
+    def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
+        """Recover every partition of the catalog; blocking, before the node takes requests."""
+        for folder, storage, partitions in self.catalog.removing:
+            self._remove(folder, storage, partitions)
+        if self.catalog.removing:
+            self.catalog = core.removed(self.catalog)
+            self._coordinator.save(self.catalog)
+        total = sum(entry.options.partitions for entry in self.catalog.topics.values())
+        count = 0
+        for entry in self.catalog.topics.values():
+            shards = []
+            for partition in range(entry.options.partitions):
+                shards.append(self._shard(entry, partition))
+                count += 1
+                progress(f"{entry.name}/{partition}", count, total)
+            self._hosts[entry.name] = TopicHost(entry, shards)
+        self._share_tails()
+
+    def _shard(self, entry: core.TopicEntry, partition: int) -> Shard:
+        store = self._stores[entry.options.storage]
+        name = f"{entry.folder}/{partition}"
+        shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics)
+        if shard.fault is not None:
+            log.error("%s/%d is quarantined: %s", entry.name, partition, shard.fault.message)
+        elif shard.cut_bytes:
+            log.warning("%s/%d: cut a torn tail of %d bytes", entry.name, partition, shard.cut_bytes)
+        return shard
+
+    def _share_tails(self) -> None:
+        shards = list(self.shards())
+        for shard in shards:
+            shard.limit_tail(TAIL_BYTES_TOTAL // len(shards))
+
+    def shards(self) -> Iterator[Shard]:
+        """Every partition of this node."""
+        for host in self._hosts.values():
+            yield from host.shards
+
+    def hosts(self) -> Iterator[TopicHost]:
+        """Every topic of this node."""
+        yield from self._hosts.values()
+
+    def get(self, name: str) -> TopicHost:
+        """A topic by name; raises `NotFound`."""
+        host = self._hosts.get(name)
+        if host is None:
+            raise NotFound(f"there is no topic {name!r}", topic=name)
+        return host
+
+    def list(self, prefix: str, internal: bool) -> TopicList:
+        """Topics by name, without the state of their partitions."""
+        names = sorted(n for n in self._hosts if n.startswith(prefix) and (internal or not n.startswith("_")))
+        return TopicList([self._info(self._hosts[name].info) for name in names])
+
+    def describe(self, name: str) -> TopicInfo:
+        """A topic with the state of its partitions."""
+        host = self.get(name)
+        rows: list[dict[str, Any]] = []
+        for partition, shard in enumerate(host.shards):
+            stats = shard.stats()
+            rows.append(
+                {
+                    "partition": partition,
+                    "start_offset": shard.state.start_offset,
+                    "end_offset": shard.end_offset,
+                    "bytes": stats.bytes,
+                    "segments": stats.segments,
+                    "fault": None if shard.fault is None else shard.fault.message,
+                }
+            )
+        return self._info(host.info, rows)
+
+    @staticmethod
+    def _info(entry: core.TopicEntry, rows: list[dict[str, Any]] | None = None, created: bool = False) -> TopicInfo:
+        return TopicInfo(entry.name, entry.id, msgspec.structs.asdict(entry.options), rows or [], created)
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def change(self, request: Change, respond: Respond) -> None:
+        """Queue a change of the catalog."""
+        self._changes.append((request, respond))
+        self._next()
+
+    def _next(self) -> None:
+        if self._changing or not self._changes:
+            return
+        request, respond = self._changes.popleft()
+        outcome = core.change(self.catalog, request, self._pump.clock.now_us())
+        if isinstance(outcome, Refusal):
+            respond(outcome, NOTHING)
+            self._next()
+            return
+        catalog, entry = outcome
+        if catalog is self.catalog:
+            respond(self._info(entry), NOTHING)
+            self._next()
+            return
+        self._changing = True
+        self._pump.threads.run(self, lambda: self._prepare(catalog, entry, request), self._finisher(entry, request, respond))
+
+    def _prepare(self, catalog: core.Catalog, entry: core.TopicEntry, request: Change) -> object:
+        """On a storage thread: open the new logs, then make the catalog durable."""
+        shards: list[Shard] = []
+        if not isinstance(request, DeleteTopic):
+            host = self._hosts.get(entry.name)
+            have = 0 if host is None else len(host.shards)
+            shards = [self._shard(entry, partition) for partition in range(have, entry.options.partitions)]
+        self._coordinator.save(catalog)
+        return catalog, shards
+
+    def _finisher(
+        self, entry: core.TopicEntry, request: Change, respond: Respond
+    ) -> Callable[[Any, BaseException | None], None]:
+        def finish(result: Any, error: BaseException | None) -> None:
+            self._changing = False
+            if error is not None:
+                log.error("change of topic %r failed: %s", entry.name, error)
+                respond(refuse(error), NOTHING)
+            else:
+                self.catalog, shards = result
+                respond(self._install(entry, request, shards), NOTHING)
+            self._next()
+
+        return finish
+
+    def _install(self, entry: core.TopicEntry, request: Change, shards: list[Shard]) -> Reply:
+        host = self._hosts.get(entry.name)
+        if isinstance(request, DeleteTopic):
+            assert host is not None
+            del self._hosts[entry.name]
+            self._drop(host)
+        elif host is None:
+            self._hosts[entry.name] = TopicHost(entry, shards)
+        else:
+            host.info = entry
+            host.shards += shards
+            for shard in host.shards:
+                shard.reconfigure(entry.options)
+        self._share_tails()
+        return self._info(entry, created=isinstance(request, CreateTopic))
+
+    def _drop(self, host: TopicHost) -> None:
+        """Close the logs of a deleted topic in their own order, then remove them and say so in the catalog."""
+        waiting = len(host.shards)
+
+        def closed(result: object, error: BaseException | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                self._pump.threads.run(self, remove, finished)
+
+        def remove() -> object:
+            for folder, storage, partitions in self.catalog.removing:
+                self._remove(folder, storage, partitions)
+            return None
+
+        def finished(result: object, error: BaseException | None) -> None:
+            if error is not None:
+                log.error("removing a deleted topic failed, it is tried again at the next start: %s", error)
+
+        for shard in host.shards:
+            shard.retire(closed)
+
+    def _remove(self, folder: str, storage: str, partitions: int) -> None:
+        for partition in range(partitions):
+            self._stores[storage].remove(f"{folder}/{partition}")
+        self._stores[storage].remove(folder)
+

@@ -1,0 +1,187 @@
+"""A node: the engine on an asyncio loop, behind the native and the HTTP listener, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tailrace.broker.clock import SystemClock
+from tailrace.broker.engine import Engine
+from tailrace.cluster.embedded import FileCoordinator
+from tailrace.config import ServerOptions, split_address
+from tailrace.ports import LogStore
+from tailrace.protocols.http import HttpListener
+from tailrace.protocols.native import Limits, Listener
+from tailrace.storage.disk import RealDisk
+from tailrace.storage.file_store import FileStore
+from tailrace.storage.memory_log import MemoryStore
+from tailrace.storage.threads import StorageThreads
+
+log = logging.getLogger("tailrace.node")
+
+LAG_S = 0.1
+SWITCH_S = 1e-4
+"""Storage threads return from blocking calls beside a busy loop; at the default of 5 ms they would wait that long for the interpreter."""
+
+
+class LoopHost:
+    """An engine on the running loop: wakes its pump, arms its timer, drains its storage threads."""
+
+    def __init__(self, data: str, *, segment_bytes: int, storage_threads: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_us = 0
+        self.clock = SystemClock()
+        root = Path(data)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = FileStore(root / "topics", self.clock, segment_bytes=segment_bytes)
+        stores: dict[str, LogStore] = {"file": files, "memory": MemoryStore()}
+        threads = StorageThreads(self._storage_ready, count=storage_threads)
+        coordinator = FileCoordinator(RealDisk(root))
+        self.engine = Engine(self.clock, threads, stores, coordinator, wake=self._wake, arm=self._arm)
+        self._pump = self.engine.pump
+
+    def _wake(self) -> None:
+        self._loop.call_soon(self._pump.turn)
+
+    def _storage_ready(self) -> None:
+        self._loop.call_soon_threadsafe(self._pump.drain)
+
+    def _arm(self, due_us: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, (due_us - self.clock.now_us()) / 1e6)
+        self._timer = self._loop.call_later(delay_s, self._pump.tick)
+
+    async def close(self) -> None:
+        """Everything that was accepted is finished, synced and marked."""
+        closed = self._loop.create_future()
+        self.engine.close(lambda: closed.set_result(None))
+        await closed
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.to_thread(self.engine.release)
+
+
+class Node:
+    """A broker that listens."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self.native_address = ("", 0)
+        self.http_address = ("", 0)
+        self.ready = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Recover, then listen."""
+        options = self._options
+        sys.setswitchinterval(SWITCH_S)
+        self._host = LoopHost(
+            options.data,
+            segment_bytes=options.storage.segment_bytes,
+            storage_threads=options.storage.storage_threads,
+        )
+        engine = self._host.engine
+        self._http = HttpListener(reasons=self._reasons, metrics=self._render)
+        self._native = Listener(engine.gateway, self._host.clock, _limits(options), secrets.token_hex(8))
+        try:
+            # Health is visible while recovery runs; the port of the clients opens after it.
+            self.http_address = await self._http.start(*split_address(options.http_listen))
+            engine.open(_progress)
+            self.native_address = await self._native.start(*split_address(options.listen))
+        except BaseException:
+            await self._http.close()
+            await self._host.close()
+            raise
+        self._tasks.append(asyncio.create_task(self._watch_lag()))
+        self.ready = True
+
+    def _reasons(self) -> list[str]:
+        return self._host.engine.faults() if self.ready else ["starting"]
+
+    def _render(self) -> bytes:
+        metrics = self._host.engine.metrics
+        metrics.connections = len(self._native.links)
+        metrics.in_flight_bytes = self._native.held_bytes
+        return metrics.render()
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(LAG_S)
+            self._host.engine.metrics.loop_lag(max(0.0, loop.time() - before - LAG_S))
+
+    async def stop(self) -> None:
+        """Graceful: refuse new requests, answer those under way, sync, close."""
+        self.ready = False
+        self._host.engine.gateway.close()
+        await self._native.stop(self._options.limits.drain_ms / 1000)
+        await self._http.close()
+        for task in self._tasks:
+            task.cancel()
+        await self._host.close()
+
+
+def _limits(options: ServerOptions) -> Limits:
+    limits = options.limits
+    return Limits(
+        connections_max=limits.connections_max,
+        frame_bytes_max=limits.frame_bytes_max,
+        in_flight_bytes_max=limits.in_flight_bytes_max,
+        connection_in_flight_bytes_max=limits.connection_in_flight_bytes_max,
+        idle_ms=limits.idle_ms,
+    )
+
+
+def _progress(name: str, done: int, total: int) -> None:
+    if total >= 20 and done % (total // 10) == 0:
+        log.info("recovered %d of %d partitions", done, total)
+
+
+async def serve(options: ServerOptions, *, ready: Callable[[Node], None] | None = None) -> None:
+    """Run a node until SIGTERM or SIGINT; a second signal ends it at once."""
+    node = Node(options)
+    await node.start()
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+
+    def signalled() -> None:
+        if stopping.is_set():
+            raise SystemExit(1)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    if ready is not None:
+        ready(node)
+    await stopping.wait()
+    log.info("stopping")
+    await node.stop()
+
+
+class EmbeddedVerbs:
+    """`BrokerVerbs` of an engine in this very process, without sockets."""
+
+    def __init__(self, data: str) -> None:
+        self._data = data
+
+    async def open(self) -> None:
+        """Recover and start."""
+        self._host = LoopHost(self._data, segment_bytes=64 * 1024 * 1024, storage_threads=4)
+        try:
+            self._host.engine.open()
+        except BaseException:
+            await self._host.close()
+            raise
+        self.submit = self._host.engine.gateway.submit
+
+    async def close(self) -> None:
+        """Finish, sync, release the folder."""
+        await self._host.close()

@@ -1,0 +1,144 @@
+"""The one loop: takes the commands that wait, lets each partition decide, and releases replies when their facts are durable.
+
+The pump owns no thread and no event loop. Its host calls `turn` soon after `wake` was called, `drain` after storage reported completions,
+and `tick` when the time of `next_deadline_us` has come. So the same pump runs on asyncio, in tests with virtual time, and in simulation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tailrace.format.frame import Frame
+from tailrace.ports import Clock, PartitionLog
+
+
+class Done(Protocol):
+    """What a finished piece of storage work calls: with its result, or with the exception that ended it."""
+
+    def __call__(self, result: object, error: BaseException | None) -> None: ...
+
+
+class Threads(Protocol):
+    """Storage work off the loop (`storage.threads`): ordered per log for writes, free for reads."""
+
+    def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
+        """Append behind everything queued for this log."""
+        ...
+
+    def run(self, log: object, work: Callable[[], object], done: Done) -> None:
+        """Any other work, in order with the appends of this log."""
+        ...
+
+    def read(self, work: Callable[[], object], done: Done) -> None:
+        """Work on the reader threads."""
+        ...
+
+    def completed(self) -> Sequence[tuple[Done, object, BaseException | None]]:
+        """Take what has finished since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is queued and stop."""
+        ...
+
+
+class Turnable(Protocol):
+    """A member of the pump that has work for the next turn."""
+
+    def turn(self, now_us: int) -> None:
+        """Do all the work that waits."""
+        ...
+
+
+class Timer:
+    """A call in the future; `cancel` makes it a no-op."""
+
+    __slots__ = ("action", "due_us")
+
+    def __init__(self, due_us: int, action: Callable[[int], None]) -> None:
+        self.due_us = due_us
+        self.action: Callable[[int], None] | None = action
+
+    def cancel(self) -> None:
+        """Forget the call."""
+        self.action = None
+
+
+class Pump:
+    """Ready queue, timers and storage completions of one node."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        threads: Threads,
+        wake: Callable[[], None] = lambda: None,
+        arm: Callable[[int], None] = lambda due_us: None,
+    ) -> None:
+        self.clock = clock
+        self.threads = threads
+        self._wake = wake
+        self._arm = arm
+        self._ready: list[Turnable] = []
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._timer_count = 0
+
+    def ready(self, member: Turnable) -> None:
+        """Give a member its turn soon; it takes care not to ask twice."""
+        if not self._ready:
+            self._wake()
+        self._ready.append(member)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is due."""
+        return bool(self._ready)
+
+    def turn(self) -> None:
+        """One turn for every member that asked for it."""
+        ready, self._ready = self._ready, []
+        now_us = self.clock.now_us()
+        for member in ready:
+            member.turn(now_us)
+
+    def drain(self) -> bool:
+        """Hand out the completions of storage work; true when there were any."""
+        finished = self.threads.completed()
+        for done, result, error in finished:
+            done(result, error)
+        return bool(finished)
+
+    def at(self, due_us: int, action: Callable[[int], None]) -> Timer:
+        """Call `action(now_us)` at a time."""
+        timer = Timer(due_us, action)
+        self._timer_count += 1
+        heapq.heappush(self._timers, (due_us, self._timer_count, timer))
+        if self._timers[0][2] is timer:
+            self._arm(due_us)
+        return timer
+
+    def every(self, period_us: int, action: Callable[[int], None]) -> None:
+        """Call `action(now_us)` again and again."""
+
+        def again(now_us: int) -> None:
+            self.at(now_us + period_us, again)
+            action(now_us)
+
+        self.at(self.clock.now_us() + period_us, again)
+
+    def next_deadline_us(self) -> int | None:
+        """When `tick` is due next."""
+        while self._timers and self._timers[0][2].action is None:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def tick(self) -> None:
+        """Run what is due, and arm the next."""
+        now_us = self.clock.now_us()
+        while (due_us := self.next_deadline_us()) is not None and due_us <= now_us:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.action is not None:
+                timer.action(now_us)
+        if due_us is not None:
+            self._arm(due_us)

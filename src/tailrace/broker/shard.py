@@ -1,0 +1,381 @@
+"""One partition at work: its core state, its log, its hot tail, and the replies that wait for durability.
+
+The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply, also a refusal, was decided
+on that state, so it leaves only when everything applied before it is durable. If storage fails, the speculative state is dropped and
+rebuilt from the log; nothing is ever rolled back by hand.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.pump import Pump
+from tailrace.broker.tail import Tail
+from tailrace.core import partition as core
+from tailrace.core.commands import ClaimProducer, Reply, TrimTopic
+from tailrace.core.facts import Appended, Fact
+from tailrace.core.model import Refusal
+from tailrace.core.topics import TopicOptions
+from tailrace.errors import Corrupt, Full, StorageFault, TailraceError
+from tailrace.format import batch, codec, frame
+from tailrace.format.frame import Buffer, Frame, Header
+from tailrace.ports import LogStats, LogStore, PartitionLog, Respond, Snapshot
+
+SNAPSHOT_LOG_BYTES = 64 * 1024 * 1024
+FULL_RETRY_US = 1_000_000
+NOTHING: tuple[Buffer, ...] = ()
+
+Work = core.PublishBatch | ClaimProducer | TrimTopic | core.Sweep
+
+
+class Turn:
+    """What one turn wrote and which replies wait for it."""
+
+    __slots__ = ("_shard", "dropped", "frames", "replies", "started_us")
+
+    def __init__(self, shard: Shard, frames: list[Frame], replies: list[tuple[Respond, Reply]], started_us: int) -> None:
+        self._shard = shard
+        self.frames = frames
+        self.replies = replies
+        self.started_us = started_us
+        self.dropped = False
+
+    def stored(self, result: object, error: BaseException | None) -> None:
+        """Storage is through with it. A turn that an earlier failure dropped has nobody waiting any more."""
+        if not self.dropped:
+            self._shard.stored(self, error)
+
+
+def refuse(error: BaseException) -> Refusal:
+    """The refusal that tells a client about an error of the broker's own."""
+    if isinstance(error, TailraceError):
+        return Refusal(error.code, error.message, error.outcome, error.details)
+    return Refusal("error", f"the broker failed: {type(error).__name__}: {error}", "unknown")
+
+
+class Shard:
+    """Host of one partition. All methods run on the pump's thread."""
+
+    def __init__(self, name: str, topic: str, options: TopicOptions, pump: Pump, store: LogStore, metrics: Metrics) -> None:
+        self.name = name
+        self.topic = topic
+        self.options = options
+        self.fault: Refusal | None = None
+        self.cut_bytes = 0
+        self._pump = pump
+        self._store = store
+        self._metrics = metrics
+        self._inbox: list[tuple[Work, Buffer, Respond]] = []
+        self._turns: deque[Turn] = deque()
+        self._watchers: dict[Callable[[], None], None] = {}
+        self._reopening = False
+        self._full_until_us = 0
+        self._dirty = False
+        self._synced_us = 0
+        self._tail_bytes = options.ring_buffer_bytes
+        self._failures = 0
+        self._log_bytes = self._snapshot_bytes = 0
+        self._snapshotting = False
+        self.log: PartitionLog = store.log(name)
+        self.state: core.Partition
+        self.tail: Tail
+        self._adopt(*self._recover(self.log))
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _recover(self, log: PartitionLog) -> tuple[core.Partition, int, str | None, int]:
+        """Rebuild the state from snapshot and log; may run on a storage thread."""
+        recovery = log.recover()
+        if recovery.snapshot is None:
+            state = core.Partition(self.options)
+        else:
+            state = core.Partition.restore(self.options, recovery.snapshot.chunks)
+        for header, body in recovery.frames:
+            for fact in self._facts_of(header, body):
+                state.apply(fact)
+        self.cut_bytes += recovery.cut_bytes
+        if recovery.fault is None and state.end_offset != recovery.end_offset:
+            raise Corrupt(f"{self.name}: the log ends at {recovery.end_offset}, its replay at {state.end_offset}")
+        return state, recovery.end_entry, recovery.fault, state.end_offset
+
+    def _facts_of(self, header: Header, body: Buffer) -> Sequence[Appended | Fact]:
+        if header.kind == frame.DATA:
+            view = batch.view_of(header, body, want_keys=self.options.key_index)
+            return (
+                Appended(
+                    header.base_offset,
+                    view,
+                    header.append_time_us,
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.producer_sequence,
+                ),
+            )
+        if header.kind == frame.FACTS:
+            return codec.decode_facts(body)
+        return ()
+
+    def _adopt(self, state: core.Partition, end_entry: int, fault: str | None, end_offset: int) -> None:
+        self.state = state
+        self._entry = end_entry
+        if fault is not None:
+            self.fault = Refusal("corrupt", fault, "none")
+        self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), end_offset)
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def submit(self, work: Work, body: Buffer, respond: Respond) -> None:
+        """Queue a command for the next turn."""
+        if not self._inbox:
+            self._pump.ready(self)
+        self._inbox.append((work, body, respond))
+
+    def turn(self, now_us: int) -> None:
+        """Decide all that waits, apply it, and hand the frames to storage in one piece."""
+        inbox, self._inbox = self._inbox, []
+        refusal = self._closed(now_us)
+        if refusal is not None:
+            for _, _, respond in inbox:
+                respond(refusal, NOTHING)
+            return
+        frames: list[Frame] = []
+        replies: list[tuple[Respond, Reply]] = []
+        for work, body, respond in inbox:
+            decision = self.state.decide(work, now_us)
+            for fact in decision.facts:
+                frames.append(self._frame(fact, work, body, decision.keep))
+                self.state.apply(fact)
+            replies.append((respond, decision.reply))
+        if frames:
+            turn = Turn(self, frames, replies, now_us)
+            self._turns.append(turn)
+            self._pump.threads.append(self.log, frames, self.options.durability == "fsync", turn.stored)
+        elif self._turns:
+            self._turns[-1].replies += replies
+        else:
+            for respond, reply in replies:
+                respond(reply, NOTHING)
+
+    def _closed(self, now_us: int) -> Refusal | None:
+        if self.fault is not None:
+            return self.fault
+        if self._reopening or now_us < self._full_until_us:
+            return Refusal(
+                "full", f"{self.name}: no space is left on the disk; free some, writes resume by themselves", "none",
+                {"retry_after_ms": FULL_RETRY_US // 1000},
+            )
+        return None
+
+    def _frame(self, fact: Appended | Fact, work: Work, body: Buffer, keep: Any) -> Frame:
+        entry = self._entry
+        self._entry += 1
+        if not isinstance(fact, Appended):
+            body = codec.encode_facts([fact])
+            return frame.make(Header(frame.FACTS, 0, len(body), frame.crc32c(body), entry), body)
+        assert isinstance(work, core.PublishBatch)
+        crc = work.publish.crc
+        if keep is not None:
+            body = batch.take(body, fact.view.columns, keep)
+            crc = frame.crc32c(body)
+        view = fact.view
+        header = Header(
+            frame.DATA, view.columns, len(body), crc, entry, fact.base_offset, view.count, view.count, 0,
+            fact.append_time_us, fact.producer_id, fact.producer_epoch, fact.producer_sequence, view.timestamp_max_us,
+        )  # fmt: skip
+        return Frame(header, frame.pack(header), body)
+
+    # -- completions -----------------------------------------------------------------------------------------------
+
+    def stored(self, turn: Turn, error: BaseException | None) -> None:
+        """The oldest turn is durable, or storage failed."""
+        if error is not None:
+            self._fail(error)
+            return
+        assert self._turns[0] is turn, "a log completes its appends in order"
+        self._turns.popleft()
+        self._dirty = True
+        tail = self.tail
+        messages = size = 0
+        for item in turn.frames:
+            size += item.size
+            if item.header.kind == frame.DATA:
+                tail.push(item)
+                messages += item.header.count
+        for respond, reply in turn.replies:
+            respond(reply, NOTHING)
+        if messages:
+            self._metrics.published(self.topic, messages, size, (self._pump.clock.now_us() - turn.started_us) / 1e6)
+            self._notify()
+        self._log_bytes += size
+        if self._log_bytes > max(SNAPSHOT_LOG_BYTES, 4 * self._snapshot_bytes):
+            self.save_snapshot()
+
+    def _fail(self, error: BaseException) -> None:
+        """Refuse what waited, then rebuild from the log, or step down when the disk cannot be trusted."""
+        refusal = refuse(error)
+        turns, self._turns = self._turns, deque()
+        self._failures += 1
+        for turn in turns:
+            turn.dropped = True
+            for respond, reply in turn.replies:
+                # A refusal decided on state that is gone must not be believed either.
+                respond(refusal, NOTHING)
+        if isinstance(error, Full):
+            self._full_until_us = self._pump.clock.now_us() + FULL_RETRY_US
+            self._reopen()
+        elif self.fault is None:
+            advice = "this partition takes no writes until the broker is restarted; reads go on"
+            self.fault = Refusal("storage_fault", f"{refusal.message}; {advice}", "none", refusal.details)
+
+    def _reopen(self) -> None:
+        if self._reopening:
+            return
+        self._reopening = True
+
+        def work() -> object:
+            self.log.close()
+            log = self._store.log(self.name)
+            return log, self._recover(log)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._reopening = False
+            if error is not None:
+                self.fault = refuse(error)
+                return
+            self.log, recovered = result
+            self._adopt(*recovered)
+            self._notify()
+
+        self._pump.threads.run(self.log, work, done)
+
+    # -- readers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def end_offset(self) -> int:
+        """End of what is committed; only this is ever delivered."""
+        return self.tail.end_offset
+
+    def watch(self, action: Callable[[], None]) -> None:
+        """Call once when more is committed."""
+        self._watchers[action] = None
+
+    def unwatch(self, action: Callable[[], None]) -> None:
+        """Forget a watcher; harmless when it was called already."""
+        self._watchers.pop(action, None)
+
+    def _notify(self) -> None:
+        if self._watchers:
+            watchers, self._watchers = self._watchers, {}
+            for action in watchers:
+                action()
+
+    # -- upkeep ----------------------------------------------------------------------------------------------------
+
+    def limit_tail(self, bytes_max: int) -> None:
+        """This partition's share of the memory for hot tails."""
+        self._tail_bytes = bytes_max
+        self.tail.bytes_max = min(self.options.ring_buffer_bytes, bytes_max)
+
+    def reconfigure(self, options: TopicOptions) -> None:
+        """Take changed options."""
+        self.options = options
+        self.state.reconfigure(options)
+        self.limit_tail(self._tail_bytes)
+
+    def sync(self, now_us: int) -> None:
+        """Sync what was written since the last time, when it is due (`durability = interval`)."""
+        if not self._dirty or self.options.durability != "interval" or self.fault is not None or self._reopening:
+            return
+        if now_us - self._synced_us < self.options.sync_interval_ms * 1000:
+            return
+        self._dirty = False
+        self._synced_us = now_us
+
+        def done(result: object, error: BaseException | None) -> None:
+            if error is not None:
+                self._fail(error)
+
+        self._pump.threads.run(self.log, self.log.sync, done)
+
+    def sweep(self, now_us: int) -> None:
+        """Apply retention: find what is past it, record the trim, free the segments."""
+        options = self.options
+        if options.retention_ms is None and options.retention_bytes is None and options.retention_count is None:
+            return
+        since = None if options.retention_ms is None else now_us - options.retention_ms * 1000
+        log = self.log
+
+        def work() -> object:
+            return log.retention_offset(
+                bytes_max=options.retention_bytes, append_time_us=since, count_max=options.retention_count
+            )
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is None and result > self.state.start_offset:
+                self.submit(core.Sweep(min(result, self.end_offset)), b"", lambda reply, body: self.free())
+
+        self._pump.threads.run(log, work, done)
+
+    def free(self) -> None:
+        """Give back the segments below the start, as far as snapshots allow."""
+
+        def trim() -> None:
+            offset = self.state.start_offset
+            self._pump.threads.run(self.log, lambda: self.log.trim(offset), self._upkeep_done)
+
+        self.save_snapshot(trim)
+
+    def save_snapshot(self, over: Callable[[], None] = lambda: None) -> None:
+        """Store the state as of now, once everything that it was built from is on the disk; then call `over`, whatever came of it."""
+        if self._snapshotting or self.fault is not None or self._reopening:
+            over()
+            return
+        chunks = self.state.snapshot()
+        snapshot = Snapshot(self._entry - 1, self.state.end_offset, chunks)
+        failures = self._failures
+        self._snapshotting = True
+        self._log_bytes = 0
+        self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
+
+        def synced(result: object, error: BaseException | None) -> None:
+            if error is None and failures == self._failures:
+                self._pump.threads.run(self.log, lambda: self.log.save_snapshot(snapshot), saved)
+                return
+            self._snapshotting = False  # Storage failed, or what the snapshot describes was partly dropped.
+            if error is not None:
+                self._fail(error)
+            over()
+
+        def saved(result: object, error: BaseException | None) -> None:
+            self._snapshotting = False
+            self._upkeep_done(result, error)
+            over()
+
+        self._pump.threads.run(self.log, self.log.sync, synced)
+
+    def _upkeep_done(self, result: object, error: BaseException | None) -> None:
+        """A snapshot or trim that fails costs replay time or space, never data: it is counted and tried again later."""
+        if error is not None:
+            if not isinstance(error, StorageFault):
+                raise error
+            self._metrics.refused("upkeep_" + error.code)
+
+    def stats(self) -> LogStats:
+        """Figures of the log."""
+        return self.log.stats()
+
+    def close(self, closed: Callable[[object, BaseException | None], None]) -> None:
+        """Last act: snapshot what is there, then sync, mark and let go of the log."""
+        self.save_snapshot(lambda: self._pump.threads.run(self.log, self._close_log, closed))
+
+    def retire(self, closed: Callable[[object, BaseException | None], None]) -> None:
+        """The topic was deleted: refuse everything from now on, and close the log."""
+        self.fault = Refusal("not_found", f"topic {self.topic!r} was deleted")
+        self._pump.threads.run(self.log, self._close_log, closed)
+        self._notify()
+
+    def _close_log(self) -> None:
+        self.log.close()

@@ -1,0 +1,68 @@
+"""The hot tail of a partition: the newest committed frames kept in memory, so that readers at the end never touch the disk."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from tailrace.format.frame import Buffer, Frame
+
+
+class Tail:
+    """A ring of frames bounded in bytes. It holds a contiguous run of data frames that ends at the committed end."""
+
+    def __init__(self, bytes_max: int, end_offset: int) -> None:
+        self.bytes_max = bytes_max
+        self._bytes = 0
+        self._frames: list[Frame] = []
+        self._bases: list[int] = []
+        self._first = 0
+        self.end_offset = end_offset
+
+    @property
+    def start_offset(self) -> int:
+        """The lowest offset that the ring can serve; equals the end when it holds nothing."""
+        return self._bases[self._first] if self._first < len(self._bases) else self.end_offset
+
+    def push(self, frame: Frame) -> None:
+        """Add a committed data frame; the oldest leave as the bound asks."""
+        self.end_offset = frame.header.end_offset
+        self._frames.append(frame)
+        self._bases.append(frame.header.base_offset)
+        self._bytes += frame.size
+        first, frames = self._first, self._frames
+        while self._bytes > self.bytes_max and first < len(frames):
+            self._bytes -= frames[first].size
+            first += 1
+        self._first = first
+        if first >= 64 or first == len(frames):
+            del self._frames[:first], self._bases[:first]
+            self._first = 0
+        else:
+            # Frames left of `first` are dropped lazily, but their memory goes now.
+            for index in range(first - 1, -1, -1):
+                if frames[index] is _GONE:
+                    break
+                frames[index] = _GONE
+
+    def read(self, offset: int, bytes_max: int) -> tuple[list[Buffer], int, int]:
+        """Parts of the frames from the one that holds `offset`, their bytes and their rows; at least one frame."""
+        index = max(bisect_right(self._bases, offset, lo=self._first) - 1, self._first)
+        parts: list[Buffer] = []
+        size = rows = 0
+        for frame in self._frames[index:]:
+            if size and size + frame.size > bytes_max:
+                break
+            parts += frame.parts()
+            size += frame.size
+            rows += frame.header.count
+        return parts, size, rows
+
+    def clear(self, end_offset: int) -> None:
+        """Forget everything; the committed end is given anew."""
+        self._frames.clear()
+        self._bases.clear()
+        self._first = self._bytes = 0
+        self.end_offset = end_offset
+
+
+_GONE: Frame = None  # type: ignore[assignment]

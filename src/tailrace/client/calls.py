@@ -1,0 +1,51 @@
+"""One request, one answer: the call that admin, producers and readers make, with a timeout and retries where they are harmless."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from tailrace.core.commands import Reply, Request
+from tailrace.core.model import Refusal
+from tailrace.errors import TailraceError, Timeout, from_code
+from tailrace.format.frame import Buffer
+from tailrace.ports import BrokerVerbs
+
+PAUSE_S_MIN = 0.02
+PAUSE_S_MAX = 1.0
+
+
+def error_of(refusal: Refusal) -> TailraceError:
+    """The exception that a refusal becomes."""
+    outcome: Any = refusal.outcome
+    return from_code(refusal.code, refusal.message, outcome, refusal.details)
+
+
+async def ask(verbs: BrokerVerbs, request: Request, timeout_s: float, *, repeatable: bool = True) -> Reply:
+    """The reply, or the refusal raised. Retriable refusals are tried again until the time is up: those with an unknown outcome only when
+    repeating the request does no harm."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    pause = PAUSE_S_MIN
+    while True:
+        answer: asyncio.Future[Reply] = loop.create_future()
+
+        def respond(reply: Reply, parts: Sequence[Buffer], answer: asyncio.Future[Reply] = answer) -> None:
+            if not answer.done():
+                answer.set_result(reply)
+
+        verbs.submit(request, b"", respond)
+        try:
+            async with asyncio.timeout_at(deadline):
+                reply = await answer
+        except TimeoutError:
+            raise Timeout(f"{type(request).__name__}: no answer within {timeout_s:g} s") from None
+        if not isinstance(reply, Refusal):
+            return reply
+        error = error_of(reply)
+        again = error.retriable and (repeatable or error.outcome == "none")
+        if not again or loop.time() + pause > deadline:
+            raise error
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, PAUSE_S_MAX)

@@ -1,0 +1,614 @@
+"""The producer: buffers messages per partition, sends batches, and turns their results into receipts.
+
+`send` does not suspend once its message is buffered, so cancelling it never leaves the caller in doubt: either it was still waiting for
+room and nothing was buffered, or it had already returned. An idle partition sends at once; while a request is in flight, messages gather
+until the batch is full, the request returns, or `linger_ms` is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+import mmh3
+import pyarrow as pa
+
+from tailrace.client.calls import ask
+from tailrace.client.flow import Batch, PartitionFlow
+from tailrace.client.results import Receipt, Receipts, Result, to_us
+from tailrace.client.tables import split_table
+from tailrace.core.commands import DescribeTopic, Reply, TopicInfo
+from tailrace.core.model import (
+    BATCH_ROWS_MAX,
+    DEDUP_ID_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    KEY_BYTES_MAX,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    TIMESTAMP_AHEAD_US_MAX,
+    partition_of,
+)
+from tailrace.errors import InvalidRequest, TailraceError, Timeout, TooLarge, Unavailable
+from tailrace.format import batch as arrow
+from tailrace.format import tabular
+from tailrace.format.frame import Buffer, crc32c
+from tailrace.ports import BrokerVerbs
+
+BATCH_ROWS = 1000
+BATCH_BYTES = 512 * 1024
+ROW_BYTES = 32
+"""What a message costs besides its value in the estimate of a batch's size."""
+REFRESH_S = 30.0
+FAILURES_KEPT = 100
+
+Headers = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
+
+
+class Producer:
+    """Publishes to one topic. Use it as an async context manager; leaving it flushes."""
+
+    def __init__(
+        self,
+        verbs: BrokerVerbs,
+        topic: str,
+        timeout: float,
+        *,
+        name: str | None,
+        linger_ms: float,
+        buffer_bytes_max: int,
+        compression: str | None,
+    ) -> None:
+        self.topic = topic
+        self._verbs = verbs
+        self._timeout = timeout
+        self._named_id = None if name is None else (mmh3.hash64(name.encode(), 1, True, signed=False)[0] or 1)
+        self._linger_s = linger_ms / 1000
+        self._buffer_bytes_max = buffer_bytes_max
+        self._compression = compression
+        self._loop: asyncio.AbstractEventLoop
+        self._flows: list[PartitionFlow] = []
+        self._open: dict[int, Batch] = {}
+        self._plain: Batch | None = None
+        self._value_max = 0
+        self._next_partition = 0
+        self._buffered = 0
+        self._room: list[asyncio.Future[None]] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._failures: list[Batch] = []
+        self._failed_messages = 0
+        self._full = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+        self._closed: TailraceError | None = Unavailable("the producer is not open: use `async with client.producer(…)`")
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Producer:
+        self._loop = asyncio.get_running_loop()
+        await self._refresh()
+        self._closed = None
+        self._watch()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._closed is not None:
+            return
+        if kind is None:
+            try:
+                await self.flush()
+            finally:
+                self._close()
+        else:
+            # The block failed by itself: what is buffered still goes out, but its failures do not hide the first one.
+            try:
+                await self._drained()
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        self.kill(Unavailable("the producer is closed"))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def kill(self, error: TailraceError) -> None:
+        """Refuse everything from now on."""
+        self._closed = error
+        self._plain = None
+
+    async def _refresh(self) -> None:
+        info = await ask(self._verbs, DescribeTopic(self.topic), self._timeout)
+        assert isinstance(info, TopicInfo)
+        self._value_max = info.options["message_bytes_max"]
+        for partition in range(len(self._flows), len(info.partitions)):
+            self._flows.append(PartitionFlow(self, self.topic, partition, self._named_id))
+
+    def _watch(self) -> None:
+        """Once in a while: learn of new partitions, give up what is past its time."""
+        ticks = 0
+
+        def tick() -> None:
+            nonlocal ticks
+            ticks += 1
+            now_s = self._loop.time()
+            for flow in self._flows:
+                flow.give_up(now_s)
+            if ticks % REFRESH_S == 0:
+                task = self._loop.create_task(self._refresh())
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._timer = self._loop.call_later(1.0, tick)
+
+        self._timer = self._loop.call_later(1.0, tick)
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        value: Buffer | None,
+        *,
+        key: Buffer | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: datetime | int | None = None,
+        priority: int | None = None,
+        ttl: float | None = None,
+        expires_at: datetime | int | None = None,
+        dedup_id: Buffer | None = None,
+        expected_sequence: int = 0,
+        expected_key_sequence: int | None = None,
+    ) -> Receipt:
+        """Buffer a message; suspends only while the buffer is full. Awaiting the receipt gives the durable result.
+
+        `ttl` is in seconds. `expected_sequence` N: the message takes exactly that place of its partition or is refused. `expected_key_sequence`
+        N: the key has N messages so far (0: it is new), on topics with `key_index`."""
+        if self._full:
+            await self._yield()
+        plain = self._plain
+        if (
+            plain is not None
+            and key is None
+            and headers is None
+            and partition is None
+            and timestamp is None
+            and priority is None
+            and ttl is None
+            and expires_at is None
+            and dedup_id is None
+            and not expected_sequence
+            and expected_key_sequence is None
+            and type(value) is bytes
+        ):
+            values = plain.values
+            row = len(values)
+            size = len(value)
+            if size > self._value_max:
+                raise self._too_large("value", size, self._value_max)
+            values.append(value)
+            plain.nbytes += size + ROW_BYTES
+            if row + 1 >= BATCH_ROWS or plain.nbytes >= BATCH_BYTES:
+                self._ship(plain)
+            return Receipt(plain, row)
+        fields = self._check(value, key, headers, timestamp, priority, ttl, expires_at, dedup_id)
+        if expected_sequence or expected_key_sequence is not None:
+            return self._conditional(fields, partition, expected_sequence, expected_key_sequence)
+        return self._buffer(fields, self._choose(fields, partition))
+
+    async def publish(self, value: Buffer | None, *, timeout: float | None = None, **fields: Any) -> Result:
+        """`send` and wait: returns when the message is stored as the topic promises. Takes what `send` takes."""
+        receipt = await self.send(value, **fields)
+        if timeout is None:
+            return await receipt
+        try:
+            async with asyncio.timeout(timeout):
+                return await receipt
+        except TimeoutError:
+            raise Timeout(f"not stored within {timeout:g} s; it may still be") from None
+
+    async def send_many(
+        self,
+        values: Sequence[Buffer | None],
+        *,
+        keys: Sequence[Buffer | None] | None = None,
+        headers: Sequence[Headers | None] | None = None,
+        partition: int | None = None,
+        timestamps: Sequence[datetime | int] | None = None,
+        priorities: Sequence[int] | None = None,
+        dedup_ids: Sequence[Buffer | None] | None = None,
+    ) -> Receipts:
+        """Buffer many messages at once, in order; without keys they stay together. The receipt stands for all of them."""
+        if keys is None and headers is None and timestamps is None and priorities is None and dedup_ids is None:
+            return await self._send_plain(values, partition)
+        columns = (keys, headers, timestamps, priorities, dedup_ids)
+        for column in columns:
+            if column is not None and len(column) != len(values):
+                raise InvalidRequest(f"send_many: {len(values)} values, but a column of {len(column)}")
+        places: dict[int, tuple[Batch, list[int], list[int]]] = {}
+        for at, value in enumerate(values):
+            if self._full:
+                await self._yield()
+            key, header, timestamp, priority, dedup_id = (None if column is None else column[at] for column in columns)
+            fields = self._check(value, key, header, timestamp, priority, None, None, dedup_id)  # type: ignore[arg-type]
+            receipt = self._buffer(fields, self._choose(fields, partition))
+            batch = receipt._batch
+            assert isinstance(batch, Batch)
+            _, rows, ats = places.setdefault(id(batch), (batch, [], []))
+            rows.append(receipt._row)
+            ats.append(at)
+        return Receipts(list(places.values()))
+
+    async def _send_plain(self, values: Sequence[Buffer | None], partition: int | None) -> Receipts:
+        places: list[tuple[Any, range, None]] = []
+        at = 0
+        while at < len(values):
+            if self._full:
+                await self._yield()
+            rows, size = self._fitting(values, at)
+            self._check_open()
+            if self._plain is not None:
+                self._ship(self._plain)  # What was sent before stays before.
+            batch = self._new_batch(self._choose(None, partition))
+            batch.values = list(values[at : at + rows])
+            batch.nbytes = size
+            self._buffered += size
+            self._enqueue(batch)
+            places.append((batch, range(rows), None))
+            at += rows
+        return Receipts(places)
+
+    def _fitting(self, values: Sequence[Buffer | None], at: int) -> tuple[int, int]:
+        """How many of the values make the next batch, and its size; refuses what is no message."""
+        chunk = values if not at and len(values) <= BATCH_ROWS else values[at : at + BATCH_ROWS]
+        try:
+            lengths = list(map(len, chunk))  # type: ignore[arg-type]
+        except TypeError:
+            lengths = [self._value_bytes(value) for value in chunk]
+        if max(lengths) > self._value_max:
+            raise self._too_large("value", max(lengths), self._value_max)
+        if str in set(map(type, chunk)):
+            raise InvalidRequest("value: bytes are needed, not str; encode it first")
+        size = sum(lengths) + ROW_BYTES * len(chunk)
+        if size <= 8 * BATCH_BYTES:
+            return len(chunk), size
+        total = rows = 0
+        for length in lengths:
+            if rows and total + length > 8 * BATCH_BYTES:
+                break
+            total += length + ROW_BYTES
+            rows += 1
+        return rows, total
+
+    async def send_table(self, table: pa.Table, *, partition: int | None = None) -> Receipts:
+        """Send a pyarrow table or record batch: a column `value` and, where wanted, key, headers, timestamp, priority, expires_at, dedup_id."""
+        batches: list[tuple[Any, range | Sequence[int], Sequence[int] | None]] = []
+        for target, places, piece in split_table(table, len(self._flows), partition):
+            if self._full:
+                await self._yield()
+            self._check_open()
+            ids = self._ids(piece.num_rows)
+            columns, body = tabular.encode_table(
+                piece, ids=ids, timestamp=time.time_ns() // 1000, compression=self._compression
+            )
+            if self._plain is not None:
+                self._ship(self._plain)  # What was sent before stays before.
+            batch = self._new_batch(self._choose(None, target))
+            batch.columns, batch.body, batch.ids, batch.crc = columns, body, ids, crc32c(body)
+            batch.nbytes = len(body)
+            self._buffered += batch.nbytes
+            self._hand_over(batch)
+            batches.append((batch, range(piece.num_rows), places))
+        return Receipts(batches)
+
+    async def flush(self) -> None:
+        """Wait until everything is stored; raises the first failure that nobody awaited."""
+        await self._drained()
+        failures, self._failures = [b for b in self._failures if not b.noticed], []
+        count, self._failed_messages = self._failed_messages, 0
+        if failures:
+            error = failures[0].error
+            assert error is not None
+            if count > 1:
+                error.add_note(f"{count} messages failed; this is the first failure")
+            raise error
+
+    async def _drained(self) -> None:
+        for batch in list(self._open.values()):
+            self._ship(batch)
+        while self._buffered:
+            waiter = self._loop.create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    # -- buffering -------------------------------------------------------------------------------------------------
+
+    async def _yield(self) -> None:
+        """Let the loop send what is ready; wait while the buffer is full."""
+        self._full = False
+        await asyncio.sleep(0)
+        while self._buffered >= self._buffer_bytes_max:
+            waiter = self._loop.create_future()
+            self._room.append(waiter)
+            await waiter
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    def _check(
+        self, value: Any, key: Any, headers: Any, timestamp: Any, priority: Any, ttl: Any, expires_at: Any, dedup_id: Any
+    ) -> dict[str, Any]:
+        """The fields of a message that are there, checked, so that one bad message cannot fail the batch of others."""
+        self._check_open()
+        fields: dict[str, Any] = {"value": value}
+        size = self._value_bytes(value)
+        if size > self._value_max:
+            raise self._too_large("value", size, self._value_max)
+        if key is not None:
+            fields["key"] = key = _bytes(key, "key", KEY_BYTES_MAX)
+            size += len(key)
+        elif value is None:
+            raise InvalidRequest("value: None (a tombstone) needs a key")
+        if dedup_id is not None:
+            fields["dedup_id"] = _bytes(dedup_id, "dedup_id", DEDUP_ID_BYTES_MAX)
+        if headers is not None:
+            fields["headers"] = pairs = _headers(headers)
+            size += sum(len(name) + len(data) for name, data in pairs)
+        if priority is not None:
+            if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
+                raise InvalidRequest(f"priority: 0 to {PRIORITY_MAX}, not {priority!r}")
+            fields["priority"] = priority
+        now_us = time.time_ns() // 1000
+        if timestamp is not None:
+            fields["timestamp"] = at_us = to_us(timestamp, "timestamp", InvalidRequest)
+            if not 0 <= at_us <= now_us + TIMESTAMP_AHEAD_US_MAX:
+                raise InvalidRequest("timestamp: before 1970, or more than an hour ahead")
+        if ttl is not None:
+            if expires_at is not None or not ttl > 0:
+                raise InvalidRequest("ttl: a positive number of seconds, and not together with expires_at")
+            fields["expires_at"] = now_us + int(ttl * 1e6)
+        elif expires_at is not None:
+            fields["expires_at"] = to_us(expires_at, "expires_at", InvalidRequest)
+        fields["size"] = size + ROW_BYTES
+        return fields
+
+    @staticmethod
+    def _value_bytes(value: Any) -> int:
+        if value is None:
+            return 0
+        if isinstance(value, bytes | bytearray):
+            return len(value)
+        if isinstance(value, memoryview):
+            return value.nbytes
+        raise InvalidRequest(f"value: bytes are needed, not {type(value).__name__}; encode it first")
+
+    @staticmethod
+    def _too_large(what: str, size: int, limit: int) -> TooLarge:
+        return TooLarge(f"{what}: {size} bytes, the limit is {limit}", limit=limit)
+
+    def _choose(self, fields: dict[str, Any] | None, partition: int | None) -> int:
+        count = len(self._flows)
+        if partition is not None:
+            if type(partition) is not int or not 0 <= partition < count:
+                raise InvalidRequest(f"partition: {self.topic!r} has 0 to {count - 1}, not {partition!r}")
+            return partition
+        if fields is not None:
+            source = fields.get("key", fields.get("dedup_id"))
+            if source is not None:
+                return partition_of(source, count)
+            if self._plain is not None:
+                return self._plain.partition
+        chosen = self._next_partition % count
+        self._next_partition = chosen + 1
+        return chosen
+
+    def _new_batch(self, partition: int) -> Batch:
+        return Batch(self, partition, self._loop.time() + self._timeout)
+
+    def _buffer(self, fields: dict[str, Any], partition: int) -> Receipt:
+        batch = self._open.get(partition)
+        if batch is not None and batch.nbytes + fields["size"] > BATCH_BYTES:
+            self._ship(batch)
+            batch = None
+        if batch is None:
+            batch = self._open[partition] = self._new_batch(partition)
+            if self._plain is None:
+                self._plain = batch
+            self._schedule(batch)
+        receipt = Receipt(batch, len(batch.values))
+        _add(batch, fields)
+        batch.nbytes += fields["size"]
+        if len(batch.values) >= BATCH_ROWS or batch.nbytes >= BATCH_BYTES:
+            self._ship(batch)
+        return receipt
+
+    def _conditional(
+        self, fields: dict[str, Any], partition: int | None, sequence: int, key_sequence: int | None
+    ) -> Receipt:
+        """A message with an expectation travels alone: its refusal must not touch others."""
+        if type(sequence) is not int or sequence < 0:
+            raise InvalidRequest(f"expected_sequence: 0 (append) or the sequence to take, not {sequence!r}")
+        target = self._choose(fields, partition)
+        before = self._open.get(target)
+        if before is not None:
+            self._ship(before)
+        batch = self._new_batch(target)
+        _add(batch, fields)
+        batch.nbytes = fields["size"]
+        batch.expected_sequence = sequence
+        if key_sequence is not None:
+            batch.expected_key_sequences = [key_sequence]
+        self._buffered += batch.nbytes
+        self._enqueue(batch)
+        return Receipt(batch, 0)
+
+    def _schedule(self, batch: Batch) -> None:
+        """An idle partition sends in the next round of the loop; a busy one gathers for `linger_ms` at most."""
+        if self._flows[batch.partition].busy:
+            self._loop.call_later(self._linger_s, self._due, batch)
+        elif not self._soon:
+            self._soon = True
+            self._loop.call_soon(self._ship_idle)
+
+    def _ship_idle(self) -> None:
+        self._soon = False
+        for batch in list(self._open.values()):
+            if not self._flows[batch.partition].busy:
+                self._ship(batch)
+
+    def _due(self, batch: Batch) -> None:
+        if self._open.get(batch.partition) is batch:
+            self._ship(batch)
+
+    def _ship(self, batch: Batch) -> None:
+        """Close a batch and hand it to its partition."""
+        if self._open.get(batch.partition) is batch:
+            del self._open[batch.partition]
+        if self._plain is batch:
+            self._plain = None
+        self._buffered += batch.nbytes
+        self._enqueue(batch)
+
+    def _ids(self, count: int) -> bytes:
+        random = secrets.randbits(74)
+        return arrow.make_ids(count, time.time_ns() // 1_000_000, random & ((1 << 62) - 1), random >> 62)
+
+    def _enqueue(self, batch: Batch) -> None:
+        """Encode a batch and send it, or fail it alone."""
+        values = batch.values
+        batch.ids = self._ids(len(values))
+        now_us = time.time_ns() // 1000
+        timestamps: Any = now_us
+        if batch.timestamps is not None:
+            timestamps = [now_us if time_us is None else time_us for time_us in _full_column(batch.timestamps, len(values))]
+        priorities = batch.priorities
+        if priorities is not None:
+            filled = _full_column(priorities, len(values))
+            priorities = [PRIORITY_DEFAULT if priority is None else priority for priority in filled]
+        try:
+            batch.columns, batch.body = arrow.encode(
+                values,
+                ids=batch.ids,
+                timestamps=timestamps,
+                keys=_full_column(batch.keys, len(values)),
+                headers=_full_column(batch.headers, len(values)),
+                priorities=priorities,
+                expires_at=_full_column(batch.expires, len(values)),
+                dedup_ids=_full_column(batch.dedup_ids, len(values)),
+                compression=self._compression,
+            )
+        except TailraceError as error:
+            batch.settle(None, error)
+            return
+        batch.crc = crc32c(batch.body)
+        self._hand_over(batch)
+
+    def _hand_over(self, batch: Batch) -> None:
+        batch.values = []
+        self._flows[batch.partition].enqueue(batch)
+        self._full = True
+
+    # -- what the flows ask for ------------------------------------------------------------------------------------
+
+    def submit(self, request: Any, body: Buffer, respond: Callable[[Reply, Sequence[Buffer]], None]) -> None:
+        """Send a request of a flow."""
+        self._verbs.submit(request, body, respond)
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call back after a pause."""
+        self._loop.call_later(delay_s, action)
+
+    def now_s(self) -> float:
+        """The loop's time."""
+        return self._loop.time()
+
+    def new_producer_id(self) -> int:
+        """A random identity, never 0."""
+        return secrets.randbits(64) or 1
+
+    def future(self) -> asyncio.Future[None]:
+        """A future of the producer's loop."""
+        return self._loop.create_future()
+
+    def settled(self, batch: Batch) -> None:
+        """A batch is through: free its room, remember failures, send what gathered behind it."""
+        self._buffered -= batch.nbytes
+        if batch.error is not None:
+            self._failed_messages += len(batch.ids) // 16 or 1
+            if not batch.noticed and len(self._failures) < FAILURES_KEPT:
+                self._failures.append(batch)
+        gathered = self._open.get(batch.partition)
+        if gathered is not None and not self._flows[batch.partition].busy and not self._soon:
+            self._soon = True
+            self._loop.call_soon(self._ship_idle)
+        if self._room and self._buffered < self._buffer_bytes_max:
+            _wake(self._room)
+        if self._idle and not self._buffered:
+            _wake(self._idle)
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
+
+
+_LISTS = {
+    "key": "keys",
+    "headers": "headers",
+    "priority": "priorities",
+    "timestamp": "timestamps",
+    "expires_at": "expires",
+    "dedup_id": "dedup_ids",
+}
+
+
+def _add(batch: Batch, fields: dict[str, Any]) -> None:
+    """Append a message to the parallel lists of a batch; a list begins when a message first needs it."""
+    row = len(batch.values)
+    batch.values.append(fields["value"])
+    for field, slot in _LISTS.items():
+        item = fields.get(field)
+        if item is not None:
+            column = getattr(batch, slot)
+            if column is None:
+                column = []
+                setattr(batch, slot, column)
+            column.extend([None] * (row - len(column)))
+            column.append(item)
+
+
+def _full_column(column: list[Any] | None, rows: int) -> Any:
+    """A column as long as the batch: messages behind the last that used it have none."""
+    if column is not None and len(column) < rows:
+        column.extend([None] * (rows - len(column)))
+    return column
+
+
+def _bytes(data: Any, what: str, limit: int) -> bytes:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InvalidRequest(f"{what}: bytes are needed, not {type(data).__name__}; encode it first")
+    if len(data) > limit:
+        raise TooLarge(f"{what}: {len(data)} bytes, the limit is {limit}", limit=limit)
+    return bytes(data)
+
+
+def _headers(headers: Any) -> list[tuple[str, bytes]]:
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    size = 0
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], bytes)):
+            raise InvalidRequest(f"headers: pairs of str and bytes are needed, not {pair!r}")
+        size += len(pair[0].encode("utf-8", "surrogatepass")) + len(pair[1])
+    if size > HEADER_BYTES_MAX:
+        raise TooLarge(f"headers: {size} bytes, the limit is {HEADER_BYTES_MAX}", limit=HEADER_BYTES_MAX)
+    return pairs
+
+
+assert BATCH_ROWS <= BATCH_ROWS_MAX

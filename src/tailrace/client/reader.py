@@ -1,0 +1,266 @@
+"""The broadcast reader: a cursor of one's own over a topic, fed by long polls that run ahead of the application.
+
+Frames come as the broker stored them and are checked and decoded here. Nothing is stored about the reader; `position` and `seek` are
+all there is to it. Cancelling a wait loses nothing: what arrives meanwhile stays in the local buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+
+import pyarrow as pa
+
+from tailrace.client.admin import point
+from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, ask, error_of
+from tailrace.client.results import Message, Rows, public_batch
+from tailrace.core.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
+from tailrace.core.model import Refusal
+from tailrace.errors import Corrupt, InvalidRequest, TailraceError, Unavailable
+from tailrace.format import batch as arrow
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.ports import BrokerVerbs
+
+FETCH_BYTES = 2 * 1024 * 1024
+AHEAD_BYTES = 4 * 1024 * 1024
+WAIT_MS = 30_000
+REFRESH_S = 30.0
+
+Start = str | int | datetime | Mapping[int, int]
+
+
+class Reader:
+    """Reads one topic from a point on. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        verbs: BrokerVerbs,
+        topic: str,
+        timeout: float,
+        *,
+        start: Start,
+        partitions: Sequence[int] | None,
+        stop_at_end: bool,
+    ) -> None:
+        self.topic = topic
+        self._verbs = verbs
+        self._timeout = timeout
+        self._start = start
+        self._only = None if partitions is None else sorted(set(partitions))
+        self._stop_at_end = stop_at_end
+        self._ends: dict[int, int] | None = None
+        self._next: dict[int, int] = {}
+        self._fetched: dict[int, int] = {}
+        self._buffer: deque[tuple[Rows, int]] = deque()
+        self._ahead = 0
+        self._current: Iterator[Message] = iter(())
+        self._rows: Rows | None = None
+        self._fetching = False
+        self._generation = 0
+        self._pause_s = PAUSE_S_MIN
+        self._error: TailraceError | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop
+        self._refreshed_s = 0.0
+        self._last: Message | None = None
+        self._closed: TailraceError | None = Unavailable("the reader is not open: use `async with client.reader(…)`")
+
+    async def __aenter__(self) -> Reader:
+        self._loop = asyncio.get_running_loop()
+        self._closed = None
+        await self.seek(self._start)
+        if self._stop_at_end:
+            self._ends = dict(enumerate(await self._find("latest")))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill(Unavailable("the reader is closed"))
+
+    def kill(self, error: TailraceError) -> None:
+        """Stop for good."""
+        self._closed = error
+        self._generation += 1
+        self._buffer.clear()
+        self._current = iter(())
+        self._wake()
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    async def _find(self, at: str | int | datetime) -> list[int]:
+        reply = await ask(self._verbs, FindOffsets(self.topic, point(at)), self._timeout)
+        assert isinstance(reply, Offsets)
+        return reply.offsets
+
+    async def seek(self, start: Start) -> None:
+        """Go on from another point: "earliest", "latest", an offset (of every partition), a time (datetime), or offsets by partition."""
+        self._check_open()
+        if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
+            raise InvalidRequest(f"start: earliest, latest, an offset, a datetime or a mapping, not {start!r}")
+        if isinstance(start, Mapping):
+            places = dict(enumerate(await self._find("earliest"))) if self._only is None else {}
+            places.update(start)
+        elif isinstance(start, int):
+            places = dict.fromkeys(range(len(await self._find("earliest"))), start)
+        else:
+            places = dict(enumerate(await self._find(start)))
+        if self._only is not None:
+            missing = [partition for partition in self._only if partition not in places]
+            if missing:
+                raise InvalidRequest(f"partitions: {self.topic!r} has no partition {missing[0]}")
+            places = {partition: places[partition] for partition in self._only}
+        self._generation += 1
+        self._fetching = False
+        self._buffer.clear()
+        self._ahead = 0
+        self._current = iter(())
+        self._rows = self._last = self._error = None
+        self._next = dict(places)
+        self._fetched = dict(places)
+        self._refreshed_s = self._loop.time()
+        self._fetch()
+
+    def position(self) -> dict[int, int]:
+        """The next offset of each partition that the application has not been given."""
+        places = dict(self._next)
+        if self._rows is not None and self._last is not None:
+            places[self._rows.partition] = self._last.offset + 1
+        return places
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Reader:
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            message = next(self._current)
+        except StopIteration:
+            rows, first = await self._take()
+            self._rows = rows
+            self._current = rows.messages(first)
+            message = next(self._current)
+        self._last = message
+        return message
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Arrow batches with topic, partition, offset, sequence, id, key, value, headers and times of every message."""
+        while True:
+            try:
+                rows, first = await self._take()
+            except StopAsyncIteration:
+                return
+            self._next[rows.partition] = rows.header.end_offset
+            yield public_batch(rows, first)
+
+    async def _take(self) -> tuple[Rows, int]:
+        """The next batch, from the local buffer or as soon as one arrives."""
+        if self._rows is not None:
+            self._next[self._rows.partition] = self._rows.header.end_offset
+            self._rows = self._last = None
+        while not self._buffer:
+            self._check_open()
+            if self._error is not None:
+                error, self._error = self._error, None
+                self._fetching = False
+                raise error
+            if self._at_end():
+                raise StopAsyncIteration
+            self._fetch()
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+        rows, first = self._buffer.popleft()
+        self._ahead -= rows.header.size
+        self._fetch()
+        return rows, first
+
+    def _at_end(self) -> bool:
+        ends = self._ends
+        return ends is not None and all(offset >= ends.get(partition, 0) for partition, offset in self._next.items())
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        """Ask for more, if none is asked for and the buffer has room."""
+        if self._fetching or self._ahead >= AHEAD_BYTES or self._closed is not None or self._error is not None:
+            return
+        if self._only is None and self._loop.time() - self._refreshed_s > REFRESH_S:
+            self._grow()
+        ends = self._ends
+        positions = [(p, o) for p, o in self._fetched.items() if ends is None or o < ends.get(p, 0)]
+        if not positions:
+            self._wake()
+            return
+        self._fetching = True
+        generation = self._generation
+
+        def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
+            if generation == self._generation:
+                self._fetching = False
+                self._arrived(reply, parts)
+
+        self._verbs.submit(Fetch(self.topic, positions, FETCH_BYTES, WAIT_MS), b"", respond)
+
+    def _arrived(self, reply: Reply, parts: Sequence[Buffer]) -> None:
+        if isinstance(reply, Refusal):
+            error = error_of(reply)
+            if error.retriable:
+                self._loop.call_later(self._pause_s, self._fetch)
+                self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+                return
+            self._error = error
+        else:
+            self._pause_s = PAUSE_S_MIN
+            assert isinstance(reply, Fetched)
+            try:
+                self._unpack(reply, parts)
+            except TailraceError as error:
+                self._error = error
+            self._fetch()
+        self._wake()
+
+    def _unpack(self, reply: Fetched, parts: Sequence[Buffer]) -> None:
+        data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
+        at = 0
+        for partition, size, _, _ in reply.slices:
+            wanted = self._fetched.pop(partition)
+            for header, body in frame.walk(data[at : at + size]):
+                if header.kind == frame.DATA and header.end_offset > wanted:
+                    if header.base_offset > wanted and not header.count < header.span:
+                        place = f"{self.topic}/{partition}"
+                        raise Corrupt(f"{place}: offsets {wanted} to {header.base_offset - 1} are missing")
+                    rows = Rows(self.topic, partition, header, arrow.decode(body, header.flags))
+                    self._buffer.append((rows, rows.first_row(wanted)))
+                    self._ahead += header.size
+                    wanted = header.end_offset
+            # Moved to the end of the dict: the partition that was served waits behind the others.
+            self._fetched[partition] = wanted
+            at += size
+
+    def _grow(self) -> None:
+        """Learn of partitions that were added; they are read from their beginning."""
+        self._refreshed_s = self._loop.time()
+
+        def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
+            if isinstance(reply, TopicInfo) and self._only is None:
+                for partition in range(len(reply.partitions)):
+                    if partition not in self._next:
+                        self._next[partition] = self._fetched[partition] = 0
+
+        self._verbs.submit(DescribeTopic(self.topic), b"", respond)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,77 @@
+"""The embedded coordinator: one node's catalog in one file, replaced whole and durably at every change."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.core.catalog import Catalog
+from tailrace.errors import Corrupt, StorageFault
+from tailrace.format.frame import crc32c
+from tailrace.ports import Disk
+
+FILE = "catalog.json"
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: a version, a checksum of the catalog's own text, and that text."""
+
+    version: int
+    crc: int
+    catalog: msgspec.Raw
+
+
+class FileCoordinator:
+    """`Coordinator` on a disk. The file is readable JSON; the checksum is over the catalog's bytes as they stand."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def load(self) -> Catalog:
+        """The catalog; an empty one where there is no file yet. A damaged file is an error, never an empty catalog."""
+        try:
+            handle = self._disk.open(FILE)
+        except FileNotFoundError:
+            return Catalog()
+        try:
+            data = self._disk.read(handle, 0, self._disk.size(handle))
+        finally:
+            self._disk.close(handle)
+        try:
+            stored = msgspec.json.decode(data, type=_Stored)
+            if crc32c(bytes(stored.catalog)) != stored.crc:
+                raise Corrupt(f"{FILE}: the checksum is wrong", path=FILE, position=0)
+            return msgspec.json.decode(stored.catalog, type=Catalog)
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{FILE} is damaged: {error}; restore it from a backup", path=FILE, position=0) from error
+
+    def save(self, catalog: Catalog) -> None:
+        """Write beside, sync, rename, sync the folder."""
+        text = msgspec.json.encode(catalog)
+        data = msgspec.json.encode(_Stored(1, crc32c(text), msgspec.Raw(text)))
+        try:
+            handle = self._disk.open(FILE + ".new", create=True)
+            try:
+                self._disk.truncate(handle, 0)
+                self._disk.write(handle, [data], 0)
+                self._disk.sync(handle)
+            finally:
+                self._disk.close(handle)
+            self._disk.rename(FILE + ".new", FILE)
+            self._disk.sync_folder("")
+        except OSError as error:
+            raise StorageFault(f"{FILE} could not be stored: {error}", outcome="none") from error
+
+
+class MemoryCoordinator:
+    """`Coordinator` that lives as long as the object; for tests and memory-only brokers."""
+
+    def __init__(self) -> None:
+        self._catalog = Catalog()
+
+    def load(self) -> Catalog:
+        """The catalog as last saved."""
+        return self._catalog
+
+    def save(self, catalog: Catalog) -> None:
+        """Keep it."""
+        self._catalog = catalog

@@ -1,0 +1,185 @@
+"""The native protocol's framing: a prefix of 16 bytes, a msgpack header and an optional body, many in flight.
+
+    prefix   uint32 header length, uint32 body length, uint64 request id      (little-endian)
+    header   a tagged msgpack array: a request, a reply, or one of the two greetings below
+    body     an Arrow batch on publish, raw frames on fetch, else empty
+
+A client opens with the four bytes of `PREAMBLE` and a `Hello`; the broker answers `Welcome` or a refusal. `WireReader` takes the bytes of a
+socket without copying large bodies: it offers a small scratch buffer for prefixes and headers, and each large body gets a buffer of its own,
+which the socket fills directly. A length is checked against its limit before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from tailrace.errors import InvalidRequest, TooLarge
+from tailrace.format.frame import Buffer
+
+PREAMBLE = b"TRLN"
+PROTOCOL_VERSION = 1
+PREFIX = struct.Struct("<IIQ")
+PREFIX_BYTES = PREFIX.size
+HEADER_BYTES_MAX = 1024 * 1024
+GREETING_BYTES_MAX = 4096
+SCRATCH_BYTES = 64 * 1024
+_SMALL_WINDOW = 4096
+_SMALL_BODY = 8192
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First words of a client: the protocol versions that it speaks and what it calls itself."""
+
+    versions: list[int]
+    client: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """The broker's answer: the version chosen and the limits that it will enforce."""
+
+    version: int
+    node: str
+    body_bytes_max: int
+    requests_max: int
+    idle_ms: int
+
+
+def prefix(header: bytes, body_bytes: int, request_id: int) -> bytes:
+    """Prefix and header of one message, ready to be written before its body."""
+    return PREFIX.pack(len(header), body_bytes, request_id) + header
+
+
+class WireReader:
+    """Incremental decoder: ask `window()` where to put bytes, call `filled(n)`, take whole messages from it."""
+
+    def __init__(self, body_bytes_max: int, *, preamble: bytes = b"", header_bytes_max: int = HEADER_BYTES_MAX) -> None:
+        self.body_bytes_max = body_bytes_max
+        self.header_bytes_max = header_bytes_max
+        self._preamble = preamble
+        self._scratch = bytearray(_SMALL_WINDOW)
+        self._view = memoryview(self._scratch)
+        self._start = 0
+        self._end = 0
+        self._small = False
+        # A body on its way: its header, the request id, the buffer and how much of it is there.
+        self._header: bytes | None = None
+        self._request_id = 0
+        self._body: memoryview | None = None
+        self._filled = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether a message has begun and is not complete."""
+        return self._header is not None or self._end > self._start
+
+    @property
+    def expected_bytes(self) -> int:
+        """Length of the body that is on its way; 0 when none is."""
+        return 0 if self._body is None else len(self._body)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes held of a body that is not complete."""
+        return 0 if self._body is None else self._filled
+
+    def window(self) -> memoryview:
+        """Where the next bytes of the socket belong; never empty."""
+        if self._body is not None:
+            return self._body[self._filled :]
+        if self._start == self._end:
+            if self._end == len(self._scratch) < SCRATCH_BYTES and not self._small:
+                # Many small messages at once: from now on take more of them per read.
+                self._scratch = bytearray(SCRATCH_BYTES)
+                self._view = memoryview(self._scratch)
+            self._start = self._end = 0
+        elif self._end == len(self._scratch):
+            self._compact()
+        if self._small and self._end + _SMALL_WINDOW < len(self._scratch):
+            # After a large message another is likely: read little more than its header, so that its body is not copied.
+            return self._view[self._end : self._end + _SMALL_WINDOW]
+        return self._view[self._end :]
+
+    def filled(self, count: int) -> Iterator[tuple[int, bytes, Buffer]]:
+        """Note `count` new bytes; yields (request id, header, body) of every message that is now complete."""
+        if self._body is not None:
+            self._filled += count
+            if self._filled < len(self._body):
+                return
+            header, body = self._header, self._body
+            self._header = self._body = None
+            assert header is not None
+            yield self._request_id, header, body
+            return
+        self._end += count
+        while (message := self._next()) is not None:
+            yield message
+
+    def _next(self) -> tuple[int, bytes, Buffer] | None:
+        if self._preamble and not self._take_preamble():
+            return None
+        available = self._end - self._start
+        if available < PREFIX_BYTES:
+            return None
+        header_bytes, body_bytes, request_id = PREFIX.unpack_from(self._scratch, self._start)
+        if header_bytes > self.header_bytes_max:
+            raise TooLarge(f"a header of {header_bytes} bytes is above the limit of {self.header_bytes_max}")
+        if body_bytes > self.body_bytes_max:
+            raise TooLarge(f"a body of {body_bytes} bytes is above the limit of {self.body_bytes_max}")
+        if available < PREFIX_BYTES + header_bytes:
+            if self._start + PREFIX_BYTES + header_bytes > len(self._scratch):
+                self._reserve(PREFIX_BYTES + header_bytes)
+            return None
+        at = self._start + PREFIX_BYTES
+        header = bytes(self._view[at : at + header_bytes])
+        at += header_bytes
+        have = min(self._end - at, body_bytes)
+        if have == body_bytes and body_bytes <= _SMALL_BODY:
+            self._start = at + body_bytes
+            self._small = False
+            return request_id, header, bytes(self._view[at : self._start])
+        return self._begin_body(request_id, header, at, have, body_bytes)
+
+    def _begin_body(
+        self, request_id: int, header: bytes, at: int, have: int, body_bytes: int
+    ) -> tuple[int, bytes, Buffer] | None:
+        # Untouched pages of a fresh numpy buffer cost nothing, so a peer that announces much and sends little holds little.
+        body = memoryview(np.empty(body_bytes, np.uint8)).cast("B")
+        body[:have] = self._view[at : at + have]
+        self._start = at + have
+        self._small = True
+        if have == body_bytes:
+            return request_id, header, body
+        self._request_id, self._header, self._body, self._filled = request_id, header, body, have
+        return None
+
+    def _take_preamble(self) -> bool:
+        need = len(self._preamble)
+        got = bytes(self._view[self._start : min(self._end, self._start + need)])
+        if not self._preamble.startswith(got):
+            raise InvalidRequest(f"this is the port of the native protocol; it does not speak what begins with {got!r}")
+        if len(got) < need:
+            return False
+        self._start += need
+        self._preamble = b""
+        return True
+
+    def _reserve(self, need: int) -> None:
+        """Make room for a header that is larger than what the scratch buffer has left."""
+        if self._start:
+            self._compact()
+        if need > len(self._scratch):
+            need = max(need, SCRATCH_BYTES)
+            grown = bytearray(need)
+            grown[: self._end] = self._view[: self._end]
+            self._scratch, self._view = grown, memoryview(grown)
+
+    def _compact(self) -> None:
+        if self._start:
+            kept = bytes(self._view[self._start : self._end])
+            self._view[: len(kept)] = kept
+            self._start, self._end = 0, len(kept)
+        assert self._end < len(self._scratch), "a full scratch buffer would hold a whole header"

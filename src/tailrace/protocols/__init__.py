@@ -1,0 +1,1 @@
+"""The edges: each protocol translates its own requests into the broker's verbs."""

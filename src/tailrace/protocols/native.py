@@ -1,0 +1,356 @@
+"""The native listener: one `Link` per connection, bounded windows in both directions, keep-alive and graceful close.
+
+Back-pressure is TCP's own. A connection is not read while it has too many unanswered requests or request bytes, while the whole node holds too
+many, or while its peer does not take the answers; a fetch is not even evaluated for a peer that does not read. So neither a flood nor a slow
+reader grows memory, and nobody else waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tailrace.core.commands import Reply, Request
+from tailrace.core.model import Refusal
+from tailrace.errors import InvalidRequest, TailraceError
+from tailrace.format import codec
+from tailrace.format.frame import Buffer
+from tailrace.format.wire import (
+    GREETING_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    PREAMBLE,
+    PROTOCOL_VERSION,
+    Hello,
+    Welcome,
+    WireReader,
+    prefix,
+)
+from tailrace.ports import Clock, Respond
+
+log = logging.getLogger("tailrace.native")
+
+GREETING_US = 10_000_000
+FRAME_US = 30_000_000
+FRAME_BYTES_PER_SECOND_MIN = 64 * 1024
+REQUESTS_MAX = 1024
+WRITE_HIGH_BYTES = 1024 * 1024
+SWEEP_S = 1.0
+PARTIAL_BYTES_MAX = 128 * 1024 * 1024
+PARTIAL_BYTES_HARD_MAX = 512 * 1024 * 1024
+PARTIAL_GRACE_US = 1_000_000
+_HELLO = msgspec.msgpack.Decoder(Hello)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of the listener."""
+
+    connections_max: int = 10_000
+    frame_bytes_max: int = 64 * 1024 * 1024
+    in_flight_bytes_max: int = 32 * 1024 * 1024
+    connection_in_flight_bytes_max: int = 8 * 1024 * 1024
+    idle_ms: int = 90_000
+
+
+class Gate(Protocol):
+    """See `broker.delivery.Gate`: whether a receiver has room."""
+
+    def blocked(self, resume: Callable[[], None]) -> bool: ...
+
+
+class Verbs(Protocol):
+    """The broker behind the listener."""
+
+    def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate) -> None: ...
+
+
+class Listener:
+    """Accepts connections, counts what they hold, and closes the silent ones."""
+
+    def __init__(self, verbs: Verbs, clock: Clock, limits: Limits, node: str) -> None:
+        self.verbs = verbs
+        self.clock = clock
+        self.limits = limits
+        self.node = node
+        self.links: set[Link] = set()
+        self.held_bytes = 0
+        self.partial_bytes = 0
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the address in use (port 0 asks for a free one)."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Link(self), host, port, backlog=1024)
+        self._sweep()
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    def _sweep(self) -> None:
+        now_us = self.clock.now_us()
+        for link in list(self.links):
+            link.check(now_us)
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def hold(self, nbytes: int) -> None:
+        """Count request bytes that the node works on."""
+        self.held_bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """Uncount them; when the node has room again, links that waited for it go on."""
+        full = self.full
+        self.held_bytes -= nbytes
+        if full and not self.full:
+            for link in list(self.links):
+                link.adjust()
+
+    @property
+    def full(self) -> bool:
+        """Whether all connections together hold as much as the node allows."""
+        return self.held_bytes > self.limits.in_flight_bytes_max
+
+    def shed(self, now_us: int) -> None:
+        """Too much is held by bodies that are not complete: close whoever holds the most, unless it is only just on its way."""
+        hoarder = max(self.links, key=lambda link: link.partial_bytes, default=None)
+        if hoarder is None:
+            return
+        if hoarder.stalled(now_us) or self.partial_bytes > PARTIAL_BYTES_HARD_MAX:
+            log.warning("closing a connection that holds %d bytes of an unfinished message", hoarder.partial_bytes)
+            hoarder.abort()
+
+    async def stop(self, drain_s: float) -> None:
+        """Take no more connections or requests, let those under way be answered, then close."""
+        if self._server is not None:
+            self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain_s
+        for link in list(self.links):
+            link.finish()
+        while self.links and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        for link in list(self.links):
+            link.abort()
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._reader = WireReader(0, preamble=PREAMBLE, header_bytes_max=GREETING_BYTES_MAX)
+        self._greeted = False
+        self._finishing = False
+        self._pending = 0
+        self._held_bytes = 0
+        self._reading = True
+        self._writable = True
+        self._parked: list[Callable[[], None]] = []
+        self._heard_us = self._began_us = listener.clock.now_us()
+        self._peer = "?"
+        self.partial_bytes = 0
+
+    # -- asyncio ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._peer = str(transport.get_extra_info("peername"))
+        if len(self._listener.links) >= self._listener.limits.connections_max:
+            self._refuse(0, Refusal("overloaded", "too many connections", "none", {"retry_after_ms": 1000}))
+            transport.close()
+            return
+        self._listener.links.add(self)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.window()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        now_us = self._listener.clock.now_us()
+        self._heard_us = now_us
+        if not self._reader.partial:
+            self._began_us = now_us
+        try:
+            for request_id, header, body in self._reader.filled(nbytes):
+                self._began_us = now_us
+                self._message(request_id, header, body)
+        except TailraceError as error:
+            # The framing itself is broken: nothing behind it can be understood.
+            self._refuse(0, Refusal(error.code, error.message))
+            self._close()
+        held = self._reader.partial_bytes
+        if held != self.partial_bytes:
+            self._listener.partial_bytes += held - self.partial_bytes
+            self.partial_bytes = held
+            if self._listener.partial_bytes > PARTIAL_BYTES_MAX:
+                self._listener.shed(now_us)
+        self.adjust()
+
+    def eof_received(self) -> bool:
+        self.finish()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.links.discard(self)
+        self._transport = None
+        self._listener.partial_bytes -= self.partial_bytes
+        self.partial_bytes = 0
+        # Requests under way still answer, into the void; what they hold is given back then.
+        self._writable = True
+        self._unpark()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self.adjust()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._unpark()
+        self.adjust()
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _message(self, request_id: int, header: bytes, body: Buffer) -> None:
+        if not self._greeted:
+            self._greet(request_id, header)
+            return
+        if self._finishing:
+            self._refuse(request_id, Refusal("unavailable", "this connection is being closed; connect again"))
+            return
+        try:
+            request = codec.decode_request(header)
+        except InvalidRequest as error:
+            self._refuse(request_id, Refusal(error.code, error.message))
+            return
+        nbytes = len(body)
+        self._pending += 1
+        self._held_bytes += nbytes
+        self._listener.hold(nbytes)
+        answered = False
+
+        def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
+            nonlocal answered
+            assert not answered, "a request is answered once"
+            answered = True
+            self._pending -= 1
+            self._held_bytes -= nbytes
+            self._send(request_id, codec.encode_reply(reply), parts)
+            self._listener.release(nbytes)
+            if not self._reading:
+                self.adjust()
+
+        self._listener.verbs.submit(request, body, respond, self)
+
+    def _greet(self, request_id: int, header: bytes) -> None:
+        try:
+            hello = _HELLO.decode(header)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"the first message must be a hello: {error}") from error
+        if PROTOCOL_VERSION not in hello.versions:
+            spoken = ", ".join(map(str, hello.versions[:10]))
+            raise InvalidRequest(f"this broker speaks protocol version {PROTOCOL_VERSION}, the client {spoken or 'none'}")
+        limits = self._listener.limits
+        self._greeted = True
+        self._reader.body_bytes_max = limits.frame_bytes_max
+        self._reader.header_bytes_max = HEADER_BYTES_MAX
+        welcome = Welcome(
+            PROTOCOL_VERSION, self._listener.node, limits.frame_bytes_max, REQUESTS_MAX, limits.idle_ms
+        )
+        self._send(request_id, _ENCODER.encode(welcome), ())
+
+    def _refuse(self, request_id: int, refusal: Refusal) -> None:
+        self._send(request_id, codec.encode_reply(refusal), ())
+
+    def _send(self, request_id: int, header: bytes, parts: Sequence[Buffer]) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if parts:
+            size = sum(len(part) for part in parts)
+            transport.writelines([prefix(header, size, request_id), *parts])
+        else:
+            transport.write(prefix(header, 0, request_id))
+        if self._finishing and not self._pending:
+            self._close()
+
+    # -- flow ------------------------------------------------------------------------------------------------------
+
+    def blocked(self, resume: Callable[[], None]) -> bool:
+        """As a `Gate`: while the peer does not take what it was sent, its fetches wait."""
+        if self._writable:
+            return False
+        self._parked.append(resume)
+        return True
+
+    def _unpark(self) -> None:
+        while self._parked and self._writable:
+            self._parked.pop(0)()
+
+    def adjust(self) -> None:
+        """Read on, or stop reading, as the windows say."""
+        transport, limits = self._transport, self._listener.limits
+        if transport is None or transport.is_closing():
+            return
+        may_read = (
+            self._pending < REQUESTS_MAX
+            and self._held_bytes <= limits.connection_in_flight_bytes_max
+            and self._writable
+            and not self._finishing
+            and not self._listener.full
+        )
+        if may_read and not self._reading:
+            self._reading = True
+            transport.resume_reading()
+        elif not may_read and self._reading:
+            self._reading = False
+            transport.pause_reading()
+
+    def check(self, now_us: int) -> None:
+        """Close when the peer is silent, or does not finish what it began."""
+        if not self._reading:
+            self._heard_us = self._began_us = now_us  # It is us who do not listen.
+            return
+        if not self._greeted and now_us - self._began_us > GREETING_US:
+            log.info("%s: no greeting in time", self._peer)
+            self.abort()
+        elif self._reader.partial and now_us - self._began_us > self._frame_us():
+            log.info("%s: a message was begun and not finished in time", self._peer)
+            self.abort()
+        elif now_us - self._heard_us > self._listener.limits.idle_ms * 1000 and not self._pending:
+            log.info("%s: idle", self._peer)
+            self._close()
+
+    def stalled(self, now_us: int) -> bool:
+        """Whether the message under way has had its time."""
+        return now_us - self._began_us > PARTIAL_GRACE_US
+
+    def _frame_us(self) -> int:
+        return FRAME_US + self._reader.expected_bytes * 1_000_000 // FRAME_BYTES_PER_SECOND_MIN
+
+    def finish(self) -> None:
+        """Take no more requests; close when the last one is answered."""
+        self._finishing = True
+        self.adjust()
+        if not self._pending:
+            self._close()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close without waiting for anything."""
+        if self._transport is not None:
+            self._transport.abort()
+
