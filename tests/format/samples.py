@@ -61,4 +61,6 @@ def samples(draw: st.DrawFn, *, nulls: bool = True, rows_max: int = 12) -> Sampl
     options: dict[str, Any] = {name: draw(column) for name, column in optional.items() if draw(st.booleans())}
     options["timestamps"] = draw(TIME | rows(TIME, nullable=False))
     options["ids"] = batch.make_ids(count, NOW_US // 1000, draw(st.integers(0, 2**62 - 1)), 5)
-    return Sample(draw(rows(BYTES | BYTES.map(bytearray) | BYTES.map(memoryview))), options)
+    return Sample(
+        draw(rows(BYTES | BYTES.map(bytearray) | BYTES.map(lambda item: memoryview(item)))), options
+    )

@@ -3,6 +3,7 @@
 import itertools
 import struct
 import uuid
+from array import array
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,9 @@ def test_the_check_sees_compressed_and_plain_alike(sample: Sample) -> None:
     one, two = (batch.open_body(data, columns, want_keys=True)[0] for data in (body, squeezed))
     for name in ("count", "timestamp_max_us", "key_bytes_max", "header_bytes_max", "value_bytes_max"):
         assert getattr(one, name) == getattr(two, name)
-    assert np.array_equal(one.keys, two.keys) if one.keys is not None else two.keys is None
+    assert (one.keys is None) == (two.keys is None)
+    if one.keys is not None and two.keys is not None:
+        assert np.array_equal(one.keys, two.keys)
 
 
 @given(samples())
@@ -358,7 +361,15 @@ def test_encode_refuses_what_does_not_fit_together() -> None:
     with pytest.raises(InvalidRequest):
         batch.encode([b"a"], ids=bytes(32), timestamps=1)
     with pytest.raises(InvalidRequest, match="single bytes"):
-        made([memoryview(np.arange(4, dtype=np.int32))])
+        made([memoryview(array("i", [1, 2]))])
+    for options in (
+        {"timestamps": 2**63},
+        {"expires_at": [2**63]},
+        {"priorities": [256]},
+        {"priorities": [-1]},
+    ):
+        with pytest.raises(InvalidRequest):
+            made([b"a"], **options)  # type: ignore[arg-type]
     with pytest.raises(TooLarge):
         made([bytes(1 << 20)] * 49)
     with pytest.raises(TypeError):

@@ -17,7 +17,7 @@ def ids(rows: int) -> bytes:
     return batch.make_ids(rows, NOW_US // 1000, 3, 3)
 
 
-def encoded(table: pa.Table) -> tuple[batch.BatchView, dict[str, list[Any]]]:
+def encoded(table: pa.Table) -> tuple[model.BatchView, dict[str, list[Any]]]:
     """The body of a table as a broker takes it."""
     columns, body = batch.encode_table(table, ids=ids(table.num_rows), timestamp=NOW_US)
     assert len(body) % frame.ALIGNMENT == 0

@@ -77,7 +77,7 @@ def encode(
     if priorities is not None and _some(priorities, rows, "priorities"):
         columns |= HAS_PRIORITY
         nodes += (rows, 0)
-        parts += ((0, ()), (rows, (bytes(priorities),)))
+        parts += ((0, ()), (rows, (_packed(f"{rows}B", priorities, "priorities"),)))
     for bit, times in ((HAS_DELIVER_AT, deliver_at), (HAS_EXPIRES_AT, expires_at)):
         if times is not None and (isinstance(times, int) or _some(times, rows, "times")):
             columns |= bit
@@ -95,6 +95,13 @@ def _some(items: Sequence[Any] | npt.NDArray[Any], rows: int, what: str) -> bool
     if len(items) != rows:
         raise InvalidRequest(f"{what}: {len(items)} for {rows} values")
     return isinstance(items, np.ndarray) or any(item is not None for item in items)
+
+
+def _packed(form: str, numbers: Iterable[Any], what: str) -> bytes:
+    try:
+        return struct.pack(f"<{form}", *numbers)
+    except struct.error as error:
+        raise InvalidRequest(f"{what}: {error}") from None
 
 
 def _validity(present: list[bool]) -> bytes:
@@ -129,7 +136,7 @@ def _add_binary(items: Sequence[Buffer | None], nodes: list[int], parts: list[Pa
 def _add_times(times: Times, rows: int, nodes: list[int], parts: list[Part]) -> None:
     nulls, validity = 0, b""
     if isinstance(times, int):
-        packed = struct.pack("<q", times) * rows
+        packed = _packed("q", (times,), "times") * rows
     elif isinstance(times, np.ndarray):
         packed = times.astype("<i8", copy=False).tobytes()
     else:
@@ -137,7 +144,7 @@ def _add_times(times: Times, rows: int, nodes: list[int], parts: list[Part]) -> 
             present = [time is not None for time in times]
             nulls, validity = rows - sum(present), _validity(present)
             times = [time or 0 for time in times]
-        packed = struct.pack(f"<{rows}q", *times)
+        packed = _packed(f"{rows}q", times, "times")
     if len(packed) != 8 * rows:
         raise InvalidRequest(f"times: {len(packed) // 8} for {rows} values")
     nodes += (rows, nulls)
