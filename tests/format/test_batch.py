@@ -369,7 +369,7 @@ def test_encode_refuses_what_does_not_fit_together() -> None:
         {"priorities": [-1]},
     ):
         with pytest.raises(InvalidRequest):
-            made([b"a"], **options)  # type: ignore[arg-type]
+            made([b"a"], **options)
     with pytest.raises(TooLarge):
         made([bytes(1 << 20)] * 49)
     with pytest.raises(TypeError):
