@@ -1,0 +1,1 @@
+"""Benchmarks: what Tailrace does on this machine, beside what the machine could do at most."""
