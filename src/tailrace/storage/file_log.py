@@ -88,9 +88,10 @@ class FileLog:
             return
         self._tidy(opened)
         self._mark = MarkFile(self._folder, opened.mark)
+        # the names that were found may not be durable yet, and trimming will rely on them
+        self._folder.sync_names()
         if opened.last is None:
             self._write_mark(both=True)
-            self._folder.sync_names()
             return
         self._active, self._nonce = opened.last.segment, opened.last.nonce or self._make_nonce()
         self._handle = self._disk.open(self._reader.path(self._active))
@@ -128,7 +129,6 @@ class FileLog:
             position += len(chunk)
         self._sync_active(active)
         self._write_mark()
-        self._folder.sync_names()
 
     def close(self) -> None:
         """See `PartitionLog.close`. A log that is fenced or quarantined is only let go."""
@@ -273,9 +273,14 @@ class FileLog:
 
     def _write_mark(self, *, both: bool = False) -> None:
         assert self._mark is not None, "the mark is open while the log is"
-        segment = self._active.first_entry if self._active else 0
-        position, origin = self._synced, self._origin or 0
-        mark = Mark(0, segment, position, self._end_entry, self._end_offset, self._nonce, origin)
+        active, origin = self._active, self._origin or 0
+        if active is None:
+            mark = Mark(0, 0, 0, self._end_entry, self._end_offset, 0, origin)
+        else:
+            whole = self._synced == active.size
+            entry = active.end_entry if whole else active.first_entry
+            offset = active.end_offset if whole else active.base_offset
+            mark = Mark(0, active.first_entry, self._synced, entry, offset, self._nonce, origin)
         self._mark.write(mark, both=both)
 
     # ---------------------------------------------------------------------------------- taking away
@@ -304,6 +309,11 @@ class FileLog:
             return
         if not segments or entry < segments[0].first_entry:
             raise InvalidRequest(f"{self._folder.folder} begins behind entry {entry}: it cannot be cut there")
+        first = segments[0].first_entry
+        if first > (self._origin or 0) and not any(first <= at + 1 <= entry for at, _ in self._snapshots):
+            raise InvalidRequest(
+                f"{self._folder.folder} cannot be cut at entry {entry}: what was trimmed is only in later snapshots"
+            )
         kept = [segment for segment in segments if segment.first_entry <= entry]
         with self._folder.guarded("cutting"):
             self._drop_snapshots(lambda at: at >= entry)

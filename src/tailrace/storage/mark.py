@@ -29,9 +29,9 @@ class Mark(msgspec.Struct, frozen=True):
     segment: int
     position: int
     entry: int
-    """The index that follows the last durable frame."""
+    """All frames below this index are durable; exact when all of the segment was synced."""
     offset: int
-    """The offset that follows the last durable message."""
+    """All offsets below this one are durable; exact in the same case."""
     nonce: int
     """The number that the barriers of that segment carry; 0 when there is no segment yet."""
     origin: int

@@ -91,8 +91,10 @@ class LogReader:
         """Frames with an index above `after`, as of now. Sealed segments are checked on the way: `damage`
         hears of it before it is
         raised. The last segment was checked when the log was opened."""
-        parts = [(segment, segment.size) for segment in self.segments if segment.end_entry > after + 1]
+        parts = [(segment, segment.size) for segment in self.segments if segment.frames]
         for segment, size in parts:
+            if segment.end_entry <= after + 1:
+                continue
             points = self.points(segment)
             start = points[last_false(points, lambda point: point.entry > after + 1)].position
             handle = self.disk.open(self.path(segment))

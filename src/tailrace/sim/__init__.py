@@ -1,0 +1,1 @@
+"""Seeded simulation: worlds in which disks and networks misbehave, checked against small models."""
