@@ -1,4 +1,4 @@
-"""Random lives of a partition: every answer is the oracle's, and every way to rebuild the state gives the same bytes."""
+"""Random lives of a partition: answers are the oracle's, and every way to rebuild the state agrees."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def compare(found: list[int] | str, wanted: list[int] | str) -> None:
 def stored(fact: Appended | Fact) -> Appended | Fact:
     """A fact as it comes back from the log; sizes of single messages are not kept there."""
     if not isinstance(fact, Appended):
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=Fact)  # type: ignore[arg-type]
+        decoded: Fact = msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=Fact)
+        return decoded
     view = msgspec.structs.replace(fact.view, key_bytes_max=0, header_bytes_max=0, value_bytes_max=0)
     return msgspec.structs.replace(fact, view=view)
 

@@ -124,23 +124,25 @@ class DedupWindow:
     def recall(self, ids: Hashes, base_offset: int, count: int) -> list[tuple[int, int]]:
         """(row, first offset) of the rows that were filtered out of a batch when it was first appended.
 
-        `count` rows of it were kept and stand from `base_offset` on; filtered rows had lower offsets, or those of
-        earlier rows of the batch. As long as the ids are remembered, the answer is the first one; what is
-        forgotten is listed with offset -1: it is stored, its place is not known any more.
+        `count` rows of it were kept and stand from `base_offset` on; filtered rows had lower offsets, or those
+        of earlier rows of the batch. As long as all ids are remembered, the answer is the first one again.
+        Otherwise every row is listed, with offset -1 where it is stored but its place is forgotten.
         """
         given = present_rows(ids)
         found = np.full(len(ids), -1, np.int64)
         if len(given):
             found[given] = self._lookup(ids[given])
+            found[found >= base_offset + count] = -1  # the id was forgotten, and came again
+        offsets = found.tolist()
         duplicates, following = [], base_offset
-        for row, offset in enumerate(found.tolist()):
+        for row, offset in enumerate(offsets):
             if 0 <= offset < following:
                 duplicates.append((row, offset))
             else:
                 following += 1
-        if following == base_offset + count:
+        if following == base_offset + count and (found[given] >= 0).all():
             return duplicates
-        return [(row, offset if offset < base_offset else -1) for row, offset in enumerate(found.tolist())]
+        return list(enumerate(offsets))
 
     def add(self, ids: Hashes, base_offset: int, time_us: int) -> None:
         """Remember the ids of an appended batch, and forget what has expired by then."""

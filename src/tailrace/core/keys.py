@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailrace.core.model import ANY_KEY_SEQUENCE, Hashes, Refusal
-from tailrace.core.table import MISSING, Buffer, HashTable, group_rows, present_rows
+from tailrace.core.table import MISSING, Buffer, HashTable, Numbers, group_rows, present_rows
 from tailrace.errors import InvalidRequest, Overloaded, SequenceConflict
 
 _SEQUENCE_MAX = (1 << 62) - 1
@@ -41,10 +41,10 @@ class KeyIndex:
         """How many messages the key has had."""
         return max(self._table.get(low, high), 0)
 
-    def check(self, keys: Hashes, expected: list[int] | None) -> Refusal | None:
-        """None when a batch with these keys may be appended; only reads."""
+    def check(self, keys: Hashes, expected: list[int] | None, rows: Numbers | None = None) -> Refusal | None:
+        """None when a batch with these keys may be appended. `rows` are the client's numbers of the rows."""
         if expected is not None:
-            problem = _malformed(keys, expected)
+            problem = _malformed(keys, expected, rows)
             if problem is not None:
                 return problem
         present = present_rows(keys)
@@ -64,7 +64,8 @@ class KeyIndex:
         wrong = np.flatnonzero((wanted != ANY_KEY_SEQUENCE) & (wanted != current))
         if not len(wrong):
             return None
-        row, at, sequence = int(present[wrong[0]]), int(wanted[wrong[0]]), int(current[wrong[0]])
+        at, sequence = int(wanted[wrong[0]]), int(current[wrong[0]])
+        row = int(present[wrong[0]] if rows is None else rows[present[wrong[0]]])
         return Refusal(
             SequenceConflict.code,
             f"row {row} expects its key at sequence {at}, it is at {sequence}",
@@ -94,7 +95,7 @@ class KeyIndex:
         self._table.check()
 
 
-def _malformed(keys: Hashes, expected: list[int]) -> Refusal | None:
+def _malformed(keys: Hashes, expected: list[int], rows: Numbers | None) -> Refusal | None:
     if len(expected) != len(keys):
         text = f"expected_key_sequences has {len(expected)} numbers for {len(keys)} messages"
         return Refusal(InvalidRequest.code, text)
@@ -103,6 +104,7 @@ def _malformed(keys: Hashes, expected: list[int]) -> Refusal | None:
     keyless = np.flatnonzero((keys[:, 0] | keys[:, 1]) == 0)
     for row in keyless.tolist():
         if expected[row] != ANY_KEY_SEQUENCE:
+            row = row if rows is None else int(rows[row])
             return Refusal(
                 InvalidRequest.code,
                 f"row {row} has an expected key sequence and no key",

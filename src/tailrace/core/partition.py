@@ -167,7 +167,7 @@ class Partition:
         return Published(base_offset, result.append_time_us, duplicates)
 
     def _all_duplicates(self, publish: Publish, found: Filtered, time_us: int) -> Decision:
-        """Nothing is new: only the producer's sequence is used. The reply's base offset is the first row's."""
+        """Nothing is new: only the producer's sequence is used. The base offset told is the first row's."""
         reply = Published(found.duplicates[0][1], time_us, found.duplicates)
         if not publish.producer_id:
             return Decision(NOTHING, reply, found.keep)
@@ -195,11 +195,7 @@ class Partition:
         if self.keys is not None and view.keys is not None:
             if expected is not None and keep is not None:
                 expected = [expected[row] for row in keep.tolist()]
-            problem = self.keys.check(view.keys, expected)
-            if problem is not None and keep is not None and "row" in problem.details:
-                row = int(keep[problem.details["row"]])  # as the client counts them
-                problem = msgspec.structs.replace(problem, details={**problem.details, "row": row})
-            return problem
+            return self.keys.check(view.keys, expected, keep)
         return None
 
     def _claim(self, command: ClaimProducer, now_us: int) -> Decision:
