@@ -33,7 +33,7 @@ def test_the_table_is_a_dict(steps: list[tuple[str, Any, int]]) -> None:
     table, model = HashTable(), dict[tuple[int, int], int]()
     for verb, what, value in steps:
         if verb == "put":
-            table.put(*what, value)
+            table.put(what[0], what[1], value)
             model[what] = value
         elif verb == "delete":
             assert table.delete(*what) == (model.pop(what, None) is not None)

@@ -70,7 +70,8 @@ def test_numbers_are_accepted_within_their_bounds_only(option: str) -> None:
     for wrong in (low - 1, high + 1, 1 << 80):
         (problem,) = problems({option: wrong})
         assert problem.startswith(option)
-    for other in ("5", 5.0, True, [5], {}):
+    others: list[Any] = ["5", 5.0, True, [5], {}]
+    for other in others:
         (problem,) = problems({option: other})
         assert problem.startswith(option)
     if option not in LIMITS:

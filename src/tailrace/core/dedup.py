@@ -126,7 +126,7 @@ class DedupWindow:
 
         `count` rows of it were kept and stand from `base_offset` on; filtered rows had lower offsets, or those
         of earlier rows of the batch. As long as all ids are remembered, the answer is the first one again.
-        Otherwise every row is listed, with offset -1 where it is stored but its place is forgotten.
+        Otherwise every row is listed, with offset -1 where its place is forgotten.
         """
         given = present_rows(ids)
         found = np.full(len(ids), -1, np.int64)

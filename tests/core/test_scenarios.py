@@ -1,0 +1,217 @@
+"""Plays: text files of commands with the expected trace below each, run against one partition.
+
+A line at the left margin is a command or a comment (`#`); the indented lines below it are its trace. With
+`REWRITE_SCENARIOS=1` in the environment the traces are written anew; read the difference before you commit it.
+
+    topic NAME=VALUE ...                    options; the first command of a play
+    after 2 s                               the clock moves (us, ms, s, min, h, days; may be negative)
+    WHO publishes MESSAGE ... [CLAUSE ...]  `somebody` is not idempotent; MESSAGE is value, key:value, value#dedup-id
+    WHO claims | trim to N | retention to N | restart
+
+Clauses: `as batch N`, `of epoch N`, `at sequence N`, `at key sequences N ...`, `with acks WHAT`,
+`with a value|a key|headers of N bytes`, `dated N UNIT ahead`, `with a delay`, `N times` (messages repeated).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tailrace.core.commands import Claimed, ClaimProducer, Publish, Published, Reply, TrimTopic
+from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Trimmed
+from tailrace.core.model import HAS_DELIVER_AT, Refusal
+from tailrace.core.partition import Partition, PartitionCommand, PublishBatch, Sweep
+from tailrace.core.topics import TopicOptions, parse_options
+from tests.core.oracle import Row, offsets_of, view_of
+
+FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
+T0 = 1_700_000_000_000_000
+UNITS = {"us": 1, "ms": 1000, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "days": 24 * 3600 * 10**6}
+CLAUSES = {
+    "batch": r" as batch (\d+)",
+    "epoch": r" of epoch (\d+)",
+    "expected": r" at sequence (-?\d+)",
+    "keys": r" at key sequences((?: -?\d+)+)",
+    "acks": r" with acks (\w+)",
+    "value_bytes_max": r" with a value of (\d+) bytes",
+    "key_bytes_max": r" with a key of (\d+) bytes",
+    "header_bytes_max": r" with headers of (\d+) bytes",
+    "ahead": r" dated ([\d.]+ \w+) ahead",
+    "delay": r" with a (delay)",
+    "times": r" (\d+) times",
+}
+
+
+def duration(text: str) -> int:
+    number, unit = text.split()
+    return round(float(number) * UNITS[unit])
+
+
+class Stage:
+    """A partition, a clock, and names for producers."""
+
+    def __init__(self) -> None:
+        self.partition = Partition(TopicOptions())
+        self.now_us = T0
+        self.facts: list[Appended | Fact] = []
+        self.names = {"somebody": 0}
+
+    def number(self, who: str) -> int:
+        return self.names.setdefault(who, len(self.names))
+
+    def who(self, number: int) -> str:
+        return next(name for name, other in self.names.items() if other == number)
+
+    def perform(self, line: str) -> list[str]:
+        """The trace of one command."""
+        words = line.split()
+        if words[0] == "topic":
+            return self.topic(dict(word.split("=") for word in words[1:]))
+        if words[0] == "after":
+            self.now_us += duration(line.removeprefix("after "))
+            return []
+        if line == "restart":
+            return self.restart()
+        if words[:2] == ["trim", "to"]:
+            return self.decide(TrimTopic("t", 0, int(words[2])), [])
+        if words[:2] == ["retention", "to"]:
+            return self.decide(Sweep(int(words[2])), [])
+        if words[1:] == ["claims"]:
+            return self.decide(ClaimProducer("t", 0, self.number(words[0])), [])
+        assert words[1] == "publishes", f"what is {line!r}?"
+        return self.publish(words[0], line.removeprefix(f"{words[0]} publishes"))
+
+    def topic(self, options: dict[str, str]) -> list[str]:
+        values: dict[str, Any] = {k: int(v) if v.isdigit() else v for k, v in options.items()}
+        parsed = parse_options(values, "t")
+        assert isinstance(parsed, TopicOptions), parsed
+        self.partition = Partition(parsed)
+        return []
+
+    def publish(self, who: str, text: str) -> list[str]:
+        found: dict[str, str] = {}
+        for clause, pattern in CLAUSES.items():
+            if match := re.search(pattern, text):
+                found[clause] = match[1]
+                text = text[: match.start()] + text[match.end() :]
+        messages = text.split() * int(found.get("times", 1))
+        rows = []
+        for message in messages:
+            key, _, value = message.rpartition(":")
+            rows.append(Row(key or None, value.partition("#")[2] or None))
+        sizes: dict[str, Any] = {
+            name: int(size) for name, size in found.items() if name.endswith("_bytes_max")
+        }
+        ahead_us = duration(found["ahead"]) if "ahead" in found else 0
+        view = view_of(
+            rows,
+            key_index=self.partition.options.key_index,
+            timestamp_max_us=self.now_us + ahead_us,
+            columns=HAS_DELIVER_AT if "delay" in found else 0,
+            **sizes,
+        )
+        publish = Publish(
+            "t",
+            0,
+            view.columns,
+            0,
+            self.number(who),
+            int(found.get("epoch", 0)),
+            int(found.get("batch", 0)),
+            int(found.get("expected", 0)),
+            [int(number) for number in found["keys"].split()] if "keys" in found else None,
+            found.get("acks"),
+        )
+        return self.decide(PublishBatch(publish, view), messages)
+
+    def decide(self, command: PartitionCommand, messages: list[str]) -> list[str]:
+        decision = self.partition.decide(command, self.now_us)
+        for fact in decision.facts:
+            self.partition.apply(fact)
+        self.facts += decision.facts
+        self.partition.check()
+        return [f"log:   {self.told(fact)}" for fact in decision.facts] + [
+            f"reply: {answer(decision.reply, messages)}"
+        ]
+
+    def told(self, fact: Appended | Fact) -> str:
+        """A fact in words."""
+        match fact:
+            case Appended():
+                end = fact.base_offset + fact.view.count
+                by = (
+                    f" by {self.who(fact.producer_id)}, batch {fact.producer_sequence}"
+                    if fact.producer_id
+                    else ""
+                )
+                return f"appended [{fact.base_offset}, {end}){by}"
+            case ProducerClaimed():
+                return f"{self.who(fact.producer_id)} claimed epoch {fact.epoch}"
+            case ProducerAdvanced():
+                return f"{self.who(fact.producer_id)} advanced to batch {fact.sequence}, nothing appended"
+            case Trimmed():
+                return f"trimmed to {fact.offset}"
+
+    def restart(self) -> list[str]:
+        """From a snapshot and, the other way, from all facts: both are what there was."""
+        options, before = self.partition.options, self.partition.snapshot()
+        replayed = Partition(options)
+        for fact in self.facts:
+            replayed.apply(fact)
+        assert replayed.snapshot() == before
+        self.partition = Partition.restore(options, before)
+        assert self.partition.snapshot() == before
+        return [f"state: messages [{self.partition.start_offset}, {self.partition.end_offset})"]
+
+
+def answer(reply: Reply, messages: list[str]) -> str:
+    """A reply in words."""
+    match reply:
+        case Refusal():
+            details = "".join(f"\n         {name} = {value}" for name, value in reply.details.items())
+            return f"{reply.code}: {reply.message}{details}"
+        case Published():
+            offsets = offsets_of(reply, len(messages))
+            assert isinstance(offsets, list)
+            known = dict(reply.duplicates or ())
+            places = [
+                f"{message} {'was ' if row in known else ''}at {offset}"
+                for row, (message, offset) in enumerate(zip(messages, offsets, strict=True))
+            ]
+            return ", ".join(places if len(places) <= 8 else [*places[:2], "...", places[-1]])
+        case Claimed():
+            return f"epoch {reply.epoch}"
+        case _:
+            return str(msgspec.structs.asdict(reply) or type(reply).__name__.lower())
+
+
+def run(text: str) -> str:
+    """The play with the traces as they are."""
+    stage, lines = Stage(), []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        lines.append(line)
+        if line and not line.startswith("#"):
+            trace = "\n".join(stage.perform(line))
+            lines += [f"    {part}" for part in trace.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_play(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    played = run(text)
+    if os.environ.get("REWRITE_SCENARIOS") == "1":
+        path.write_text(played, encoding="utf-8")
+    else:
+        assert played == text
+
+
+def test_the_plays_are_there() -> None:
+    assert len(list(FOLDER.glob("*.txt"))) >= 8
