@@ -1,12 +1,14 @@
 """Plays: text files of commands with the expected trace below each, run against one partition.
 
 A line at the left margin is a command or a comment (`#`); the indented lines below it are its trace. With
-`REWRITE_SCENARIOS=1` in the environment the traces are written anew; read the difference before you commit it.
+`REWRITE_SCENARIOS=1` in the environment the traces are written anew; read the difference before a commit.
 
     topic NAME=VALUE ...                    options; the first command of a play
     after 2 s                               the clock moves (us, ms, s, min, h, days; may be negative)
-    WHO publishes MESSAGE ... [CLAUSE ...]  `somebody` is not idempotent; MESSAGE is value, key:value, value#dedup-id
+    WHO publishes MESSAGE ... [CLAUSE ...]  MESSAGE is value, key:value or value#dedup-id
     WHO claims | trim to N | retention to N | restart
+
+`somebody` is a producer without a number, everybody else is idempotent.
 
 Clauses: `as batch N`, `of epoch N`, `at sequence N`, `at key sequences N ...`, `with acks WHAT`,
 `with a value|a key|headers of N bytes`, `dated N UNIT ahead`, `with a delay`, `N times` (messages repeated).

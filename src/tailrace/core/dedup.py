@@ -124,8 +124,8 @@ class DedupWindow:
     def recall(self, ids: Hashes, base_offset: int, count: int) -> list[tuple[int, int]]:
         """(row, first offset) of the rows that were filtered out of a batch when it was first appended.
 
-        `count` rows of it were kept and stand from `base_offset` on; filtered rows had lower offsets, or those
-        of earlier rows of the batch. As long as all ids are remembered, the answer is the first one again.
+        `count` rows of it were kept and stand from `base_offset` on; the others had lower offsets, or those
+        of earlier rows of the batch. While all ids are remembered, the answer is the first one again.
         Otherwise every row is listed, with offset -1 where its place is forgotten.
         """
         given = present_rows(ids)

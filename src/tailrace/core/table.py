@@ -20,6 +20,10 @@ from tailrace.core.model import Hashes
 
 MISSING = -1
 SLOTS_MIN = 16
+FEW = 48
+"""So many rows are looked up one by one: by then a round of numpy calls costs more."""
+
+_FIRST = np.ones(1, np.bool_)
 
 Numbers = npt.NDArray[np.int64]
 Buffer = bytes | bytearray | memoryview
@@ -36,10 +40,19 @@ class Groups(msgspec.Struct, frozen=True, eq=False):
 def group_rows(hashes: Hashes) -> Groups:
     """Group the rows by hash; ranks follow the order of the rows."""
     rows = len(hashes)
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable, so rows of a group stay in order
-    ordered = hashes[order]
-    begins = np.ones(rows, np.bool_)
-    np.any(ordered[1:] != ordered[:-1], axis=1, out=begins[1:])
+    # Sorts are stable, so rows of a group stay in order. One half of the hash is nearly always enough.
+    order = np.argsort(hashes[:, 0], kind="stable")
+    low = hashes[:, 0][order]
+    same = low[1:] == low[:-1]
+    if not same.any():
+        each = np.arange(rows)
+        return Groups(each, each, np.zeros(rows, np.int64))
+    high = hashes[:, 1][order]
+    equal = same & (high[1:] == high[:-1])
+    if (same != equal).any():
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        equal = (hashes[order[1:]] == hashes[order[:-1]]).all(axis=1)
+    begins = np.concatenate((_FIRST, ~equal))
     starts = np.flatnonzero(begins)
     number = np.cumsum(begins) - 1
     group, rank = np.empty(rows, np.int64), np.empty(rows, np.int64)
@@ -127,42 +140,53 @@ class HashTable:
 
     def get_many(self, hashes: Hashes) -> Numbers:
         """One value per row, `MISSING` where there is none; no row may be all zero."""
-        if len(hashes) == 1:
-            return np.array([self.get(int(hashes[0, 0]), int(hashes[0, 1]))], np.int64)
-        slots, mask = self._slots, np.uint64(self._mask)
         found = np.full(len(hashes), MISSING, np.int64)
-        rows = np.arange(len(hashes))
-        wanted = hashes
-        at = wanted[:, 0] & mask
-        while len(rows):
-            there = slots[at]
+        mask, slots = self._mask, self._slots
+        rows, wanted = np.arange(len(hashes)), hashes
+        at = (hashes[:, 0] & np.uint64(mask)).astype(np.intp)
+        while len(rows) > FEW:
+            there = slots.take(at, axis=0)
             hit = (there[:, 0] == wanted[:, 0]) & (there[:, 1] == wanted[:, 1])
             found[rows[hit]] = there[hit, 2].view(np.int64)
-            on = ~hit & ((there[:, 0] | there[:, 1]) != 0)
-            rows, wanted = rows[on], wanted[on]
-            at = (at[on] + np.uint64(1)) & mask
+            on = np.flatnonzero(((there[:, 0] | there[:, 1]) != 0) & ~hit)
+            rows, wanted, at = rows[on], wanted[on], (at[on] + 1) & mask
+        for row, (low, high) in zip(rows.tolist(), wanted.tolist(), strict=True):
+            found[row] = self.get(low, high)
         return found
 
     def put_many(self, hashes: Hashes, values: Numbers) -> None:
         """Set or replace one value per row; the rows are distinct and none is all zero."""
         self._reserve(self._count + len(hashes))
-        if len(hashes) == 1:
-            self.put(int(hashes[0, 0]), int(hashes[0, 1]), int(values[0]))
-            return
         entries = np.empty((len(hashes), 3), np.uint64)
         entries[:, :2] = hashes
         entries[:, 2] = values.view(np.uint64)
-        self._count += _insert(self._slots, entries)
+        self._insert(entries)
+
+    def _insert(self, entries: npt.NDArray[np.uint64]) -> None:
+        """Put distinct entries, for which there is room."""
+        mask, slots = self._mask, self._slots
+        at = (entries[:, 0] & np.uint64(mask)).astype(np.intp)
+        while len(entries) > FEW:
+            there = slots.take(at, axis=0)
+            same = (there[:, 0] == entries[:, 0]) & (there[:, 1] == entries[:, 1])
+            empty = (there[:, 0] | there[:, 1]) == 0
+            # Several rows may want one empty slot: the last one written has it, the others go on.
+            ours = same | empty
+            slots[at[ours]] = entries[ours]
+            there = slots.take(at, axis=0)
+            done = ours & (there[:, 0] == entries[:, 0]) & (there[:, 1] == entries[:, 1])
+            self._count += int(np.count_nonzero(done)) - int(np.count_nonzero(same))
+            on = np.flatnonzero(~done)
+            entries, at = entries[on], (at[on] + 1) & mask
+        for low, high, value in entries.tolist():
+            self.put(low, high, value)
 
     def _reserve(self, entries: int) -> None:
-        wanted = _slots_for(entries)
-        if wanted <= len(self._slots):
+        if entries * 3 <= len(self._slots) * 2:
             return
         old = self._slots
-        used = old[(old[:, 0] | old[:, 1]) != 0]
-        slots = np.zeros((wanted, 3), np.uint64)
-        _insert(slots, used)
-        self._take(slots, self._count)
+        self._take(np.zeros((_slots_for(entries), 3), np.uint64), 0)
+        self._insert(old[(old[:, 0] | old[:, 1]) != 0])
 
     def buffers(self) -> list[bytes]:
         """A copy of the slots for a snapshot."""
@@ -193,23 +217,3 @@ def _slots_for(entries: int) -> int:
     while entries * 3 > slots * 2:
         slots *= 2
     return slots
-
-
-def _insert(slots: npt.NDArray[np.uint64], entries: npt.NDArray[np.uint64]) -> int:
-    """Put distinct entries into slots with room for them; returns how many were new."""
-    mask, new = np.uint64(len(slots) - 1), 0
-    at = entries[:, 0] & mask
-    while len(entries):
-        there = slots[at]
-        same = (there[:, 0] == entries[:, 0]) & (there[:, 1] == entries[:, 1])
-        slots[at[same], 2] = entries[same, 2]
-        empty = (there[:, 0] | there[:, 1]) == 0
-        # Several rows may want one empty slot: the last one written has it, the others see that and go on.
-        slots[at[empty]] = entries[empty]
-        there = slots[at]
-        won = empty & (there[:, 0] == entries[:, 0]) & (there[:, 1] == entries[:, 1])
-        new += int(np.count_nonzero(won))
-        on = ~(same | won)
-        entries = entries[on]
-        at = (at[on] + np.uint64(1)) & mask
-    return new
