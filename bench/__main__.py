@@ -6,6 +6,7 @@ Exit status: 0 all bars met, 1 a bar missed or a case failed, 2 this machine or 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from rich.console import Console
@@ -38,6 +39,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run a suite."""
     given = arguments()
+    # Leave as after Ctrl-C: through the blocks that end the children and remove the data.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     suite = SUITES[given.suite]
     plan = Plan(tuple(given.only), given.runs, given.seconds)
     console = Console(width=None if sys.stdout.isatty() else 140)

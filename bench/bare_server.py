@@ -28,7 +28,7 @@ REPLY_TIMEOUT_S = 120.0
 # What a frame holds beside its values: for each message an id, a timestamp and an offset; once the header and
 # Arrow's metadata.
 MESSAGE_OVERHEAD_BYTES = 28
-FRAME_OVERHEAD_BYTES = 640
+FRAME_OVERHEAD_BYTES = 512
 
 
 class Transfer(msgspec.Struct, frozen=True):

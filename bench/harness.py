@@ -185,8 +185,12 @@ def execute(suite: Suite, plan: Plan, console: Console) -> Report:
                 except (
                     Exception
                 ) as error:  # a case that fails must not hide the others: it is reported at the end
-                    failures[case] = f"{case.figures[0]}: {type(error).__name__}: {error}"
-                    console.print(f"run {number}/{plan.runs} FAILED {failures[case]}", markup=False)
+                    failures[case] = (
+                        f"{case.figures[0]}: {[type(error).__name__, *str(error).splitlines()][-1]}"
+                    )
+                    notes = getattr(error, "__notes__", [])
+                    told = "\n".join([f"{type(error).__name__}: {error}", *notes])
+                    console.print(f"run {number}/{plan.runs} {case.figures[0]} FAILED: {told}", markup=False)
                 else:
                     samples.extend(found)
                     _tell(console, f"run {number}/{plan.runs}", found)
@@ -207,6 +211,12 @@ def _once(case: Case, plan: Plan, limits: Limits) -> list[Sample]:
             msgspec.structs.replace(sample, conditions={"seconds": seconds, **sample.conditions})
             for sample in found
         ]
+    except Exception as error:
+        log = folder / "broker.log"
+        error.add_note(
+            f"log of the broker: {log.read_text(errors='replace')[-2000:] if log.exists() else None}"
+        )
+        raise
     finally:
         shutil.rmtree(folder)
 
