@@ -130,7 +130,7 @@ MODES = {"send": send, "send_many": send_many, "publish": publish, "paced": pace
 
 async def produce(job: Job) -> None:
     """Do the job and print the report."""
-    options = {} if job.load.linger_ms is None else {"linger_ms": job.load.linger_ms}
+    options: dict[str, Any] = {} if job.load.linger_ms is None else {"linger_ms": job.load.linger_ms}
     async with tailrace.connect(job.url) as client, client.producer(job.topic, **options) as producer:
         report = await MODES[job.load.mode](producer, job.load)
         print(msgspec.json.encode(report).decode(), flush=True)
