@@ -42,6 +42,7 @@ STATES = frozenset(
         "crash",
         "crash inside append",
         "crash inside close",
+        "crash inside recover",
         "crash inside save snapshot",
         "crash inside trim",
         "crash inside truncate",
@@ -111,6 +112,7 @@ class Model:
         """The log ends before `entry`."""
         del self.frames[entry:]
         self.durable = min(self.durable, entry)
+        self.snapshots = {at: state for at, state in self.snapshots.items() if at < entry}
 
 
 class StorageWorld:
@@ -229,9 +231,10 @@ class StorageWorld:
 
     def _save_snapshot(self) -> None:
         model = self.model
-        if not model.frames:
+        low = max(model.start, model.saved, 0)
+        if low >= len(model.frames):
             return
-        entry = self.random.randrange(max(model.start, model.saved, 0), len(model.frames))
+        entry = self.random.randrange(low, len(model.frames))
         state = self.random.randbytes(self.random.choice((0, 30, 900)))
         model.snapshots.setdefault(entry, state)
         self.log.save_snapshot(Snapshot(entry, 0, [model.snapshots[entry][:20], model.snapshots[entry][20:]]))
@@ -282,7 +285,6 @@ class StorageWorld:
                 raise Violation("a log was cut although only a later snapshot knows what was trimmed")
             return
         model.durable = min(model.durable, entry)
-        model.snapshots = {at: state for at, state in model.snapshots.items() if at < entry}
         model.saved = -1
         self.log.truncate(entry)
         model.cut(entry)
@@ -327,19 +329,16 @@ class StorageWorld:
         self._reopen()
 
     def _reopen(self) -> None:
-        """Open again; the machine may stop while it opens, but not for ever."""
-        while True:
-            self.log = self._take_log()
-            if self.random.random() < 0.1:
-                self.disk.crash_in = self.random.randrange(12)
-            try:
-                self._check_recovery(self.log.recover())
-            except Crash:
-                self.disk.crash()
-                self.seen["crash inside recover"] += 1
-                continue
-            self.disk.crash_in = None
-            return
+        """Open again; the machine may stop while it opens."""
+        self.log = self._take_log()
+        if self.random.random() < 0.1:
+            self.disk.crash_in = self.random.randrange(12)
+        try:
+            self._check_recovery(self.log.recover())
+        except Crash:
+            self.seen["crash inside recover"] += 1
+            self._restart(True)
+        self.disk.crash_in = None
 
     def _check_fenced(self) -> None:
         model = self.model
@@ -382,7 +381,6 @@ class StorageWorld:
         model = self.model
         model.cut(recovery.end_entry)
         model.durable = recovery.end_entry
-        model.snapshots = {at: state for at, state in model.snapshots.items() if at < recovery.end_entry}
         model.saved = recovery.snapshot.entry if recovery.snapshot else -1
         self._require(recovery.end_offset == model.end_offset, "the next offset is wrong")
         first = self._first_entry()
@@ -445,28 +443,30 @@ class StorageWorld:
     # ---------------------------------------------------------------------------------- flipped bits
 
     def _flip_at_rest(self) -> None:
-        """Close or crash, flip one bit, open, check what is said of it, flip it back and open again."""
+        """Close or stop, flip one bit, open, check what is said of it, flip it back and open again."""
         if self.disk.lying:
             return
-        if self.random.random() < 0.5:
+        fate = self.random.choice(("close", "restart", "crash"))
+        if fate == "close":
             self.log.close()
             self.model.durable = len(self.model.frames)
-        else:
-            self._restart(True)
+        elif fate == "crash":
+            self.disk.crash()
         self.disk.restart()
+        self.disk.capacity = None
         path, position, bit = self._pick_bit()
         proven = self._proven_position(path)
         self.disk.flip(path, position, bit)
         self.log = self._take_log()
-        self.disk.capacity = None
         recovery = self.log.recover()
         outcome = self._judge_flip(recovery, path, position, proven)
         self.seen[outcome] += 1
         self.disk.restart()
-        if outcome != "flip passed for a torn tail" and path.rpartition("/")[2] in self.disk.list(LOG):
-            self.disk.flip(path, position, bit)
-        elif outcome == "flip passed for a torn tail":
+        if recovery.fault is None:
             self.model.cut(recovery.end_entry)
+            self.model.durable = recovery.end_entry
+        if path.rpartition("/")[2] in self.disk.list(LOG):
+            self.disk.flip(path, position, bit)
         self._repaired(recovery)
 
     def _repaired(self, damaged: Recovery) -> None:

@@ -122,13 +122,17 @@ class FileLog:
             self._write_mark(both=True)
         # also when only zeros follow: the file must not keep what this crash left and the next one could show
         self._disk.truncate(self._handle, size)
-        position = self._synced
-        while position < size:
-            chunk = self._disk.read(self._handle, position, min(CHUNK, size - position))
-            self._disk.write(self._handle, [chunk], position)
-            position += len(chunk)
+        self._write_again(self._synced, size)
         self._sync_active(active)
         self._write_mark()
+
+    def _write_again(self, position: int, end: int) -> None:
+        """Write what is there once more: after a failed sync the kernel may show pages that never reached the disk,
+        and would not write them at the next sync."""
+        while position < end:
+            chunk = self._disk.read(self._handle, position, min(CHUNK, end - position))
+            self._disk.write(self._handle, [chunk], position)
+            position += len(chunk)
 
     def close(self) -> None:
         """See `PartitionLog.close`. A log that is fenced or quarantined is only let go."""
@@ -193,6 +197,13 @@ class FileLog:
         segment.size = position
         if sync:
             self.sync()
+
+    def room(self) -> int:
+        """See `PartitionLog.room`."""
+        segment = self._active
+        if segment is None or self._state != "open":
+            return 0
+        return min(self._allocated, self._segment_bytes) - segment.size - HEADER_BYTES
 
     def _room_for(self, size: int, entry: int, offset: int) -> Segment:
         """The segment that takes the next bytes: rolled, and its space reserved, as needed."""

@@ -17,6 +17,9 @@ from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.file_log import SNAPSHOTS_KEPT
 
 
+MEMORY_ROOM = 1 << 62
+
+
 class _Content:
     """What one log holds; `frames` is replaced when it shrinks, so readers in other threads keep what they
     have."""
@@ -78,6 +81,10 @@ class MemoryLog:
         content.started = True
         content.start_offset, content.end_entry, content.end_offset = start, entry, offset
         self._syncs += sync
+
+    def room(self) -> int:
+        """See `PartitionLog.room`."""
+        return MEMORY_ROOM
 
     def sync(self) -> None:
         """See `PartitionLog.sync`."""

@@ -1,0 +1,368 @@
+"""One suite for every engine behind `LogStore` and `PartitionLog`: the docstrings of the ports as tests."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import InvalidRequest, StorageFault, Unavailable
+from tailrace.format.frame import DATA, Buffer, Frame, Header, walk
+from tailrace.ports import LogStore, PartitionLog, Recovery, Snapshot
+from tailrace.sim.disk import SimDisk
+from tailrace.storage.file_store import FileStore
+from tailrace.storage.memory_log import MemoryStore
+from tests.storage.frame_maker import FrameMaker, TestClock
+
+END = 1 << 60
+MakeStore = Callable[[], LogStore]
+
+
+@pytest.fixture(params=["file on a real disk", "file on a simulated disk", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> LogStore:
+    if request.param == "memory":
+        return MemoryStore()
+    disk = tmp_path / "data" if "real" in request.param else SimDisk(1)
+    # small segments, so that every test goes over several
+    return FileStore(disk, TestClock(), segment_bytes=2048)
+
+
+def opened(store: LogStore, name: str = "topic/0") -> PartitionLog:
+    log = store.log(name)
+    assert log.recover().fault is None
+    return log
+
+
+def reopened(store: LogStore, log: PartitionLog, name: str = "topic/0") -> tuple[PartitionLog, Recovery]:
+    log.close()
+    again = store.log(name)
+    return again, again.recover()
+
+
+def data_of(buffers: Sequence[Buffer]) -> list[tuple[Header, bytes]]:
+    return [
+        (header, bytes(body)) for buffer in buffers for header, body in walk(buffer) if header.kind == DATA
+    ]
+
+
+def same(found: Sequence[tuple[Header, Buffer]], frames: Sequence[Frame]) -> bool:
+    got = [(header, bytes(body)) for header, body in found]
+    return got == [(frame.header, bytes(frame.body)) for frame in frames]
+
+
+def filled(store: LogStore, count: int = 40) -> tuple[PartitionLog, list[Frame]]:
+    log, maker = opened(store), FrameMaker()
+    frames = [maker.facts() if number % 5 == 4 else maker.data() for number in range(count)]
+    for number in range(0, count, 2):
+        log.append(frames[number : number + 2], sync=number % 4 == 0)
+    return log, frames
+
+
+def data_frames(frames: Sequence[Frame]) -> list[Frame]:
+    return [frame for frame in frames if frame.header.kind == DATA]
+
+
+def test_new_log_is_empty(store: LogStore) -> None:
+    log = store.log("topic/0")
+    recovery = log.recover()
+    assert (recovery.snapshot, recovery.end_entry, recovery.end_offset, recovery.cut_bytes) == (None, 0, 0, 0)
+    assert list(recovery.frames) == []
+    assert list(log.read(0, END, 1000)) == []
+    assert log.find_time(0) is None
+    assert log.retention_offset(bytes_max=0, append_time_us=1, count_max=0) == 0
+    assert log.stats().end_offset == 0
+
+
+def test_recover_comes_first_and_once(store: LogStore) -> None:
+    log = store.log("topic/0")
+    with pytest.raises(StorageFault):
+        log.append([FrameMaker().data()], sync=True)
+    log.recover()
+    with pytest.raises(InvalidRequest):
+        log.recover()
+
+
+def test_frames_come_back_after_reopening(store: LogStore) -> None:
+    log, frames = filled(store)
+    log, recovery = reopened(store, log)
+    assert same(list(recovery.frames), frames)
+    assert (recovery.end_entry, recovery.end_offset) == (40, 320)
+    assert recovery.cut_bytes == 0
+    assert recovery.fault is None
+    maker = FrameMaker(40, 320)
+    log.append([maker.data()], sync=True)
+    assert log.stats().end_offset == 330
+
+
+def test_log_may_begin_anywhere(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker(17, 500)
+    frame = maker.data()
+    log.append([frame], sync=True)
+    assert same(data_of(log.read(0, END, 1)), [frame])
+    _, recovery = reopened(store, log)
+    assert same(list(recovery.frames), [frame])
+    assert (recovery.end_entry, recovery.end_offset) == (18, 510)
+
+
+def test_gaps_are_refused_and_leave_nothing(store: LogStore) -> None:
+    log, _ = filled(store, 4)
+    before = log.stats()
+    for frame in (FrameMaker(9, 40).data(), FrameMaker(4, 50).data(), FrameMaker(3, 40).data()):
+        with pytest.raises(StorageFault) as caught:
+            log.append([frame], sync=True)
+        assert caught.value.outcome == "none"
+    assert log.stats().end_offset == before.end_offset
+    log.append([FrameMaker(4, 40).data()], sync=True)
+
+
+def test_group_is_not_split(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker()
+    log.append([maker.data(more=True), maker.facts(more=True), maker.data()], sync=True)
+    with pytest.raises(InvalidRequest):
+        log.append([maker.data(more=True)], sync=True)
+    _, recovery = reopened(store, log)
+    assert [header.entry for header, _ in recovery.frames] == [0, 1, 2]
+
+
+def test_empty_append_and_sync_are_harmless(store: LogStore) -> None:
+    log = opened(store)
+    log.append([], sync=True)
+    log.sync()
+    assert log.stats().end_offset == 0
+
+
+@pytest.mark.parametrize("bytes_max", [1, 300, 1500, 1 << 20])
+def test_read_from_every_offset(store: LogStore, bytes_max: int) -> None:
+    log, frames = filled(store)
+    data = data_frames(frames)
+    for offset in range(0, 320, 7):
+        expected = [frame for frame in data if frame.header.end_offset > offset]
+        buffers = log.read(offset, END, bytes_max)
+        got = data_of(buffers)
+        assert got, offset
+        assert same(got, expected[: len(got)])
+        assert len(got) == 1 or sum(map(len, buffers)) <= bytes_max
+    assert len(data_of(log.read(0, END, 1 << 20))) == len(data)
+
+
+def test_read_returns_as_many_as_fit(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker()
+    log.append([maker.data(50) for _ in range(6)], sync=True)
+    size = 128 + 64
+    assert len(data_of(log.read(0, END, 3 * size))) == 3
+    assert len(data_of(log.read(0, END, 3 * size - 1))) == 2
+
+
+def test_read_stops_at_the_end_that_is_given(store: LogStore) -> None:
+    log, frames = filled(store)
+    data = data_frames(frames)
+    for end in (0, 10, 50, 160, 320):
+        expected = [frame for frame in data if frame.header.end_offset <= end]
+        assert same(data_of(log.read(0, end, 1 << 20)), expected)
+    assert list(log.read(320, END, 1000)) == []
+
+
+def test_reads_go_on_over_facts(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker()
+    frames = [maker.data(), *[maker.facts(400, base=900, span=50) for _ in range(20)], maker.data()]
+    for frame in frames:
+        log.append([frame], sync=False)
+    assert same(data_of(log.read(5, END, 1)), frames[:1])
+    assert same(data_of(log.read(10, END, 1)), frames[-1:])
+
+
+def test_large_frame(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker()
+    frames = [maker.data(), maker.data(100_000), maker.data()]
+    for frame in frames:
+        log.append([frame], sync=True)
+    assert same(data_of(log.read(10, END, 1)), frames[1:2])
+    log, recovery = reopened(store, log)
+    assert same(list(recovery.frames), frames)
+
+
+def test_bodies_of_any_buffer(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker()
+    frame = maker.data()
+    views = [Frame(frame.header, frame.head, memoryview(bytearray(frame.body)))]
+    log.append(views, sync=True)
+    assert same(data_of(log.read(0, END, 1)), [frame])
+
+
+def test_find_time(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker()
+    stamps = [5, 3, 10, 10, 4, 50, 20, 60, 1]
+    frames = [maker.data(500, stamp=stamp) for stamp in stamps]
+    for frame in frames:
+        log.append([frame], sync=False)
+    for time in range(62):
+        first = next(
+            (frame.header.base_offset for frame in frames if frame.header.timestamp_max_us >= time), None
+        )
+        assert log.find_time(time) == first, time
+
+
+@pytest.mark.parametrize("facts_between", [False, True])
+def test_retention_offset(store: LogStore, facts_between: bool) -> None:
+    log, maker = opened(store), FrameMaker()
+    frames = []
+    for number in range(30):
+        frames.append(maker.data(300, time=number * 10))
+        log.append([frames[-1]], sync=False)
+        if facts_between and number % 3 == 0:
+            log.append([maker.facts()], sync=False)
+
+    def expected(keep: Callable[[int, Frame], bool]) -> int:
+        return next((frame.header.base_offset for at, frame in enumerate(frames) if keep(at, frame)), 300)
+
+    size = frames[0].size
+    for bytes_max in (0, 1, size, size * 7 - 1, size * 7, size * 29, size * 30, size * 99):
+        found = log.retention_offset(bytes_max=bytes_max, append_time_us=None, count_max=None)
+        assert found == expected(lambda at, _, most=bytes_max: (30 - at) * size <= most)  # type: ignore[misc]
+    for time in (0, 1, 10, 155, 290, 291):
+        found = log.retention_offset(bytes_max=None, append_time_us=time, count_max=None)
+        assert found == expected(lambda _, frame, age=time: frame.header.append_time_us >= age)  # type: ignore[misc]
+    for count in (0, 5, 10, 95, 300, 1000):
+        found = log.retention_offset(bytes_max=None, append_time_us=None, count_max=count)
+        assert found == expected(lambda _, frame, most=count: frame.header.base_offset >= 300 - most)  # type: ignore[misc]
+    assert log.retention_offset(bytes_max=size * 20, append_time_us=150, count_max=200) == 150
+    assert log.retention_offset(bytes_max=None, append_time_us=None, count_max=None) == 0
+
+
+def test_snapshots_bound_the_replay(store: LogStore) -> None:
+    log, frames = filled(store)
+    log.save_snapshot(Snapshot(9, 80, [b"old"]))
+    log.save_snapshot(Snapshot(24, 200, [b"new", bytearray(b"er"), memoryview(b" state")]))
+    log, recovery = reopened(store, log)
+    assert recovery.snapshot is not None
+    assert (recovery.snapshot.entry, recovery.snapshot.offset) == (24, 200)
+    assert b"".join(recovery.snapshot.chunks) == b"newer state"
+    assert same(list(recovery.frames), frames[25:])
+    with pytest.raises(InvalidRequest):
+        log.save_snapshot(Snapshot(40, 320, [b"of the future"]))
+
+
+def test_snapshot_of_everything_leaves_nothing_to_replay(store: LogStore) -> None:
+    log, _ = filled(store)
+    log.save_snapshot(Snapshot(39, 320, [b"all"]))
+    _, recovery = reopened(store, log)
+    assert list(recovery.frames) == []
+    assert (recovery.end_entry, recovery.end_offset) == (40, 320)
+
+
+def test_log_may_begin_with_a_snapshot(store: LogStore) -> None:
+    log = opened(store)
+    log.save_snapshot(Snapshot(99, 1000, [b"state"]))
+    log, recovery = reopened(store, log)
+    assert (recovery.end_entry, recovery.end_offset) == (100, 1000)
+    with pytest.raises(StorageFault):
+        log.append([FrameMaker(7, 0).data()], sync=True)
+    log.append([FrameMaker(100, 1000).data()], sync=True)
+    _, recovery = reopened(store, log)
+    assert recovery.snapshot is not None
+    assert [header.entry for header, _ in recovery.frames] == [100]
+
+
+def test_trim_needs_two_snapshots_and_stops_at_the_older(store: LogStore) -> None:
+    log, frames = filled(store)
+    log.trim(320)
+    log.save_snapshot(Snapshot(30, 240, [b"one"]))
+    log.trim(320)
+    assert log.stats().start_offset == 0
+    log.save_snapshot(Snapshot(35, 280, [b"two"]))
+    log.trim(320)
+    start = log.stats().start_offset
+    assert 0 < start <= 250
+    assert same(
+        data_of(log.read(0, END, 1 << 20)), [f for f in data_frames(frames) if f.header.base_offset >= start]
+    )
+    log, recovery = reopened(store, log)
+    assert log.stats().start_offset == start
+    assert same(list(recovery.frames), frames[36:])
+
+
+def test_trim_keeps_what_is_above_the_offset(store: LogStore) -> None:
+    log, _ = filled(store)
+    log.save_snapshot(Snapshot(38, 320, [b"one"]))
+    log.save_snapshot(Snapshot(39, 320, [b"two"]))
+    log.trim(100)
+    assert log.stats().start_offset <= 100
+    assert data_of(log.read(100, END, 1))[0][0].base_offset <= 100
+
+
+@pytest.mark.parametrize("entry", [0, 1, 13, 20, 39])
+def test_truncate(store: LogStore, entry: int) -> None:
+    log, frames = filled(store)
+    log.save_snapshot(Snapshot(10, 80, [b"state"]))
+    log.truncate(entry)
+    offset = max((frame.header.end_offset for frame in data_frames(frames[:entry])), default=0)
+    assert log.stats().end_offset == offset
+    assert same(data_of(log.read(0, END, 1 << 20)), data_frames(frames[:entry]))
+    maker = FrameMaker(entry, offset)
+    fresh = [maker.data(77), maker.data(33)]
+    log.append(fresh, sync=True)
+    log, recovery = reopened(store, log)
+    after = recovery.snapshot.entry + 1 if recovery.snapshot else 0
+    assert after == (11 if entry > 10 else 0)
+    assert same(list(recovery.frames), [*frames[:entry], *fresh][after:])
+
+
+def test_truncate_behind_the_end_and_before_the_start(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker(10, 0)
+    log.append([maker.data()], sync=True)
+    log.truncate(11)
+    log.truncate(500)
+    assert log.stats().end_offset == 10
+    with pytest.raises(InvalidRequest):
+        log.truncate(9)
+
+
+def test_truncate_below_the_only_snapshots_of_a_trimmed_log_is_refused(store: LogStore) -> None:
+    log, _ = filled(store)
+    log.save_snapshot(Snapshot(30, 240, [b"one"]))
+    log.save_snapshot(Snapshot(35, 280, [b"two"]))
+    log.trim(320)
+    with pytest.raises(InvalidRequest):
+        log.truncate(30)
+    assert log.stats().end_offset == 320
+    log.truncate(31)
+
+
+def test_one_log_is_open_once(store: LogStore) -> None:
+    log = opened(store)
+    with pytest.raises(Unavailable):
+        store.log("topic/0")
+    log.close()
+    opened(store)
+
+
+def test_closed_log_refuses_writes(store: LogStore) -> None:
+    log, _ = filled(store, 2)
+    log.close()
+    log.close()
+    with pytest.raises(StorageFault):
+        log.append([FrameMaker(2, 20).data()], sync=True)
+    with pytest.raises(StorageFault):
+        log.sync()
+
+
+def test_names_and_remove(store: LogStore) -> None:
+    first, second = opened(store, "a/0"), opened(store, "b/1")
+    second.append([FrameMaker().data()], sync=True)
+    assert sorted(store.names()) == ["a/0", "b/1"]
+    first.close()
+    store.remove("b/1")
+    store.remove("never/0")
+    assert list(store.names()) == ["a/0"]
+    assert opened(store, "b/1").stats().end_offset == 0
+    store.close()
+
+
+def test_stats(store: LogStore) -> None:
+    log, frames = filled(store)
+    stats = log.stats()
+    assert (stats.start_offset, stats.end_offset, stats.fault) == (0, 320, None)
+    assert stats.bytes >= sum(frame.size for frame in frames)
+    assert stats.segments >= 1
+    before = stats.syncs
+    log.append([FrameMaker(40, 320).data()], sync=True)
+    assert log.stats().syncs > before

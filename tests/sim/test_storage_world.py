@@ -1,0 +1,130 @@
+"""The storage world holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tailrace.sim import storage_world
+from tailrace.sim.__main__ import run_world
+from tailrace.sim.disk import SimDisk
+from tailrace.sim.storage_world import Violation
+from tailrace.storage import log_folder, opening, reader, scan
+from tailrace.storage.file_log import FileLog
+from tailrace.storage.log_folder import LogFolder
+
+SEEDS = 220
+BUG_SEEDS = 60
+
+
+def test_every_seed_holds_and_every_state_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_world("storage", range(SEEDS)), capsys.readouterr().out
+
+
+def test_same_seed_same_run() -> None:
+    assert storage_world.run(7) == storage_world.run(7)
+
+
+def _first_caught() -> int | None:
+    for seed in range(BUG_SEEDS):
+        try:
+            storage_world.run(seed)
+        except Violation:
+            return seed
+        except Exception:  # a planted bug may also break the code under test in its own way
+            return seed
+    return None
+
+
+def _no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unchecked(header: scan.Header, data: bytes, position: int = 0) -> memoryview:
+        start = position + scan.HEADER_BYTES
+        return memoryview(data)[start : start + header.length]
+
+    monkeypatch.setattr(scan, "check_body", unchecked)
+    monkeypatch.setattr(reader, "check_body", unchecked)
+
+
+def _sync_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(self: LogFolder, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError:
+            step()
+
+    monkeypatch.setattr(LogFolder, "_fencing", twice)
+
+
+def _folder_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogFolder, "sync_names", lambda self: None)
+
+
+def _acknowledged_before_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileLog, "sync", lambda self: None)
+
+
+def _unproven_tail_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileLog, "_write_again", lambda self, position, end: None)
+
+
+def _damage_cut_like_a_torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_synced(*args: object) -> scan.Tail:
+        return scan.look_behind(*args)._replace(synced=0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(opening, "look_behind", nothing_synced)
+    monkeypatch.setattr(opening, "read_mark", lambda disk, folder: None)
+
+
+def _mark_not_lowered_before_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = log_folder.MarkFile.write
+
+    def once(self: log_folder.MarkFile, mark: log_folder.Mark, *, both: bool = False) -> None:
+        if not both:
+            write(self, mark)
+
+    monkeypatch.setattr(log_folder.MarkFile, "write", once)
+
+
+BUGS = [
+    _no_checksums,
+    _sync_tried_again,
+    _folder_not_synced,
+    _acknowledged_before_sync,
+    _unproven_tail_not_rewritten,
+    _damage_cut_like_a_torn_tail,
+    _mark_not_lowered_before_a_cut,
+]
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_bug_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert _first_caught() is not None
+
+
+def test_a_failing_seed_and_an_unreached_state_fail_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tailrace.sim import __main__ as command
+
+    def broken(seed: int) -> Counter[str]:
+        if seed == 3:
+            raise Violation("broken on purpose")
+        return Counter(quiet=1)
+
+    monkeypatch.setitem(command.WORLDS, "broken", command.World(broken, frozenset({"quiet"})))
+    monkeypatch.setitem(command.WORLDS, "idle", command.World(lambda seed: Counter(), frozenset({"never"})))
+    assert not run_world("broken", range(10))
+    assert "seed 3 FAILED" in capsys.readouterr().out
+    assert not run_world("idle", range(200))
+    assert "NEVER REACHED: never" in capsys.readouterr().out
+
+
+def test_flip_of_a_missing_byte_changes_nothing() -> None:
+    disk = SimDisk(1)
+    handle = disk.open("file", create=True)
+    disk.write(handle, [b"abc"], 0)
+    disk.flip("file", 10, 0)
+    assert disk.content("file") == b"abc"
