@@ -1,6 +1,7 @@
 """`connect`: a client for a broker on the network, or with a broker of its own inside the process.
 
-This module stays light: what it needs is imported when it is needed, so that importing `tailrace` costs little.
+This module stays light: what it needs is imported when it is needed, so that importing `tailrace` costs
+little.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ DEFAULT_URL = "tailrace://127.0.0.1:7400"
 def connect(url: str | None = None, *, timeout: float = 30.0) -> Client:
     """A client to use with `async with`.
 
-    `tailrace://host:port[,host:port…]` names brokers on the network, of which one that answers is taken. `embedded:./data` runs the same broker
-    inside this process on that folder. Without a url, TAILRACE_URL counts, then the default address. `timeout` (seconds) bounds every call."""
+    `tailrace://host:port[,host:port…]` names brokers on the network, of which one that answers is taken.
+    `embedded:./data` runs the same broker inside this process on that folder. Without a url, TAILRACE_URL
+    counts, then the default address. `timeout` (seconds) bounds every call.
+    """
     from tailrace.client.aio import Client
     from tailrace.errors import InvalidRequest
 

@@ -1,27 +1,19 @@
 """The one tree of errors: what went wrong, whether a retry helps, and whether it may have happened anyway.
 
-TailraceError
-├── InvalidRequest      the request itself is wrong: a field, an option, a malformed frame
-├── NotFound            no such topic, partition or message
-├── AlreadyExists       a topic of that name is there already
-├── Denied              the caller may not do that
-├── Unauthenticated     the caller is not known
-├── Fenced              an older epoch or generation: somebody newer has taken over
-├── LeaseLost           the receipt is stale or foreign
-├── SequenceConflict    the expected sequence is taken, or not reached yet
-├── NotLeader           another node leads that partition
-├── NoQuorum            too few replicas answered
-├── Overloaded          a bound is reached: slow down and come back
-├── TooLarge            a key, header, value or batch is above its limit
-├── StorageFault        the disk failed
-│   ├── Corrupt         stored bytes are not what was written
-│   └── Full            no space is left
-├── Timeout             no answer in time
-└── Unavailable         the broker cannot be reached, or is shutting down
+TailraceError ├── InvalidRequest      the request itself is wrong: a field, an option, a malformed frame
+├── NotFound            no such topic, partition or message ├── AlreadyExists       a topic of that name
+is there already ├── Denied              the caller may not do that ├── Unauthenticated     the caller is
+not known ├── Fenced              an older epoch or generation: somebody newer has taken over ├──
+LeaseLost           the receipt is stale or foreign ├── SequenceConflict    the expected sequence is
+taken, or not reached yet ├── NotLeader           another node leads that partition ├── NoQuorum
+too few replicas answered ├── Overloaded          a bound is reached: slow down and come back ├── TooLarge
+a key, header, value or batch is above its limit ├── StorageFault        the disk failed │   ├── Corrupt
+stored bytes are not what was written │   └── Full            no space is left ├── Timeout             no
+answer in time └── Unavailable         the broker cannot be reached, or is shutting down
 
-Every error has a stable ``code``. ``retriable`` says that the same request may succeed later. ``outcome`` is ``none``
-when the request certainly had no effect and ``unknown`` when it may still appear. `EDGES` is the only place that
-translates a code for other protocols and for the shell's exit status.
+Every error has a stable ``code``. ``retriable`` says that the same request may succeed later. ``outcome``
+is ``none`` when the request certainly had no effect and ``unknown`` when it may still appear. `EDGES` is
+the only place that translates a code for other protocols and for the shell's exit status.
 """
 
 from __future__ import annotations
@@ -115,7 +107,7 @@ class NoQuorum(TailraceError):
 
     code = "no_quorum"
     retriable = True
-    default_outcome = "unknown"
+    default_outcome: ClassVar[Outcome] = "unknown"
 
 
 class Overloaded(TailraceError):
@@ -135,7 +127,7 @@ class StorageFault(TailraceError):
     """The storage below the partition failed."""
 
     code = "storage_fault"
-    default_outcome = "unknown"
+    default_outcome: ClassVar[Outcome] = "unknown"
 
 
 class Corrupt(StorageFault):
@@ -149,7 +141,7 @@ class Full(StorageFault):
 
     code = "full"
     retriable = True
-    default_outcome = "none"
+    default_outcome: ClassVar[Outcome] = "none"
 
 
 class Timeout(TailraceError):
@@ -157,7 +149,7 @@ class Timeout(TailraceError):
 
     code = "timeout"
     retriable = True
-    default_outcome = "unknown"
+    default_outcome: ClassVar[Outcome] = "unknown"
 
 
 class Unavailable(TailraceError):

@@ -1,6 +1,8 @@
-"""Every seam of the broker in one file: the clock, the disk, the log of a partition, the coordinator, the verbs.
+"""Every seam of the broker in one file: the clock, the disk, the log of a partition, the coordinator, the
+verbs.
 
-Each port is small, and each has one conformance suite that every implementation passes (`tests/conformance`).
+Each port is small, and each has one conformance suite that every implementation passes
+(`tests/conformance`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Clock(Protocol):
 class Disk(Protocol):
     """The file system calls that storage makes, so that a simulated disk can stand in.
 
-    Paths are relative to the disk's root. Files are open until `close`. Errors are OSError, as the kernel gives them.
+    Paths are relative to the disk's root. Files are open until `close`. Errors are OSError, as the kernel
+    gives them.
     """
 
     def open(self, path: str, *, create: bool = False) -> int:
@@ -93,8 +96,9 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
 class Recovery(msgspec.Struct, frozen=True, eq=False):
     """What a log found when it was opened.
 
-    `frames` yields (header, body) of every whole, checked frame after the snapshot, in order. `cut_bytes` counts the torn tail that
-    was cut. `fault` names damage that must not be cut: the log is quarantined, reads below the damage go on, writes are refused.
+    `frames` yields (header, body) of every whole, checked frame after the snapshot, in order. `cut_bytes`
+    counts the torn tail that was cut. `fault` names damage that must not be cut: the log is quarantined,
+    reads below the damage go on, writes are refused.
     """
 
     snapshot: Snapshot | None
@@ -118,10 +122,12 @@ class LogStats(msgspec.Struct, frozen=True):
 
 
 class PartitionLog(Protocol):
-    """The log of one partition. Blocking; `append`, `sync`, `trim`, `truncate`, `save_snapshot` are never called side by side, `read`
-    and the look-ups may run beside them in other threads. All raise `StorageFault` (`Corrupt`, `Full`) and nothing else on disk trouble.
+    """The log of one partition. Blocking; `append`, `sync`, `trim`, `truncate`, `save_snapshot` are never
+    called side by side, `read` and the look-ups may run beside them in other threads. All raise
+    `StorageFault` (`Corrupt`, `Full`) and nothing else on disk trouble.
 
-    After any failed sync, or a failed write that could not be undone, every further append raises: the owner must reopen.
+    After any failed sync, or a failed write that could not be undone, every further append raises: the
+    owner must reopen.
     """
 
     def recover(self) -> Recovery:
@@ -132,21 +138,35 @@ class PartitionLog(Protocol):
         """Append in one vectored write; with `sync`, return only when they are on the disk. All or none."""
         ...
 
+    def room(self) -> int:
+        """Bytes that an append without `sync` can take right now for the price of one write into memory: no
+        new file, no sync.
+        """
+        ...
+
     def sync(self) -> None:
         """Make everything appended so far durable."""
         ...
 
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
-        """Whole frames as raw bytes from the one that holds `offset` (or the next) up to `end`: at least one data frame if there is any,
-        then as many as fit `bytes_max`. Only frames that pass their checks; a damaged one raises `Corrupt` unless good ones precede it."""
+        """Whole frames as raw bytes from the one that holds `offset` (or the next) up to `end`: at least one
+        data frame if there is any, then as many as fit `bytes_max`. Only frames that pass their checks; a
+        damaged one raises `Corrupt` unless good ones precede it.
+        """
         ...
 
     def find_time(self, timestamp_us: int) -> int | None:
-        """Base offset of the first data frame whose greatest timestamp is at or above; None when there is none."""
+        """Base offset of the first data frame whose greatest timestamp is at or above; None when there is
+        none.
+        """
         ...
 
-    def retention_offset(self, *, bytes_max: int | None, append_time_us: int | None, count_max: int | None) -> int:
-        """The lowest frame boundary that retention would keep: bytes, age (frames appended before are dropped) and count of data."""
+    def retention_offset(
+        self, *, bytes_max: int | None, append_time_us: int | None, count_max: int | None
+    ) -> int:
+        """The lowest frame boundary that retention would keep: bytes, age (frames appended before are
+        dropped) and count of data.
+        """
         ...
 
     def trim(self, offset: int) -> None:

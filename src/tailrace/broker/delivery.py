@@ -1,7 +1,7 @@
 """Reads: a fetch collects committed frames from the hot tail or the log, and waits while there is nothing.
 
-A fetch covers several partitions of one topic. It is looked at when it arrives, whenever one of its partitions commits more, when its
-receiver has room again, and at its deadline; it is answered once.
+A fetch covers several partitions of one topic. It is looked at when it arrives, whenever one of its
+partitions commits more, when its receiver has room again, and at its deadline; it is answered once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ WAIT_MS_MAX = 60_000
 
 
 class Gate(Protocol):
-    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling memory."""
+    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling
+    memory.
+    """
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """False: go on. True: there is no room, `resume` will be called."""
@@ -128,7 +130,7 @@ class FetchJob:
         self._reading = True
         log, end, room = shard.log, shard.end_offset, self._bytes_max
 
-        def done(result: Any, error: BaseException | None) -> None:
+        def done(result: Any, error: Exception | None) -> None:
             self._reading = False
             if error is not None:
                 self._answer(refuse(error), NOTHING)

@@ -1,6 +1,7 @@
 """A broker without listeners: stores, catalog, pump and gateway put together, and the periodic upkeep.
 
-A node with sockets, a broker embedded in an application and a broker for tests are this engine with different hosts around its pump.
+A node with sockets, a broker embedded in an application and a broker for tests are this engine with
+different hosts around its pump.
 """
 
 from __future__ import annotations
@@ -68,14 +69,16 @@ class Engine:
         ]
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Take no more requests, answer the fetches that wait, finish all storage work, snapshot, sync; then call `closed`."""
+        """Take no more requests, answer the fetches that wait, finish all storage work, snapshot, sync; then
+        call `closed`.
+        """
         self.gateway.close()
         shards = list(self.topics.shards())
         waiting = len(shards)
         if not waiting:
             closed()
 
-        def one_less(result: object, error: BaseException | None) -> None:
+        def one_less(result: object, error: Exception | None) -> None:
             nonlocal waiting
             if error is not None:
                 log.error("closing a log failed, its tail will be checked at the next start: %s", error)

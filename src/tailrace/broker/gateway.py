@@ -1,6 +1,8 @@
-"""The broker's verbs: checks each request, routes it to its partition or to the catalog, and refuses what is wrong.
+"""The broker's verbs: checks each request, routes it to its partition or to the catalog, and refuses what is
+wrong.
 
-Whatever a request contains, the answer to it is a reply or a refusal on that request alone. The gateway never raises.
+Whatever a request contains, the answer to it is a reply or a refusal on that request alone. The gateway
+never raises.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from tailrace.broker.delivery import FetchJob, Gate, OpenGate
 from tailrace.broker.host import TopicHost, Topics
@@ -38,7 +42,7 @@ from tailrace.core.model import HAS_DEDUP_ID, Refusal
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import Respond
+from tailrace.ports import PartitionLog, Respond
 
 log = logging.getLogger("tailrace.gateway")
 OPEN = OpenGate()
@@ -102,7 +106,8 @@ class Gateway:
 
         return count
 
-    # -- messages --------------------------------------------------------------------------------------------------
+    # -- messages
+    # --------------------------------------------------------------------------------------------------
 
     def _ping(self, request: Ping, body: Buffer, respond: Respond, gate: Gate) -> None:
         respond(Pong(), NOTHING)
@@ -119,11 +124,15 @@ class Gateway:
 
     def _fetch(self, request: Fetch, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= len(request.positions) <= FETCH_PARTITIONS_MAX:
-            raise InvalidRequest(f"positions: 1 to {FETCH_PARTITIONS_MAX} partitions, not {len(request.positions)}")
+            raise InvalidRequest(
+                f"positions: 1 to {FETCH_PARTITIONS_MAX} partitions, not {len(request.positions)}"
+            )
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
         shards = [self._shard(request.topic, partition) for partition, _ in request.positions]
-        job = FetchJob(request, shards, self._pump, self._metrics, gate, self._counted(respond), self._jobs.discard)
+        job = FetchJob(
+            request, shards, self._pump, self._metrics, gate, self._counted(respond), self._jobs.discard
+        )
         self._jobs.add(job)
         job.start()
 
@@ -144,7 +153,7 @@ class Gateway:
         def work() -> object:
             return [locate(log, start, end, timestamp_us) for log, start, end in shards]
 
-        def done(result: Any, error: BaseException | None) -> None:
+        def done(result: Any, error: Exception | None) -> None:
             respond(Offsets(result) if error is None else refuse(error), NOTHING)
 
         self._pump.threads.read(work, done)
@@ -164,7 +173,8 @@ class Gateway:
 
         shard.submit(request, b"", self._counted(trimmed))
 
-    # -- catalog ---------------------------------------------------------------------------------------------------
+    # -- catalog
+    # ---------------------------------------------------------------------------------------------------
 
     def _catalog(
         self, request: CreateTopic | AlterTopic | DeleteTopic, body: Buffer, respond: Respond, gate: Gate
@@ -172,20 +182,21 @@ class Gateway:
         self._topics.change(request, self._counted(respond))
 
     def _list(self, request: ListTopics, body: Buffer, respond: Respond, gate: Gate) -> None:
-        respond(self._topics.list(request.prefix, request.internal), NOTHING)
+        respond(self._topics.listing(request.prefix, request.internal), NOTHING)
 
     def _describe(self, request: DescribeTopic, body: Buffer, respond: Respond, gate: Gate) -> None:
         respond(self._topics.describe(request.name), NOTHING)
 
 
-def locate(log: Any, start: int, end: int, timestamp_us: int) -> int:
-    """The first committed offset whose timestamp, as a running maximum, is at or above a time; else the end."""
+def locate(log: PartitionLog, start: int, end: int, timestamp_us: int) -> int:
+    """First committed offset whose timestamp, as a running maximum, is at or above a time; else the end."""
     base = log.find_time(timestamp_us)
     if base is None or base >= end:
         return end
     for part in log.read(base, end, 1):
         for header, body in frame.walk(part, check=False):
             if header.kind == frame.DATA and header.timestamp_max_us >= timestamp_us:
-                row = batch.first_row_at(body, header.flags, timestamp_us)
+                times = batch.decode(body, header.flags).column("timestamp").cast("int64")
+                row = int(np.argmax(np.asarray(times) >= timestamp_us))
                 return max(start, header.base_offset + row)
     return end

@@ -1,4 +1,6 @@
-"""The topics that a node hosts: the catalog, its changes one after another, and the shards behind each topic."""
+"""The topics that a node hosts: the catalog, its changes one after another, and the shards behind each
+topic.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ log = logging.getLogger("tailrace.topics")
 Change = CreateTopic | AlterTopic | DeleteTopic
 
 TAIL_BYTES_TOTAL = 48 * 1024 * 1024
-"""Memory for the hot tails of all partitions together; each gets its share of it, up to its own `ring_buffer_bytes`."""
+"""Memory for the hot tails of all partitions together; each gets its share of it, up to its own
+`ring_buffer_bytes`.
+"""
 
 
 class TopicHost(msgspec.Struct):
@@ -33,7 +37,9 @@ class TopicHost(msgspec.Struct):
 
 
 class Topics:
-    """All topics of this node. Changes run one at a time, off the loop, and are visible once they are durable."""
+    """All topics of this node. Changes run one at a time, off the loop, and are visible once they are
+    durable.
+    """
 
     def __init__(
         self, stores: dict[str, LogStore], coordinator: Coordinator, pump: Pump, metrics: Metrics
@@ -96,7 +102,7 @@ class Topics:
             raise NotFound(f"there is no topic {name!r}", topic=name)
         return host
 
-    def list(self, prefix: str, internal: bool) -> TopicList:
+    def listing(self, prefix: str, internal: bool) -> TopicList:
         """Topics by name, without the state of their partitions."""
         names = sorted(n for n in self._hosts if n.startswith(prefix) and (internal or not n.startswith("_")))
         return TopicList([self._info(self._hosts[name].info) for name in names])
@@ -120,10 +126,13 @@ class Topics:
         return self._info(host.info, rows)
 
     @staticmethod
-    def _info(entry: core.TopicEntry, rows: list[dict[str, Any]] | None = None, created: bool = False) -> TopicInfo:
+    def _info(
+        entry: core.TopicEntry, rows: list[dict[str, Any]] | None = None, created: bool = False
+    ) -> TopicInfo:
         return TopicInfo(entry.name, entry.id, msgspec.structs.asdict(entry.options), rows or [], created)
 
-    # -- changes ---------------------------------------------------------------------------------------------------
+    # -- changes
+    # ---------------------------------------------------------------------------------------------------
 
     def change(self, request: Change, respond: Respond) -> None:
         """Queue a change of the catalog."""
@@ -145,7 +154,9 @@ class Topics:
             self._next()
             return
         self._changing = True
-        self._pump.threads.run(self, lambda: self._prepare(catalog, entry, request), self._finisher(entry, request, respond))
+        self._pump.threads.run(
+            self, lambda: self._prepare(catalog, entry, request), self._finisher(entry, request, respond)
+        )
 
     def _prepare(self, catalog: core.Catalog, entry: core.TopicEntry, request: Change) -> object:
         """On a storage thread: open the new logs, then make the catalog durable."""
@@ -159,8 +170,8 @@ class Topics:
 
     def _finisher(
         self, entry: core.TopicEntry, request: Change, respond: Respond
-    ) -> Callable[[Any, BaseException | None], None]:
-        def finish(result: Any, error: BaseException | None) -> None:
+    ) -> Callable[[Any, Exception | None], None]:
+        def finish(result: Any, error: Exception | None) -> None:
             self._changing = False
             if error is not None:
                 log.error("change of topic %r failed: %s", entry.name, error)
@@ -189,10 +200,10 @@ class Topics:
         return self._info(entry, created=isinstance(request, CreateTopic))
 
     def _drop(self, host: TopicHost) -> None:
-        """Close the logs of a deleted topic in their own order, then remove them and say so in the catalog."""
+        """Close the logs of a deleted topic in their own order, then remove them."""
         waiting = len(host.shards)
 
-        def closed(result: object, error: BaseException | None) -> None:
+        def closed(result: object, error: Exception | None) -> None:
             nonlocal waiting
             waiting -= 1
             if not waiting:
@@ -203,7 +214,7 @@ class Topics:
                 self._remove(folder, storage, partitions)
             return None
 
-        def finished(result: object, error: BaseException | None) -> None:
+        def finished(result: object, error: Exception | None) -> None:
             if error is not None:
                 log.error("removing a deleted topic failed, it is tried again at the next start: %s", error)
 
@@ -214,4 +225,3 @@ class Topics:
         for partition in range(partitions):
             self._stores[storage].remove(f"{folder}/{partition}")
         self._stores[storage].remove(folder)
-

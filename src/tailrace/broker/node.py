@@ -26,7 +26,9 @@ log = logging.getLogger("tailrace.node")
 
 LAG_S = 0.1
 SWITCH_S = 1e-4
-"""Storage threads return from blocking calls beside a busy loop; at the default of 5 ms they would wait that long for the interpreter."""
+"""Storage threads return from blocking calls beside a busy loop; at the default of 5 ms they would wait that
+long for the interpreter.
+"""
 
 
 class LoopHost:

@@ -1,23 +1,22 @@
-"""The one loop: takes the commands that wait, lets each partition decide, and releases replies when their facts are durable.
+"""The one loop: takes the commands that wait, lets each partition decide, and releases replies when their
+facts are durable.
 
-The pump owns no thread and no event loop. Its host calls `turn` soon after `wake` was called, `drain` after storage reported completions,
-and `tick` when the time of `next_deadline_us` has come. So the same pump runs on asyncio, in tests with virtual time, and in simulation.
+The pump owns no thread and no event loop. Its host calls `turn` soon after `wake` was called, `drain`
+after storage reported completions, and `tick` when the time of `next_deadline_us` has come. So the same
+pump runs on asyncio, in tests with virtual time, and in simulation.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from tailrace.format.frame import Frame
 from tailrace.ports import Clock, PartitionLog
 
-
-class Done(Protocol):
-    """What a finished piece of storage work calls: with its result, or with the exception that ended it."""
-
-    def __call__(self, result: object, error: BaseException | None) -> None: ...
+Done = Callable[[Any, Exception | None], None]
+"""What a finished piece of storage work calls: with its result, or with the exception that ended it."""
 
 
 class Threads(Protocol):
@@ -27,7 +26,7 @@ class Threads(Protocol):
         """Append behind everything queued for this log."""
         ...
 
-    def run(self, log: object, work: Callable[[], object], done: Done) -> None:
+    def run(self, log: Any, work: Callable[[], object], done: Done) -> None:
         """Any other work, in order with the appends of this log."""
         ...
 
@@ -35,7 +34,7 @@ class Threads(Protocol):
         """Work on the reader threads."""
         ...
 
-    def completed(self) -> Sequence[tuple[Done, object, BaseException | None]]:
+    def completed(self) -> Sequence[tuple[Done, Any, Exception | None]]:
         """Take what has finished since the last call."""
         ...
 
@@ -78,6 +77,8 @@ class Pump:
     ) -> None:
         self.clock = clock
         self.threads = threads
+        self.threads_only_until_us = 0
+        """Set after a write on the loop was slow: until then nothing is written there."""
         self._wake = wake
         self._arm = arm
         self._ready: list[Turnable] = []

@@ -1,12 +1,14 @@
 """One partition at work: its core state, its log, its hot tail, and the replies that wait for durability.
 
-The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply, also a refusal, was decided
-on that state, so it leaves only when everything applied before it is durable. If storage fails, the speculative state is dropped and
-rebuilt from the log; nothing is ever rolled back by hand.
+The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply,
+also a refusal, was decided on that state, so it leaves only when everything applied before it is durable.
+If storage fails, the speculative state is dropped and rebuilt from the log; nothing is ever rolled back
+by hand.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,11 +26,18 @@ from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer, Frame, Header
 from tailrace.ports import LogStats, LogStore, PartitionLog, Respond, Snapshot
 
+log = logging.getLogger("tailrace.shard")
+
 SNAPSHOT_LOG_BYTES = 64 * 1024 * 1024
 FULL_RETRY_US = 1_000_000
+INLINE_BYTES_MAX = 32 * 1024
+SLOW_WRITE_US = 2_000
+THREADS_ONLY_US = 1_000_000
+_decode_facts: Callable[[Buffer], list[Fact]] = codec.facts_decoder(Fact)
 NOTHING: tuple[Buffer, ...] = ()
 
 Work = core.PublishBatch | ClaimProducer | TrimTopic | core.Sweep
+Item = tuple[Work, Buffer, Respond]
 
 
 class Turn:
@@ -36,20 +45,23 @@ class Turn:
 
     __slots__ = ("_shard", "dropped", "frames", "replies", "started_us")
 
-    def __init__(self, shard: Shard, frames: list[Frame], replies: list[tuple[Respond, Reply]], started_us: int) -> None:
+    def __init__(
+        self, shard: Shard, frames: list[Frame], replies: list[tuple[Respond, Reply]], started_us: int
+    ) -> None:
         self._shard = shard
         self.frames = frames
         self.replies = replies
         self.started_us = started_us
         self.dropped = False
 
-    def stored(self, result: object, error: BaseException | None) -> None:
+    def stored(self, result: object, error: Exception | None) -> None:
         """Storage is through with it. A turn that an earlier failure dropped has nobody waiting any more."""
+        self._shard.landed()
         if not self.dropped:
             self._shard.stored(self, error)
 
 
-def refuse(error: BaseException) -> Refusal:
+def refuse(error: Exception) -> Refusal:
     """The refusal that tells a client about an error of the broker's own."""
     if isinstance(error, TailraceError):
         return Refusal(error.code, error.message, error.outcome, error.details)
@@ -59,7 +71,9 @@ def refuse(error: BaseException) -> Refusal:
 class Shard:
     """Host of one partition. All methods run on the pump's thread."""
 
-    def __init__(self, name: str, topic: str, options: TopicOptions, pump: Pump, store: LogStore, metrics: Metrics) -> None:
+    def __init__(
+        self, name: str, topic: str, options: TopicOptions, pump: Pump, store: LogStore, metrics: Metrics
+    ) -> None:
         self.name = name
         self.topic = topic
         self.options = options
@@ -68,7 +82,7 @@ class Shard:
         self._pump = pump
         self._store = store
         self._metrics = metrics
-        self._inbox: list[tuple[Work, Buffer, Respond]] = []
+        self._inbox: list[Item] = []
         self._turns: deque[Turn] = deque()
         self._watchers: dict[Callable[[], None], None] = {}
         self._reopening = False
@@ -77,6 +91,7 @@ class Shard:
         self._synced_us = 0
         self._tail_bytes = options.ring_buffer_bytes
         self._failures = 0
+        self._outstanding = 0
         self._log_bytes = self._snapshot_bytes = 0
         self._snapshotting = False
         self.log: PartitionLog = store.log(name)
@@ -84,7 +99,8 @@ class Shard:
         self.tail: Tail
         self._adopt(*self._recover(self.log))
 
-    # -- opening ---------------------------------------------------------------------------------------------------
+    # -- opening
+    # ---------------------------------------------------------------------------------------------------
 
     def _recover(self, log: PartitionLog) -> tuple[core.Partition, int, str | None, int]:
         """Rebuild the state from snapshot and log; may run on a storage thread."""
@@ -98,7 +114,9 @@ class Shard:
                 state.apply(fact)
         self.cut_bytes += recovery.cut_bytes
         if recovery.fault is None and state.end_offset != recovery.end_offset:
-            raise Corrupt(f"{self.name}: the log ends at {recovery.end_offset}, its replay at {state.end_offset}")
+            raise Corrupt(
+                f"{self.name}: the log ends at {recovery.end_offset}, its replay at {state.end_offset}"
+            )
         return state, recovery.end_entry, recovery.fault, state.end_offset
 
     def _facts_of(self, header: Header, body: Buffer) -> Sequence[Appended | Fact]:
@@ -115,7 +133,7 @@ class Shard:
                 ),
             )
         if header.kind == frame.FACTS:
-            return codec.decode_facts(body)
+            return _decode_facts(body)
         return ()
 
     def _adopt(self, state: core.Partition, end_entry: int, fault: str | None, end_offset: int) -> None:
@@ -125,7 +143,8 @@ class Shard:
             self.fault = Refusal("corrupt", fault, "none")
         self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), end_offset)
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands
+    # --------------------------------------------------------------------------------------------------
 
     def submit(self, work: Work, body: Buffer, respond: Respond) -> None:
         """Queue a command for the next turn."""
@@ -141,6 +160,27 @@ class Shard:
             for _, _, respond in inbox:
                 respond(refusal, NOTHING)
             return
+        try:
+            frames, replies = self._decide(inbox, now_us)
+        except Exception as error:
+            # A broken invariant: the state cannot be trusted any more. Whoever waits is told, and the
+            # partition takes no writes.
+            log.exception("%s: stepping down", self.name)
+            self._fail(error)
+            for _, _, respond in inbox:
+                respond(refuse(error), NOTHING)
+            return
+        if frames:
+            turn = Turn(self, frames, replies, now_us)
+            self._turns.append(turn)
+            self._write(turn)
+        elif self._turns:
+            self._turns[-1].replies += replies
+        else:
+            for respond, reply in replies:
+                respond(reply, NOTHING)
+
+    def _decide(self, inbox: list[Item], now_us: int) -> tuple[list[Frame], list[tuple[Respond, Reply]]]:
         frames: list[Frame] = []
         replies: list[tuple[Respond, Reply]] = []
         for work, body, respond in inbox:
@@ -149,22 +189,59 @@ class Shard:
                 frames.append(self._frame(fact, work, body, decision.keep))
                 self.state.apply(fact)
             replies.append((respond, decision.reply))
-        if frames:
-            turn = Turn(self, frames, replies, now_us)
-            self._turns.append(turn)
-            self._pump.threads.append(self.log, frames, self.options.durability == "fsync", turn.stored)
-        elif self._turns:
-            self._turns[-1].replies += replies
-        else:
-            for respond, reply in replies:
-                respond(reply, NOTHING)
+        return frames, replies
+
+    def _write(self, turn: Turn) -> None:
+        """Hand a turn to storage: to its threads, or, where it is a small write into memory that nothing is
+        in the way of, at once.
+
+        Waking a thread and being woken by it costs some 20 times as much as such a write. A disk that
+        cannot keep up would stall the loop in it, so after one slow write everything goes through the
+        threads for a while.
+        """
+        size = sum(item.size for item in turn.frames)
+        pump = self._pump
+        if (
+            self.options.durability == "fsync"
+            or size > INLINE_BYTES_MAX
+            or self._outstanding
+            or len(self._turns) > 1
+            or turn.started_us < pump.threads_only_until_us
+            or size > self.log.room()
+        ):
+            self._outstanding += 1
+            pump.threads.append(self.log, turn.frames, self.options.durability == "fsync", turn.stored)
+            return
+        before_us = pump.clock.now_us()
+        error: Exception | None = None
+        try:
+            self.log.append(turn.frames, sync=False)
+        except StorageFault as fault:
+            error = fault
+        now_us = pump.clock.now_us()
+        if now_us - before_us > SLOW_WRITE_US:
+            pump.threads_only_until_us = now_us + THREADS_ONLY_US
+        self._outstanding += 1
+        turn.stored(None, error)
+
+    def _run(self, work: Callable[[], object], done: Callable[[Any, Exception | None], None]) -> None:
+        """Other work on the log, in order with its appends."""
+        self._outstanding += 1
+
+        def finished(result: Any, error: Exception | None) -> None:
+            self._outstanding -= 1
+            done(result, error)
+
+        self._pump.threads.run(self.log, work, finished)
 
     def _closed(self, now_us: int) -> Refusal | None:
         if self.fault is not None:
             return self.fault
         if self._reopening or now_us < self._full_until_us:
             return Refusal(
-                "full", f"{self.name}: no space is left on the disk; free some, writes resume by themselves", "none",
+                "full",
+                f"{self.name}: no space is left on the disk; free some, writes resume by themselves",
+                "none",
                 {"retry_after_ms": FULL_RETRY_US // 1000},
             )
         return None
@@ -182,14 +259,31 @@ class Shard:
             crc = frame.crc32c(body)
         view = fact.view
         header = Header(
-            frame.DATA, view.columns, len(body), crc, entry, fact.base_offset, view.count, view.count, 0,
-            fact.append_time_us, fact.producer_id, fact.producer_epoch, fact.producer_sequence, view.timestamp_max_us,
-        )  # fmt: skip
+            frame.DATA,
+            view.columns,
+            len(body),
+            crc,
+            entry,
+            fact.base_offset,
+            view.count,
+            view.count,
+            self.state.leader_epoch,
+            fact.append_time_us,
+            fact.producer_id,
+            fact.producer_epoch,
+            fact.producer_sequence,
+            view.timestamp_max_us,
+        )
         return Frame(header, frame.pack(header), body)
 
-    # -- completions -----------------------------------------------------------------------------------------------
+    # -- completions
+    # -----------------------------------------------------------------------------------------------
 
-    def stored(self, turn: Turn, error: BaseException | None) -> None:
+    def landed(self) -> None:
+        """One piece of storage work less is under way."""
+        self._outstanding -= 1
+
+    def stored(self, turn: Turn, error: Exception | None) -> None:
         """The oldest turn is durable, or storage failed."""
         if error is not None:
             self._fail(error)
@@ -207,20 +301,22 @@ class Shard:
         for respond, reply in turn.replies:
             respond(reply, NOTHING)
         if messages:
-            self._metrics.published(self.topic, messages, size, (self._pump.clock.now_us() - turn.started_us) / 1e6)
+            self._metrics.published(
+                self.topic, messages, size, (self._pump.clock.now_us() - turn.started_us) / 1e6
+            )
             self._notify()
         self._log_bytes += size
         if self._log_bytes > max(SNAPSHOT_LOG_BYTES, 4 * self._snapshot_bytes):
             self.save_snapshot()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """Refuse what waited, then rebuild from the log, or step down when the disk cannot be trusted."""
         refusal = refuse(error)
         turns, self._turns = self._turns, deque()
         self._failures += 1
         for turn in turns:
             turn.dropped = True
-            for respond, reply in turn.replies:
+            for respond, _ in turn.replies:
                 # A refusal decided on state that is gone must not be believed either.
                 respond(refusal, NOTHING)
         if isinstance(error, Full):
@@ -240,7 +336,7 @@ class Shard:
             log = self._store.log(self.name)
             return log, self._recover(log)
 
-        def done(result: Any, error: BaseException | None) -> None:
+        def done(result: Any, error: Exception | None) -> None:
             self._reopening = False
             if error is not None:
                 self.fault = refuse(error)
@@ -249,9 +345,10 @@ class Shard:
             self._adopt(*recovered)
             self._notify()
 
-        self._pump.threads.run(self.log, work, done)
+        self._run(work, done)
 
-    # -- readers ---------------------------------------------------------------------------------------------------
+    # -- readers
+    # ---------------------------------------------------------------------------------------------------
 
     @property
     def end_offset(self) -> int:
@@ -272,7 +369,8 @@ class Shard:
             for action in watchers:
                 action()
 
-    # -- upkeep ----------------------------------------------------------------------------------------------------
+    # -- upkeep
+    # ----------------------------------------------------------------------------------------------------
 
     def limit_tail(self, bytes_max: int) -> None:
         """This partition's share of the memory for hot tails."""
@@ -287,23 +385,32 @@ class Shard:
 
     def sync(self, now_us: int) -> None:
         """Sync what was written since the last time, when it is due (`durability = interval`)."""
-        if not self._dirty or self.options.durability != "interval" or self.fault is not None or self._reopening:
+        if (
+            not self._dirty
+            or self.options.durability != "interval"
+            or self.fault is not None
+            or self._reopening
+        ):
             return
         if now_us - self._synced_us < self.options.sync_interval_ms * 1000:
             return
         self._dirty = False
         self._synced_us = now_us
 
-        def done(result: object, error: BaseException | None) -> None:
+        def done(result: object, error: Exception | None) -> None:
             if error is not None:
                 self._fail(error)
 
-        self._pump.threads.run(self.log, self.log.sync, done)
+        self._run(self.log.sync, done)
 
     def sweep(self, now_us: int) -> None:
         """Apply retention: find what is past it, record the trim, free the segments."""
         options = self.options
-        if options.retention_ms is None and options.retention_bytes is None and options.retention_count is None:
+        if (
+            options.retention_ms is None
+            and options.retention_bytes is None
+            and options.retention_count is None
+        ):
             return
         since = None if options.retention_ms is None else now_us - options.retention_ms * 1000
         log = self.log
@@ -313,23 +420,25 @@ class Shard:
                 bytes_max=options.retention_bytes, append_time_us=since, count_max=options.retention_count
             )
 
-        def done(result: Any, error: BaseException | None) -> None:
+        def done(result: Any, error: Exception | None) -> None:
             if error is None and result > self.state.start_offset:
                 self.submit(core.Sweep(min(result, self.end_offset)), b"", lambda reply, body: self.free())
 
-        self._pump.threads.run(log, work, done)
+        self._run(work, done)
 
     def free(self) -> None:
         """Give back the segments below the start, as far as snapshots allow."""
 
         def trim() -> None:
             offset = self.state.start_offset
-            self._pump.threads.run(self.log, lambda: self.log.trim(offset), self._upkeep_done)
+            self._run(lambda: self.log.trim(offset), self._upkeep_done)
 
         self.save_snapshot(trim)
 
     def save_snapshot(self, over: Callable[[], None] = lambda: None) -> None:
-        """Store the state as of now, once everything that it was built from is on the disk; then call `over`, whatever came of it."""
+        """Store the state as of now, once everything that it was built from is on the disk; then call
+        `over`, whatever came of it.
+        """
         if self._snapshotting or self.fault is not None or self._reopening:
             over()
             return
@@ -340,24 +449,26 @@ class Shard:
         self._log_bytes = 0
         self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
 
-        def synced(result: object, error: BaseException | None) -> None:
+        def synced(result: object, error: Exception | None) -> None:
             if error is None and failures == self._failures:
-                self._pump.threads.run(self.log, lambda: self.log.save_snapshot(snapshot), saved)
+                self._run(lambda: self.log.save_snapshot(snapshot), saved)
                 return
             self._snapshotting = False  # Storage failed, or what the snapshot describes was partly dropped.
             if error is not None:
                 self._fail(error)
             over()
 
-        def saved(result: object, error: BaseException | None) -> None:
+        def saved(result: object, error: Exception | None) -> None:
             self._snapshotting = False
             self._upkeep_done(result, error)
             over()
 
-        self._pump.threads.run(self.log, self.log.sync, synced)
+        self._run(self.log.sync, synced)
 
-    def _upkeep_done(self, result: object, error: BaseException | None) -> None:
-        """A snapshot or trim that fails costs replay time or space, never data: it is counted and tried again later."""
+    def _upkeep_done(self, result: object, error: Exception | None) -> None:
+        """A snapshot or trim that fails costs replay time or space, never data: it is counted and tried
+        again later.
+        """
         if error is not None:
             if not isinstance(error, StorageFault):
                 raise error
@@ -367,14 +478,14 @@ class Shard:
         """Figures of the log."""
         return self.log.stats()
 
-    def close(self, closed: Callable[[object, BaseException | None], None]) -> None:
+    def close(self, closed: Callable[[object, Exception | None], None]) -> None:
         """Last act: snapshot what is there, then sync, mark and let go of the log."""
-        self.save_snapshot(lambda: self._pump.threads.run(self.log, self._close_log, closed))
+        self.save_snapshot(lambda: self._run(self._close_log, closed))
 
-    def retire(self, closed: Callable[[object, BaseException | None], None]) -> None:
+    def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
         self.fault = Refusal("not_found", f"topic {self.topic!r} was deleted")
-        self._pump.threads.run(self.log, self._close_log, closed)
+        self._run(self._close_log, closed)
         self._notify()
 
     def _close_log(self) -> None:

@@ -1,4 +1,6 @@
-"""The hot tail of a partition: the newest committed frames kept in memory, so that readers at the end never touch the disk."""
+"""The hot tail of a partition: the newest committed frames kept in memory, so that readers at the end never
+touch the disk.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from tailrace.format.frame import Buffer, Frame
 
 
 class Tail:
-    """A ring of frames bounded in bytes. It holds a contiguous run of data frames that ends at the committed end."""
+    """A ring of frames bounded in bytes. It holds a contiguous run of data frames that ends at the committed
+    end.
+    """
 
     def __init__(self, bytes_max: int, end_offset: int) -> None:
         self.bytes_max = bytes_max
@@ -45,7 +49,9 @@ class Tail:
                 frames[index] = _GONE
 
     def read(self, offset: int, bytes_max: int) -> tuple[list[Buffer], int, int]:
-        """Parts of the frames from the one that holds `offset`, their bytes and their rows; at least one frame."""
+        """Parts of the frames from the one that holds `offset`, their bytes and their rows; at least one
+        frame.
+        """
         index = max(bisect_right(self._bases, offset, lo=self._first) - 1, self._first)
         parts: list[Buffer] = []
         size = rows = 0

@@ -38,7 +38,9 @@ class Admin:
     async def create_topic(
         self, name: str, *, if_missing: bool = False, timeout: float | None = None, **options: Any
     ) -> Topic:
-        """Create a topic; returns when it is durable. With `if_missing`, a topic that exists is returned as it is."""
+        """Create a topic; returns when it is durable. With `if_missing`, a topic that exists is returned as
+        it is.
+        """
         request = CreateTopic(name, options, if_missing)
         reply = await ask(self._verbs, request, self._time(timeout), repeatable=if_missing)
         assert isinstance(reply, TopicInfo)
@@ -68,12 +70,18 @@ class Admin:
         assert isinstance(reply, TopicInfo)
         return Topic.of(reply)
 
-    async def trim_topic(self, name: str, partition: int, offset: int, *, timeout: float | None = None) -> None:
+    async def trim_topic(
+        self, name: str, partition: int, offset: int, *, timeout: float | None = None
+    ) -> None:
         """Drop everything below an offset of a partition."""
         await ask(self._verbs, TrimTopic(name, partition, offset), self._time(timeout))
 
-    async def find_offsets(self, name: str, at: str | int | datetime, *, timeout: float | None = None) -> list[int]:
-        """The offset of a point in every partition: "earliest", "latest" or a time (datetime, or microseconds)."""
+    async def find_offsets(
+        self, name: str, at: str | int | datetime, *, timeout: float | None = None
+    ) -> list[int]:
+        """The offset of a point in every partition: "earliest", "latest" or a time (datetime, or
+        microseconds).
+        """
         reply = await ask(self._verbs, FindOffsets(name, point(at)), self._time(timeout))
         assert isinstance(reply, Offsets)
         return reply.offsets

@@ -37,7 +37,9 @@ class Client:
         self._opener = opener
         self._timeout = timeout
         self._verbs: OpenVerbs | None = None
-        self._closed: TailraceError = Unavailable("the client is not open: use `async with tailrace.connect(…)`")
+        self._closed: TailraceError = Unavailable(
+            "the client is not open: use `async with tailrace.connect(…)`"
+        )
         self._parts: weakref.WeakSet[Producer | Reader] = weakref.WeakSet()
 
     async def __aenter__(self) -> Client:
@@ -87,9 +89,11 @@ class Client:
         compression: str | None = None,
         timeout: float | None = None,
     ) -> Producer:
-        """A producer for a topic. With a `name` it keeps its identity across restarts: a newer one of that name fences the older.
+        """A producer for a topic. With a `name` it keeps its identity across restarts: a newer one of that
+        name fences the older.
 
-        `timeout` bounds how long a message is tried; `compression` is None, "lz4" or "zstd"."""
+        `timeout` bounds how long a message is tried; `compression` is None, "lz4" or "zstd".
+        """
         if compression not in (None, "lz4", "zstd"):
             raise InvalidRequest(f'compression: None, "lz4" or "zstd", not {compression!r}')
         if linger_ms < 0 or buffer_bytes_max < 1:
@@ -115,9 +119,11 @@ class Client:
         stop_at_end: bool = False,
         timeout: float | None = None,
     ) -> Reader:
-        """A broadcast reader with a cursor of its own. `start`: "earliest", "latest", an offset, a datetime, or {partition: offset}.
+        """A broadcast reader with a cursor of its own. `start`: "earliest", "latest", an offset, a datetime,
+        or {partition: offset}.
 
-        With `stop_at_end` it ends where the topic ended when it was opened, instead of waiting for more."""
+        With `stop_at_end` it ends where the topic ended when it was opened, instead of waiting for more.
+        """
         reader = Reader(
             self._open(),
             topic,
@@ -137,4 +143,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-

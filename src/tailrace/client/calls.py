@@ -1,4 +1,6 @@
-"""One request, one answer: the call that admin, producers and readers make, with a timeout and retries where they are harmless."""
+"""One request, one answer: the call that admin, producers and readers make, with a timeout and retries where
+they are harmless.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ def error_of(refusal: Refusal) -> TailraceError:
 
 
 async def ask(verbs: BrokerVerbs, request: Request, timeout_s: float, *, repeatable: bool = True) -> Reply:
-    """The reply, or the refusal raised. Retriable refusals are tried again until the time is up: those with an unknown outcome only when
-    repeating the request does no harm."""
+    """The reply, or the refusal raised. Retriable refusals are tried again until the time is up: those with
+    an unknown outcome only when repeating the request does no harm.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     pause = PAUSE_S_MIN

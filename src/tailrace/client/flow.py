@@ -1,14 +1,19 @@
-"""A producer's flow to one partition, without I/O: batches, sequence numbers, what is in flight, and what to do when it fails.
+"""A producer's flow to one partition, without I/O: batches, sequence numbers, what is in flight, and what to
+do when it fails.
 
     open ──full or due──▶ queue ──≤ 16──▶ flight ──stored──▶ settled
                             ▲               │
                             └──retriable────┘   (in order, same numbers, after a pause)
 
 The rules that make a retry harmless:
-- Batches are numbered when they first leave, and keep number and boundaries when they leave again; the broker knows the last 16.
-- After any failure nothing more leaves until everything in flight has come back; then all of it goes again, in order.
-- A batch that is refused for good did not use its number: those behind it were refused too (a gap) and are numbered anew.
-- A batch given up with an unknown outcome may have used its number. The flow then takes a new identity, so that a reused number can
+- Batches are numbered when they first leave, and keep number and boundaries when they leave again; the broker
+  knows the last 16.
+- After any failure nothing more leaves until everything in flight has come back; then all of it goes again,
+  in order.
+- A batch that is refused for good did not use its number: those behind it were refused too (a gap) and are
+  numbered anew.
+- A batch given up with an unknown outcome may have used its number. The flow then takes a new identity, so
+  that a reused number can
   never swallow another batch; what was in flight with it and is equally unknown is given up too.
 """
 
@@ -19,7 +24,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from tailrace.client.results import Pending, Stored
-from tailrace.core.commands import ClaimProducer, Claimed, Publish, Published, Reply
+from tailrace.core.commands import Claimed, ClaimProducer, Publish, Published, Reply
 from tailrace.core.model import Refusal
 from tailrace.errors import Fenced, TailraceError, Timeout, from_code
 from tailrace.format.frame import Buffer
@@ -58,13 +63,36 @@ class Outside(Protocol):
 
 
 class Batch(Pending):
-    """Messages for one partition that travel together. Lists are parallel; a list that nobody needed stays None."""
+    """Messages for one partition that travel together. Lists are parallel; a list that nobody needed stays
+    None.
+    """
 
     __slots__ = (
-        "body", "columns", "crc", "dedup_ids", "doubtful", "error", "expected_key_sequences", "expected_sequence", "expires",
-        "gap", "give_up_s", "headers", "ids", "keys", "nbytes", "noticed", "outside", "partition", "priorities", "sequence", "stored",
-        "timestamps", "values", "waiters",
-    )  # fmt: skip
+        "body",
+        "columns",
+        "crc",
+        "dedup_ids",
+        "doubtful",
+        "error",
+        "expected_key_sequences",
+        "expected_sequence",
+        "expires",
+        "gap",
+        "give_up_s",
+        "headers",
+        "ids",
+        "keys",
+        "nbytes",
+        "noticed",
+        "outside",
+        "partition",
+        "priorities",
+        "sequence",
+        "stored",
+        "timestamps",
+        "values",
+        "waiters",
+    )
 
     def __init__(self, outside: Outside, partition: int, give_up_s: float) -> None:
         self.outside = outside
@@ -185,11 +213,19 @@ class PartitionFlow:
             self._send(batch)
 
     def _send(self, batch: Batch) -> None:
-        assert batch.sequence is not None and self._epoch is not None
+        assert batch.sequence is not None
+        assert self._epoch is not None
         request = Publish(
-            self._topic, self._partition, batch.columns, batch.crc, self._producer_id, self._epoch, batch.sequence,
-            batch.expected_sequence, batch.expected_key_sequences,
-        )  # fmt: skip
+            self._topic,
+            self._partition,
+            batch.columns,
+            batch.crc,
+            self._producer_id,
+            self._epoch,
+            batch.sequence,
+            batch.expected_sequence,
+            batch.expected_key_sequences,
+        )
         self._outside.submit(request, batch.body, lambda reply, parts: self._answered(batch, reply))
 
     def _answered(self, batch: Batch, reply: Reply) -> None:
@@ -237,7 +273,9 @@ class PartitionFlow:
                 self._renew = self._recovering = True
             elif batch.sequence is not None:
                 self._hole = batch.sequence if self._hole is None else min(self._hole, batch.sequence)
-            batch.settle(None, Timeout(f"{self._topic}/{self._partition}: not stored in time", outcome=outcome))
+            batch.settle(
+                None, Timeout(f"{self._topic}/{self._partition}: not stored in time", outcome=outcome)
+            )
         self.flight = [batch for batch in self.flight if not batch.done]
         if self._recovering and not self.flight and not self._paused:
             self._recover()
@@ -251,7 +289,9 @@ class PartitionFlow:
         if self._renew:
             for batch in numbered:
                 if batch.doubtful:
-                    message = f"{self._topic}/{self._partition}: a batch before it failed with an unknown outcome"
+                    message = (
+                        f"{self._topic}/{self._partition}: a batch before it failed with an unknown outcome"
+                    )
                     batch.settle(None, Timeout(message))
             self._renew_identity(numbered)
         elif self._hole is not None:
@@ -260,7 +300,8 @@ class PartitionFlow:
                 batch.sequence = self._next_sequence
                 self._next_sequence += 1
         elif first is not None and first.gap is not None:
-            # The broker misses a batch that this flow does not have any more: it lost or forgot its memory of this producer.
+            # The broker misses a batch that this flow does not have any more: it lost or forgot its memory of
+            # this producer.
             self._renew_identity(numbered)
         self._returned, self._hole, self._renew, self._recovering = [], None, False, False
         self.queue = deque(b for b in (*numbered, *fresh) if not b.done)

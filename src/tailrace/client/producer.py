@@ -1,8 +1,9 @@
 """The producer: buffers messages per partition, sends batches, and turns their results into receipts.
 
-`send` does not suspend once its message is buffered, so cancelling it never leaves the caller in doubt: either it was still waiting for
-room and nothing was buffered, or it had already returned. An idle partition sends at once; while a request is in flight, messages gather
-until the batch is full, the request returns, or `linger_ms` is over.
+`send` does not suspend once its message is buffered, so cancelling it never leaves the caller in doubt:
+either it was still waiting for room and nothing was buffered, or it had already returned. An idle
+partition sends at once; while a request is in flight, messages gather until the batch is full, the
+request returns, or `linger_ms` is over.
 """
 
 from __future__ import annotations
@@ -84,9 +85,12 @@ class Producer:
         self._full = False
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
-        self._closed: TailraceError | None = Unavailable("the producer is not open: use `async with client.producer(…)`")
+        self._closed: TailraceError | None = Unavailable(
+            "the producer is not open: use `async with client.producer(…)`"
+        )
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- life
+    # ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Producer:
         self._loop = asyncio.get_running_loop()
@@ -106,7 +110,8 @@ class Producer:
             finally:
                 self._close()
         else:
-            # The block failed by itself: what is buffered still goes out, but its failures do not hide the first one.
+            # The block failed by itself: what is buffered still goes out, but its failures do not hide the
+            # first one.
             try:
                 await self._drained()
             finally:
@@ -146,7 +151,8 @@ class Producer:
 
         self._timer = self._loop.call_later(1.0, tick)
 
-    # -- sending ---------------------------------------------------------------------------------------------------
+    # -- sending
+    # ---------------------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -163,10 +169,13 @@ class Producer:
         expected_sequence: int = 0,
         expected_key_sequence: int | None = None,
     ) -> Receipt:
-        """Buffer a message; suspends only while the buffer is full. Awaiting the receipt gives the durable result.
+        """Buffer a message; suspends only while the buffer is full. Awaiting the receipt gives the durable
+        result.
 
-        `ttl` is in seconds. `expected_sequence` N: the message takes exactly that place of its partition or is refused. `expected_key_sequence`
-        N: the key has N messages so far (0: it is new), on topics with `key_index`."""
+        `ttl` is in seconds. `expected_sequence` N: the message takes exactly that place of its partition
+        or is refused. `expected_key_sequence` N: the key has N messages so far (0: it is new), on topics
+        with `key_index`.
+        """
         if self._full:
             await self._yield()
         plain = self._plain
@@ -200,7 +209,9 @@ class Producer:
         return self._buffer(fields, self._choose(fields, partition))
 
     async def publish(self, value: Buffer | None, *, timeout: float | None = None, **fields: Any) -> Result:
-        """`send` and wait: returns when the message is stored as the topic promises. Takes what `send` takes."""
+        """`send` and wait: returns when the message is stored as the topic promises. Takes what `send`
+        takes.
+        """
         receipt = await self.send(value, **fields)
         if timeout is None:
             return await receipt
@@ -221,8 +232,16 @@ class Producer:
         priorities: Sequence[int] | None = None,
         dedup_ids: Sequence[Buffer | None] | None = None,
     ) -> Receipts:
-        """Buffer many messages at once, in order; without keys they stay together. The receipt stands for all of them."""
-        if keys is None and headers is None and timestamps is None and priorities is None and dedup_ids is None:
+        """Buffer many messages at once, in order; without keys they stay together. The receipt stands for
+        all of them.
+        """
+        if (
+            keys is None
+            and headers is None
+            and timestamps is None
+            and priorities is None
+            and dedup_ids is None
+        ):
             return await self._send_plain(values, partition)
         columns = (keys, headers, timestamps, priorities, dedup_ids)
         for column in columns:
@@ -232,8 +251,10 @@ class Producer:
         for at, value in enumerate(values):
             if self._full:
                 await self._yield()
-            key, header, timestamp, priority, dedup_id = (None if column is None else column[at] for column in columns)
-            fields = self._check(value, key, header, timestamp, priority, None, None, dedup_id)  # type: ignore[arg-type]
+            key, header, timestamp, priority, dedup_id = (
+                None if column is None else column[at] for column in columns
+            )
+            fields = self._check(value, key, header, timestamp, priority, None, None, dedup_id)
             receipt = self._buffer(fields, self._choose(fields, partition))
             batch = receipt._batch
             assert isinstance(batch, Batch)
@@ -284,7 +305,9 @@ class Producer:
         return rows, total
 
     async def send_table(self, table: pa.Table, *, partition: int | None = None) -> Receipts:
-        """Send a pyarrow table or record batch: a column `value` and, where wanted, key, headers, timestamp, priority, expires_at, dedup_id."""
+        """Send a pyarrow table or record batch: a column `value` and, where wanted, key, headers, timestamp,
+        priority, expires_at, dedup_id.
+        """
         batches: list[tuple[Any, range | Sequence[int], Sequence[int] | None]] = []
         for target, places, piece in split_table(table, len(self._flows), partition):
             if self._full:
@@ -324,7 +347,8 @@ class Producer:
             self._idle.append(waiter)
             await waiter
 
-    # -- buffering -------------------------------------------------------------------------------------------------
+    # -- buffering
+    # -------------------------------------------------------------------------------------------------
 
     async def _yield(self) -> None:
         """Let the loop send what is ready; wait while the buffer is full."""
@@ -341,9 +365,19 @@ class Producer:
             raise self._closed
 
     def _check(
-        self, value: Any, key: Any, headers: Any, timestamp: Any, priority: Any, ttl: Any, expires_at: Any, dedup_id: Any
+        self,
+        value: Any,
+        key: Any,
+        headers: Any,
+        timestamp: Any,
+        priority: Any,
+        ttl: Any,
+        expires_at: Any,
+        dedup_id: Any,
     ) -> dict[str, Any]:
-        """The fields of a message that are there, checked, so that one bad message cannot fail the batch of others."""
+        """The fields of a message that are there, checked, so that one bad message cannot fail the batch of
+        others.
+        """
         self._check_open()
         fields: dict[str, Any] = {"value": value}
         size = self._value_bytes(value)
@@ -448,7 +482,7 @@ class Producer:
         return Receipt(batch, 0)
 
     def _schedule(self, batch: Batch) -> None:
-        """An idle partition sends in the next round of the loop; a busy one gathers for `linger_ms` at most."""
+        """An idle partition sends in the next round of the loop; a busy one gathers for `linger_ms`."""
         if self._flows[batch.partition].busy:
             self._loop.call_later(self._linger_s, self._due, batch)
         elif not self._soon:
@@ -485,7 +519,10 @@ class Producer:
         now_us = time.time_ns() // 1000
         timestamps: Any = now_us
         if batch.timestamps is not None:
-            timestamps = [now_us if time_us is None else time_us for time_us in _full_column(batch.timestamps, len(values))]
+            timestamps = [
+                now_us if time_us is None else time_us
+                for time_us in _full_column(batch.timestamps, len(values))
+            ]
         priorities = batch.priorities
         if priorities is not None:
             filled = _full_column(priorities, len(values))
@@ -513,7 +550,8 @@ class Producer:
         self._flows[batch.partition].enqueue(batch)
         self._full = True
 
-    # -- what the flows ask for ------------------------------------------------------------------------------------
+    # -- what the flows ask for
+    # ------------------------------------------------------------------------------------
 
     def submit(self, request: Any, body: Buffer, respond: Callable[[Reply, Sequence[Buffer]], None]) -> None:
         """Send a request of a flow."""
@@ -603,7 +641,12 @@ def _headers(headers: Any) -> list[tuple[str, bytes]]:
     pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
     size = 0
     for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], bytes)):
+        if not (
+            isinstance(pair, tuple)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and isinstance(pair[1], bytes)
+        ):
             raise InvalidRequest(f"headers: pairs of str and bytes are needed, not {pair!r}")
         size += len(pair[0].encode("utf-8", "surrogatepass")) + len(pair[1])
     if size > HEADER_BYTES_MAX:

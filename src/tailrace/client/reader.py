@@ -1,7 +1,9 @@
-"""The broadcast reader: a cursor of one's own over a topic, fed by long polls that run ahead of the application.
+"""The broadcast reader: a cursor of one's own over a topic, fed by long polls that run ahead of the
+application.
 
-Frames come as the broker stored them and are checked and decoded here. Nothing is stored about the reader; `position` and `seek` are
-all there is to it. Cancelling a wait loses nothing: what arrives meanwhile stays in the local buffer.
+Frames come as the broker stored them and are checked and decoded here. Nothing is stored about the
+reader; `position` and `seek` are all there is to it. Cancelling a wait loses nothing: what arrives
+meanwhile stays in the local buffer.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Reader:
         self._loop: asyncio.AbstractEventLoop
         self._refreshed_s = 0.0
         self._last: Message | None = None
-        self._closed: TailraceError | None = Unavailable("the reader is not open: use `async with client.reader(…)`")
+        self._closed: TailraceError | None = Unavailable(
+            "the reader is not open: use `async with client.reader(…)`"
+        )
 
     async def __aenter__(self) -> Reader:
         self._loop = asyncio.get_running_loop()
@@ -90,7 +94,8 @@ class Reader:
         self._current = iter(())
         self._wake()
 
-    # -- places ----------------------------------------------------------------------------------------------------
+    # -- places
+    # ----------------------------------------------------------------------------------------------------
 
     async def _find(self, at: str | int | datetime) -> list[int]:
         reply = await ask(self._verbs, FindOffsets(self.topic, point(at)), self._timeout)
@@ -98,10 +103,14 @@ class Reader:
         return reply.offsets
 
     async def seek(self, start: Start) -> None:
-        """Go on from another point: "earliest", "latest", an offset (of every partition), a time (datetime), or offsets by partition."""
+        """Go on from another point: "earliest", "latest", an offset (of every partition), a time (datetime),
+        or offsets by partition.
+        """
         self._check_open()
         if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
-            raise InvalidRequest(f"start: earliest, latest, an offset, a datetime or a mapping, not {start!r}")
+            raise InvalidRequest(
+                f"start: earliest, latest, an offset, a datetime or a mapping, not {start!r}"
+            )
         if isinstance(start, Mapping):
             places = dict(enumerate(await self._find("earliest"))) if self._only is None else {}
             places.update(start)
@@ -132,7 +141,8 @@ class Reader:
             places[self._rows.partition] = self._last.offset + 1
         return places
 
-    # -- messages --------------------------------------------------------------------------------------------------
+    # -- messages
+    # --------------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> Reader:
         return self
@@ -149,7 +159,9 @@ class Reader:
         return message
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Arrow batches with topic, partition, offset, sequence, id, key, value, headers and times of every message."""
+        """Arrow batches with topic, partition, offset, sequence, id, key, value, headers and times of every
+        message.
+        """
         while True:
             try:
                 rows, first = await self._take()
@@ -182,17 +194,25 @@ class Reader:
 
     def _at_end(self) -> bool:
         ends = self._ends
-        return ends is not None and all(offset >= ends.get(partition, 0) for partition, offset in self._next.items())
+        return ends is not None and all(
+            offset >= ends.get(partition, 0) for partition, offset in self._next.items()
+        )
 
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
 
-    # -- fetching --------------------------------------------------------------------------------------------------
+    # -- fetching
+    # --------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
         """Ask for more, if none is asked for and the buffer has room."""
-        if self._fetching or self._ahead >= AHEAD_BYTES or self._closed is not None or self._error is not None:
+        if (
+            self._fetching
+            or self._ahead >= AHEAD_BYTES
+            or self._closed is not None
+            or self._error is not None
+        ):
             return
         if self._only is None and self._loop.time() - self._refreshed_s > REFRESH_S:
             self._grow()

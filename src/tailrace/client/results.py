@@ -25,7 +25,9 @@ def moment(time_us: int) -> datetime:
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Where a message was stored. `duplicate` is true when its dedup id was known: offset is that of the first."""
+    """Where a message was stored. `duplicate` is true when its dedup id was known: offset is that of the
+    first.
+    """
 
     topic: str
     partition: int

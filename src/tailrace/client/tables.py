@@ -23,7 +23,9 @@ def split_table(table: Any, partitions: int, partition: int | None) -> Iterator[
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if not isinstance(table, pa.Table):
-        raise InvalidRequest(f"send_table: a pyarrow Table or RecordBatch is needed, not {type(table).__name__}")
+        raise InvalidRequest(
+            f"send_table: a pyarrow Table or RecordBatch is needed, not {type(table).__name__}"
+        )
     if "value" not in table.column_names:
         raise InvalidRequest(f"send_table: there is no column 'value' among {table.column_names}")
     if partition is not None or not {"key", "dedup_id"} & set(table.column_names):

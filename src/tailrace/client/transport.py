@@ -1,7 +1,7 @@
 """The broker's verbs over a socket: several hosts, pipelining, keep-alive, and reconnecting by itself.
 
-A request that cannot be sent is refused at once with outcome `none`; one that was sent when the connection broke, with outcome `unknown`.
-Whoever asked decides whether to try again.
+A request that cannot be sent is refused at once with outcome `none`; one that was sent when the
+connection broke, with outcome `unknown`. Whoever asked decides whether to try again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 
@@ -46,7 +47,7 @@ class Wire(asyncio.BufferedProtocol):
         self.heard = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it.
         self._transport = transport
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
@@ -93,7 +94,9 @@ class Wire(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if not self.greeting.done():
-            self.greeting.set_exception(Unavailable(f"the broker closed the connection: {exc or 'no greeting'}"))
+            self.greeting.set_exception(
+                Unavailable(f"the broker closed the connection: {exc or 'no greeting'}")
+            )
         waiting, self._waiting = self._waiting, {}
         self._lost(self)
         for respond in waiting.values():
@@ -164,7 +167,8 @@ class NetworkVerbs:
             self._wire = wire
             return welcome.idle_ms
         raise Unavailable(
-            f"no broker answers ({'; '.join(problems)}); is one running? `tailrace serve` starts one, --url or TAILRACE_URL names it"
+            f"no broker answers ({'; '.join(problems)}); is one running? `tailrace serve` starts one, "
+            "--url or TAILRACE_URL names it"
         )
 
     def _lost(self, wire: Wire) -> None:
@@ -232,5 +236,3 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
             raise InvalidRequest(f"url: {item.strip()!r} is not host:port")
         hosts.append((host, int(port)))
     return hosts
-
-

@@ -21,13 +21,17 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FileCoordinator:
-    """`Coordinator` on a disk. The file is readable JSON; the checksum is over the catalog's bytes as they stand."""
+    """`Coordinator` on a disk. The file is readable JSON; the checksum is over the catalog's bytes as they
+    stand.
+    """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
     def load(self) -> Catalog:
-        """The catalog; an empty one where there is no file yet. A damaged file is an error, never an empty catalog."""
+        """The catalog; an empty one where there is no file yet. A damaged file is an error, never an empty
+        catalog.
+        """
         try:
             handle = self._disk.open(FILE)
         except FileNotFoundError:
@@ -42,7 +46,9 @@ class FileCoordinator:
                 raise Corrupt(f"{FILE}: the checksum is wrong", path=FILE, position=0)
             return msgspec.json.decode(stored.catalog, type=Catalog)
         except msgspec.DecodeError as error:
-            raise Corrupt(f"{FILE} is damaged: {error}; restore it from a backup", path=FILE, position=0) from error
+            raise Corrupt(
+                f"{FILE} is damaged: {error}; restore it from a backup", path=FILE, position=0
+            ) from error
 
     def save(self, catalog: Catalog) -> None:
         """Write beside, sync, rename, sync the folder."""

@@ -6,15 +6,13 @@ Decoding is total: any bytes give a value of the type asked for, or `InvalidRequ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from tailrace.core.commands import Reply, Request
 from tailrace.errors import InvalidRequest
 from tailrace.format.frame import Buffer
-
-T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -71,6 +69,6 @@ def encode_facts(facts: Sequence[Any]) -> bytes:
     return encode_value(facts, "facts")
 
 
-def facts_decoder(fact: type[T]) -> Callable[[Buffer], list[T]]:
+def facts_decoder(fact: Any) -> Callable[[Buffer], list[Any]]:
     """A decoder of the bodies of facts frames; `fact` is the union of all facts, which the caller knows."""
-    return decoder_of(list[fact], "facts")  # type: ignore[valid-type]
+    return decoder_of(list[fact], "facts")

@@ -1,11 +1,13 @@
-"""The frame: the unit of the log, of replication and of reads; a fixed header of 128 bytes, then a padded body.
+"""The frame: the unit of the log, of replication and of reads; a fixed header of 128 bytes, then a padded
+body.
 
-A frame is `HEADER_BYTES` of header, `length` bytes of body and zeros up to the next multiple of 64, so that the Arrow
-buffers in the body stay aligned in the file. All numbers are little-endian.
+A frame is `HEADER_BYTES` of header, `length` bytes of body and zeros up to the next multiple of 64, so
+that the Arrow buffers in the body stay aligned in the file. All numbers are little-endian.
 
-Two checksums (CRC32C) with different owners: `body_crc` covers the body and comes from the producer, so it proves the
-payload end to end; `header_crc` covers the header (with body_crc in it) and comes from whoever leads the partition,
-because only the leader knows index, offset, epoch and append time. `parse` checks header_crc before it trusts a length.
+Two checksums (CRC32C) with different owners: `body_crc` covers the body and comes from the producer, so
+it proves the payload end to end; `header_crc` covers the header (with body_crc in it) and comes from
+whoever leads the partition, because only the leader knows index, offset, epoch and append time. `parse`
+checks header_crc before it trusts a length.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ KINDS = frozenset((DATA, SCHEDULED, FACTS, EPOCH_START, SNAPSHOT_MARK, BARRIER))
 MORE = 1 << 15
 """Flag: the next frame belongs to the same group; a group applies whole or not at all."""
 
-#        magic version kind flags | length body_crc | entry base | span count | epoch time | pid | pepoch pseq | max ts
+#        magic version kind flags | length body_crc | entry base | span count | epoch time | pid | pepoch pseq
+# | max ts
 _LAYOUT = struct.Struct("<4sBBHIIQQIIQqQIIq")
 _CRC = struct.Struct("<I")
 _CRC_AT = HEADER_BYTES - 4
@@ -140,7 +143,9 @@ def parse(data: Buffer, position: int = 0) -> Header:
     """Decode and check the header at `position`; raises `Corrupt` with the reason, never anything else."""
     raw = bytes(data[position : position + HEADER_BYTES])
     if len(raw) < HEADER_BYTES:
-        raise Corrupt(f"header cut short at {position}: {len(raw)} of {HEADER_BYTES} bytes", position=position)
+        raise Corrupt(
+            f"header cut short at {position}: {len(raw)} of {HEADER_BYTES} bytes", position=position
+        )
     if raw[:4] != MAGIC:
         raise Corrupt(f"no frame at {position}: magic is {raw[:4].hex()}", position=position)
     (stored,) = _CRC.unpack_from(raw, _CRC_AT)
@@ -148,9 +153,13 @@ def parse(data: Buffer, position: int = 0) -> Header:
         raise Corrupt(f"header checksum is wrong at {position}", position=position)
     fields = _LAYOUT.unpack_from(raw)
     if fields[1] != VERSION:
-        raise Corrupt(f"frame version {fields[1]} at {position}: this release reads {VERSION}", position=position)
+        raise Corrupt(
+            f"frame version {fields[1]} at {position}: this release reads {VERSION}", position=position
+        )
     if fields[2] not in KINDS or fields[4] > LENGTH_MAX:
-        raise Corrupt(f"frame kind {fields[2]}, length {fields[4]} at {position} make no sense", position=position)
+        raise Corrupt(
+            f"frame kind {fields[2]}, length {fields[4]} at {position} make no sense", position=position
+        )
     return Header(*fields[2:])
 
 

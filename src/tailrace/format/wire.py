@@ -1,12 +1,14 @@
-"""The native protocol's framing: a prefix of 16 bytes, a msgpack header and an optional body, many in flight.
+"""The native protocol's framing: a prefix of 16 bytes, a msgpack header and an optional body, many in
+flight.
 
     prefix   uint32 header length, uint32 body length, uint64 request id      (little-endian)
     header   a tagged msgpack array: a request, a reply, or one of the two greetings below
     body     an Arrow batch on publish, raw frames on fetch, else empty
 
-A client opens with the four bytes of `PREAMBLE` and a `Hello`; the broker answers `Welcome` or a refusal. `WireReader` takes the bytes of a
-socket without copying large bodies: it offers a small scratch buffer for prefixes and headers, and each large body gets a buffer of its own,
-which the socket fills directly. A length is checked against its limit before anything is allocated for it.
+A client opens with the four bytes of `PREAMBLE` and a `Hello`; the broker answers `Welcome` or a refusal.
+`WireReader` takes the bytes of a socket without copying large bodies: it offers a small scratch buffer
+for prefixes and headers, and each large body gets a buffer of its own, which the socket fills directly. A
+length is checked against its limit before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -54,9 +56,11 @@ def prefix(header: bytes, body_bytes: int, request_id: int) -> bytes:
 
 
 class WireReader:
-    """Incremental decoder: ask `window()` where to put bytes, call `filled(n)`, take whole messages from it."""
+    """Incremental decoder: `window()` says where to put bytes, `filled(n)` gives whole messages."""
 
-    def __init__(self, body_bytes_max: int, *, preamble: bytes = b"", header_bytes_max: int = HEADER_BYTES_MAX) -> None:
+    def __init__(
+        self, body_bytes_max: int, *, preamble: bytes = b"", header_bytes_max: int = HEADER_BYTES_MAX
+    ) -> None:
         self.body_bytes_max = body_bytes_max
         self.header_bytes_max = header_bytes_max
         self._preamble = preamble
@@ -99,7 +103,8 @@ class WireReader:
         elif self._end == len(self._scratch):
             self._compact()
         if self._small and self._end + _SMALL_WINDOW < len(self._scratch):
-            # After a large message another is likely: read little more than its header, so that its body is not copied.
+            # After a large message another is likely: read little more than its header, so that its body is
+            # not copied.
             return self._view[self._end : self._end + _SMALL_WINDOW]
         return self._view[self._end :]
 
@@ -146,8 +151,9 @@ class WireReader:
     def _begin_body(
         self, request_id: int, header: bytes, at: int, have: int, body_bytes: int
     ) -> tuple[int, bytes, Buffer] | None:
-        # Untouched pages of a fresh numpy buffer cost nothing, so a peer that announces much and sends little holds little.
-        body = memoryview(np.empty(body_bytes, np.uint8)).cast("B")
+        # Untouched pages of a fresh numpy buffer cost nothing, so a peer that announces much and sends little
+        # holds little.
+        body = np.empty(body_bytes, np.uint8).data.cast("B")
         body[:have] = self._view[at : at + have]
         self._start = at + have
         self._small = True
@@ -160,7 +166,9 @@ class WireReader:
         need = len(self._preamble)
         got = bytes(self._view[self._start : min(self._end, self._start + need)])
         if not self._preamble.startswith(got):
-            raise InvalidRequest(f"this is the port of the native protocol; it does not speak what begins with {got!r}")
+            raise InvalidRequest(
+                f"this is the port of the native protocol; it does not speak what begins with {got!r}"
+            )
         if len(got) < need:
             return False
         self._start += need

@@ -1,17 +1,20 @@
-"""The native listener: one `Link` per connection, bounded windows in both directions, keep-alive and graceful close.
+"""The native listener: one `Link` per connection, bounded windows in both directions, keep-alive and
+graceful close.
 
-Back-pressure is TCP's own. A connection is not read while it has too many unanswered requests or request bytes, while the whole node holds too
-many, or while its peer does not take the answers; a fetch is not even evaluated for a peer that does not read. So neither a flood nor a slow
-reader grows memory, and nobody else waits for them.
+Back-pressure is TCP's own. A connection is not read while it has too many unanswered requests or request
+bytes, while the whole node holds too many, or while its peer does not take the answers; a fetch is not
+even evaluated for a peer that does not read. So neither a flood nor a slow reader grows memory, and
+nobody else waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -81,6 +84,7 @@ class Listener:
         self.held_bytes = 0
         self.partial_bytes = 0
         self._server: asyncio.Server | None = None
+        self._empty: asyncio.Event | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -96,6 +100,12 @@ class Listener:
         for link in list(self.links):
             link.check(now_us)
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def left(self, link: Link) -> None:
+        """A connection is gone."""
+        self.links.discard(link)
+        if self._empty is not None and not self.links:
+            self._empty.set()
 
     def hold(self, nbytes: int) -> None:
         """Count request bytes that the node works on."""
@@ -115,12 +125,16 @@ class Listener:
         return self.held_bytes > self.limits.in_flight_bytes_max
 
     def shed(self, now_us: int) -> None:
-        """Too much is held by bodies that are not complete: close whoever holds the most, unless it is only just on its way."""
+        """Too much is held by bodies that are not complete: close whoever holds the most, unless it is only
+        just on its way.
+        """
         hoarder = max(self.links, key=lambda link: link.partial_bytes, default=None)
         if hoarder is None:
             return
         if hoarder.stalled(now_us) or self.partial_bytes > PARTIAL_BYTES_HARD_MAX:
-            log.warning("closing a connection that holds %d bytes of an unfinished message", hoarder.partial_bytes)
+            log.warning(
+                "closing a connection that holds %d bytes of an unfinished message", hoarder.partial_bytes
+            )
             hoarder.abort()
 
     async def stop(self, drain_s: float) -> None:
@@ -129,12 +143,13 @@ class Listener:
             self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + drain_s
         for link in list(self.links):
             link.finish()
-        while self.links and loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        if self.links:
+            self._empty = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._empty.wait()
         for link in list(self.links):
             link.abort()
 
@@ -157,10 +172,11 @@ class Link(asyncio.BufferedProtocol):
         self._peer = "?"
         self.partial_bytes = 0
 
-    # -- asyncio ---------------------------------------------------------------------------------------------------
+    # -- asyncio
+    # ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it.
         self._transport = transport
         self._peer = str(transport.get_extra_info("peername"))
         if len(self._listener.links) >= self._listener.limits.connections_max:
@@ -202,7 +218,7 @@ class Link(asyncio.BufferedProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._listener.links.discard(self)
+        self._listener.left(self)
         self._transport = None
         self._listener.partial_bytes -= self.partial_bytes
         self.partial_bytes = 0
@@ -219,7 +235,8 @@ class Link(asyncio.BufferedProtocol):
         self._unpark()
         self.adjust()
 
-    # -- messages --------------------------------------------------------------------------------------------------
+    # -- messages
+    # --------------------------------------------------------------------------------------------------
 
     def _message(self, request_id: int, header: bytes, body: Buffer) -> None:
         if not self._greeted:
@@ -259,7 +276,9 @@ class Link(asyncio.BufferedProtocol):
             raise InvalidRequest(f"the first message must be a hello: {error}") from error
         if PROTOCOL_VERSION not in hello.versions:
             spoken = ", ".join(map(str, hello.versions[:10]))
-            raise InvalidRequest(f"this broker speaks protocol version {PROTOCOL_VERSION}, the client {spoken or 'none'}")
+            raise InvalidRequest(
+                f"this broker speaks protocol version {PROTOCOL_VERSION}, the client {spoken or 'none'}"
+            )
         limits = self._listener.limits
         self._greeted = True
         self._reader.body_bytes_max = limits.frame_bytes_max
@@ -284,7 +303,8 @@ class Link(asyncio.BufferedProtocol):
         if self._finishing and not self._pending:
             self._close()
 
-    # -- flow ------------------------------------------------------------------------------------------------------
+    # -- flow
+    # ------------------------------------------------------------------------------------------------------
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """As a `Gate`: while the peer does not take what it was sent, its fetches wait."""
@@ -353,4 +373,3 @@ class Link(asyncio.BufferedProtocol):
         """Close without waiting for anything."""
         if self._transport is not None:
             self._transport.abort()
-

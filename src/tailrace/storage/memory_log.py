@@ -16,7 +16,6 @@ from tailrace.ports import LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.file_log import SNAPSHOTS_KEPT
 
-
 MEMORY_ROOM = 1 << 62
 
 
