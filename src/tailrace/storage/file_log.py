@@ -127,8 +127,9 @@ class FileLog:
         self._write_mark()
 
     def _write_again(self, position: int, end: int) -> None:
-        """Write what is there once more: after a failed sync the kernel may show pages that never reached the disk,
-        and would not write them at the next sync."""
+        """Write what is there once more: after a failed sync the kernel may show pages that never reached
+        the disk, and would not write them at the next sync.
+        """
         while position < end:
             chunk = self._disk.read(self._handle, position, min(CHUNK, end - position))
             self._disk.write(self._handle, [chunk], position)
@@ -204,6 +205,13 @@ class FileLog:
         if segment is None or self._state != "open":
             return 0
         return min(self._allocated, self._segment_bytes) - segment.size - HEADER_BYTES
+
+    def room(self) -> int:
+        """See `PartitionLog.room`."""
+        if self._active is None or self._folder.fault is not None or self._state != "open":
+            return 0
+        end = min(self._allocated, self._segment_bytes)
+        return max(end - self._active.size - HEADER_BYTES, 0)
 
     def _room_for(self, size: int, entry: int, offset: int) -> Segment:
         """The segment that takes the next bytes: rolled, and its space reserved, as needed."""

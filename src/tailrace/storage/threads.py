@@ -127,17 +127,17 @@ class StorageThreads:
         if self._closed:
             return
         self._closed = True
-        # a lane that has more work puts itself behind these ends, so the workers pass them on until nothing
-        # is left
         for _ in self._readers:
             self._reads.put(None)
-        for thread in self._readers:
-            thread.join()
-        while any(lane.busy for lane in self._lanes.values()):
-            threading.Event().wait(0.001)
+        # the last act of each lane says that everything before it is done
+        ended = threading.Semaphore(0)
+        for lane in self._lanes.values():
+            self._enqueue(lane, _Act(ended.release, _nobody))
+        for _ in self._lanes:
+            ended.acquire()
         for _ in self._writers:
             self._ready.put(None)
-        for thread in self._writers:
+        for thread in (*self._readers, *self._writers):
             thread.join()
 
     def _submit(self, log: PartitionLog, item: _Append | _Act) -> None:
@@ -146,6 +146,9 @@ class StorageThreads:
         lane = self._lanes.get(id(log))
         if lane is None:
             lane = self._lanes[id(log)] = _Lane(log)
+        self._enqueue(lane, item)
+
+    def _enqueue(self, lane: _Lane, item: _Append | _Act) -> None:
         with lane.lock:
             lane.waiting.append(item)
             wake, lane.busy = not lane.busy, True
@@ -166,6 +169,10 @@ class StorageThreads:
     def _read_loop(self) -> None:
         while (act := self._reads.get()) is not None:
             self._results.add([_run_act(act)])
+
+
+def _nobody(result: Any, error: Exception | None) -> None:
+    """Takes a completion that no owner waits for."""
 
 
 class InlineThreads:
