@@ -201,13 +201,6 @@ class FileLog:
 
     def room(self) -> int:
         """See `PartitionLog.room`."""
-        segment = self._active
-        if segment is None or self._state != "open":
-            return 0
-        return min(self._allocated, self._segment_bytes) - segment.size - HEADER_BYTES
-
-    def room(self) -> int:
-        """See `PartitionLog.room`."""
         if self._active is None or self._folder.fault is not None or self._state != "open":
             return 0
         end = min(self._allocated, self._segment_bytes)
@@ -331,7 +324,8 @@ class FileLog:
         first = segments[0].first_entry
         if first > (self._origin or 0) and not any(first <= at + 1 <= entry for at, _ in self._snapshots):
             raise InvalidRequest(
-                f"{self._folder.folder} cannot be cut at entry {entry}: what was trimmed is only in later snapshots"
+                f"{self._folder.folder} cannot be cut at entry {entry}: "
+                "only later snapshots know what was trimmed"
             )
         kept = [segment for segment in segments if segment.first_entry <= entry]
         with self._folder.guarded("cutting"):

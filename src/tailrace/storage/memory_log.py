@@ -7,7 +7,6 @@ restart.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -85,10 +84,6 @@ class MemoryLog:
     def room(self) -> int:
         """See `PartitionLog.room`."""
         return MEMORY_ROOM
-
-    def room(self) -> int:
-        """See `PartitionLog.room`."""
-        return 0 if self._fault is not None or self._state != "open" else sys.maxsize
 
     def sync(self) -> None:
         """See `PartitionLog.sync`."""
