@@ -1,0 +1,152 @@
+"""The real disk and the simulated one: the same manners, and what is special to each."""
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tailrace.ports import Disk
+from tailrace.sim.disk import SimDisk
+from tailrace.storage.disk import RealDisk
+
+
+@pytest.fixture(params=["real", "simulated"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    return RealDisk(tmp_path / "root") if request.param == "real" else SimDisk(1)
+
+
+def test_write_read_size_truncate(disk: Disk) -> None:
+    handle = disk.open("file", create=True)
+    disk.write(handle, [b"abc", memoryview(b"defg"), bytearray(b"hi")], 3)
+    assert disk.read(handle, 0, 100) == b"\0\0\0abcdefghi"
+    assert disk.read(handle, 5, 2) == b"cd"
+    assert disk.read(handle, 50, 2) == b""
+    disk.allocate(handle, 20)
+    assert disk.size(handle) == 20
+    assert disk.read(handle, 11, 100) == b"i" + bytes(8)
+    disk.truncate(handle, 4)
+    disk.truncate(handle, 8)
+    assert disk.read(handle, 0, 100) == b"\0\0\0a\0\0\0\0"
+    disk.sync(handle)
+    disk.close(handle)
+    with pytest.raises(OSError, match=r"[Bb]ad") as caught:
+        disk.sync(handle)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_names(disk: Disk) -> None:
+    with pytest.raises(FileNotFoundError):
+        disk.open("missing")
+    disk.make_folder("a/b")
+    disk.make_folder("a/b")
+    disk.close(disk.open("a/b/one", create=True))
+    disk.close(disk.open("a/b/two", create=True))
+    disk.rename("a/b/one", "a/b/two")
+    disk.sync_folder("a/b")
+    assert disk.list("a/b") == ["two"]
+    assert disk.list("a") == ["b"]
+    assert disk.list("nowhere") == []
+    disk.remove("a/b/two")
+    assert disk.list("a/b") == []
+    with pytest.raises(FileNotFoundError):
+        disk.remove("a/b/two")
+    disk.remove("a")
+    assert disk.list("") == []
+
+
+def test_more_parts_than_one_call_takes(disk: Disk) -> None:
+    handle = disk.open("file", create=True)
+    parts = [bytes([number % 256]) * (number % 7) for number in range(3000)]
+    disk.write(handle, parts, 1)
+    assert disk.read(handle, 1, 100_000) == b"".join(parts)
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk(tmp_path)
+    handle = disk.open("file", create=True)
+    real = os.pwritev
+
+    def short(fd: int, parts: Sequence[bytes], position: int) -> int:
+        return real(fd, [b"".join(parts)[:5]], position)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    parts = [b"abc", b"", b"defgh", b"i", b"jklmnopq"]
+    disk.write(handle, parts, 2)
+    assert disk.read(handle, 2, 100) == b"".join(parts)
+
+
+def test_modes(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path / "root")
+    disk.make_folder("folder")
+    disk.open("folder/file", create=True)
+    modes = [
+        stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("root", "root/folder", "root/folder/file")
+    ]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_allocate_where_the_file_system_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, start: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    disk = RealDisk(tmp_path)
+    handle = disk.open("file", create=True)
+    disk.allocate(handle, 100)
+    disk.allocate(handle, 50)
+    assert disk.size(handle) == 100
+
+
+def test_crash_keeps_what_was_synced_and_nothing_else_for_sure() -> None:
+    outcomes = set()
+    for seed in range(40):
+        disk = SimDisk(seed)
+        disk.make_folder("log")
+        handle = disk.open("log/file", create=True)
+        disk.write(handle, [b"durable!"], 0)
+        disk.sync(handle)
+        disk.sync_folder("log")
+        disk.write(handle, [b"tail" * 4], 8)
+        disk.open("log/other", create=True)
+        disk.crash()
+        handle = disk.open("log/file")
+        content = disk.read(handle, 0, 100)
+        assert content[:8] == b"durable!"
+        outcomes.add((content[8:], tuple(disk.list("log"))))
+    assert len(outcomes) > 4
+    assert (b"", ("file",)) in outcomes
+    assert any(tail == b"tail" * 4 for tail, _ in outcomes)
+    assert any(b"\0" in tail for tail, _ in outcomes)
+
+
+def test_failed_sync_drops_the_data_and_the_next_one_lies() -> None:
+    lost = 0
+    for seed in range(20):
+        disk = SimDisk(seed)
+        handle = disk.open("file", create=True)
+        disk.sync_folder("")
+        disk.write(handle, [b"x" * 64], 0)
+        disk.sync_fails_in = 0
+        with pytest.raises(OSError, match="simulated"):
+            disk.sync(handle)
+        disk.sync(handle)
+        assert disk.read(handle, 0, 64) == b"x" * 64
+        disk.crash()
+        lost += disk.content("file") != b"x" * 64
+    assert lost > 0
+
+
+def test_full_disk_takes_a_part() -> None:
+    disk = SimDisk(1)
+    handle = disk.open("file", create=True)
+    disk.capacity = 10
+    with pytest.raises(OSError, match="full") as caught:
+        disk.write(handle, [b"a" * 20], 0)
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.size(handle) == 10
+    with pytest.raises(OSError, match="full"):
+        disk.allocate(handle, 11)
+    disk.write(handle, [b"b" * 10], 0)
