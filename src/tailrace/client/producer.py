@@ -271,9 +271,7 @@ class Producer:
                 await self._yield()
             rows, size = self._fitting(values, at)
             self._check_open()
-            if self._plain is not None:
-                self._ship(self._plain)  # What was sent before stays before.
-            batch = self._new_batch(self._choose(None, partition))
+            batch = self._follow(self._choose(None, partition))
             batch.values = list(values[at : at + rows])
             batch.nbytes = size
             self._buffered += size
@@ -317,9 +315,7 @@ class Producer:
             columns, body = tabular.encode_table(
                 piece, ids=ids, timestamp=time.time_ns() // 1000, compression=self._compression
             )
-            if self._plain is not None:
-                self._ship(self._plain)  # What was sent before stays before.
-            batch = self._new_batch(self._choose(None, target))
+            batch = self._follow(self._choose(None, target))
             batch.columns, batch.body, batch.ids, batch.crc = columns, body, ids, crc32c(body)
             batch.nbytes = len(body)
             self._buffered += batch.nbytes
@@ -444,6 +440,13 @@ class Producer:
     def _new_batch(self, partition: int) -> Batch:
         return Batch(self, partition, self._loop.time() + self._timeout)
 
+    def _follow(self, partition: int) -> Batch:
+        """A batch of its own, behind everything that was sent to the partition before."""
+        before = self._open.get(partition)
+        if before is not None:
+            self._ship(before)
+        return self._new_batch(partition)
+
     def _buffer(self, fields: dict[str, Any], partition: int) -> Receipt:
         batch = self._open.get(partition)
         if batch is not None and batch.nbytes + fields["size"] > BATCH_BYTES:
@@ -467,11 +470,7 @@ class Producer:
         """A message with an expectation travels alone: its refusal must not touch others."""
         if type(sequence) is not int or sequence < 0:
             raise InvalidRequest(f"expected_sequence: 0 (append) or the sequence to take, not {sequence!r}")
-        target = self._choose(fields, partition)
-        before = self._open.get(target)
-        if before is not None:
-            self._ship(before)
-        batch = self._new_batch(target)
+        batch = self._follow(self._choose(fields, partition))
         _add(batch, fields)
         batch.nbytes = fields["size"]
         batch.expected_sequence = sequence
