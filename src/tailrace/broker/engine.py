@@ -33,7 +33,9 @@ class Engine:
         *,
         wake: Callable[[], None] = lambda: None,
         arm: Callable[[int], None] = lambda due_us: None,
+        sync_check_us: int = SYNC_CHECK_US,
     ) -> None:
+        self._sync_check_us = sync_check_us
         self.metrics = Metrics(self._figures)
         self.pump = Pump(clock, threads, wake, arm)
         self.stores = stores
@@ -43,7 +45,7 @@ class Engine:
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover everything; blocking. Upkeep begins."""
         self.topics.open(progress)
-        self.pump.every(SYNC_CHECK_US, self._sync)
+        self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
 
     def _sync(self, now_us: int) -> None:

@@ -35,9 +35,10 @@ class _Content:
 class MemoryLog:
     """See `PartitionLog`."""
 
-    def __init__(self, name: str, content: _Content) -> None:
+    def __init__(self, name: str, content: _Content, store_errors: list[StorageFault]) -> None:
         self._name = name
         self._content = content
+        self._store_errors = store_errors
         self._next_error: StorageFault | None = None
         self._fault: StorageFault | None = None
         self._state = "new"
@@ -196,6 +197,8 @@ class MemoryLog:
 
     def _fail_if_asked(self) -> None:
         error, self._next_error = self._next_error, None
+        if error is None and self._store_errors:
+            error = self._store_errors.pop(0)
         if error is not None:
             if error.outcome != "none":
                 self._fault = error
@@ -229,13 +232,18 @@ class MemoryStore:
     def __init__(self) -> None:
         self._contents: dict[str, _Content] = {}
         self._open: dict[str, MemoryLog] = {}
+        self._errors: list[StorageFault] = []
+
+    def fail_next(self, error: StorageFault) -> None:
+        """Let the next append or sync of any log fail with `error`; see `MemoryLog.fail_next`."""
+        self._errors.append(error)
 
     def log(self, name: str) -> MemoryLog:
         """See `LogStore.log`."""
         known = self._open.get(name)
         if known is not None and not known.closed:
             raise Unavailable(f"the log {name} is open already: close it first")
-        log = MemoryLog(name, self._contents.setdefault(name, _Content()))
+        log = MemoryLog(name, self._contents.setdefault(name, _Content()), self._errors)
         self._open[name] = log
         return log
 

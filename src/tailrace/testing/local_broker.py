@@ -1,0 +1,340 @@
+"""A whole broker inside the test process: the real core in memory, with virtual time, without sockets.
+
+Whoever submits a request runs the broker until nothing is left to do, under one lock; the replies go to the
+loop of the client that asked. So a test is as quick as the calls it makes, and nothing in it depends on how
+long something takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any
+
+from tailrace.broker.clock import ManualClock
+from tailrace.broker.engine import Engine
+from tailrace.client.aio import Client
+from tailrace.client.calls import error_of
+from tailrace.client.results import Message, Rows, Topic, moment
+from tailrace.cluster.embedded import MemoryCoordinator
+from tailrace.connect import connect
+from tailrace.core.commands import CreateTopic, Reply, Request, TopicInfo
+from tailrace.core.model import Refusal
+from tailrace.errors import InvalidRequest, NotFound, StorageFault, Timeout
+from tailrace.format import batch, frame
+from tailrace.format.frame import Buffer
+from tailrace.ports import LogStore, Respond
+from tailrace.storage.memory_log import MemoryStore
+from tailrace.storage.threads import InlineThreads
+
+HOPS = 10
+"""Rounds of a loop without a new request after which its tasks count as waiting: a reply needs two or three
+to reach its task."""
+ROUNDS_MAX = 10_000
+SYNC_CHECK_US = 60_000_000
+"""Rarer than on a real broker: there is no disk to sync, and days of virtual time shall pass in an
+instant."""
+LOOP_S_MAX = 10.0
+_LOST = Refusal("unavailable", "the connection broke before the answer came", "unknown")
+_CLOSED = Refusal("unavailable", "the client or the test's broker is closed", "none")
+_READ_BYTES = 1 << 62
+
+_numbers = itertools.count(1)
+_brokers: weakref.WeakValueDictionary[str, LocalBroker] = weakref.WeakValueDictionary()
+
+
+class VirtualClock(ManualClock):
+    """The broker's time: it begins at the real time and stands still until `advance` moves it."""
+
+    def __init__(self, move: Callable[[int], None]) -> None:
+        super().__init__(time.time_ns() // 1000)
+        self._move = move
+
+    @property
+    def now(self) -> datetime:
+        """The virtual time."""
+        return moment(self.now_us())
+
+    def advance(self, duration: float | timedelta) -> None:
+        """Let time pass, in seconds or as a timedelta: all that falls due happens in order, each at its own
+        time.
+
+        Clients on other threads (`tailrace.sync`) have reacted when this returns; for those on the loop that
+        the caller runs on, `await broker.settle()` afterwards."""
+        if not isinstance(duration, timedelta):
+            duration = timedelta(seconds=duration)
+        if duration < timedelta(0):
+            raise InvalidRequest(f"virtual time never goes back: {duration}")
+        self._move(self.now_us() + duration // timedelta(microseconds=1))
+
+
+class LocalBroker:
+    """A broker for one test. `tailrace.connect(broker.url)` reaches it from any loop and thread of the
+    process.
+
+    Topics are as on a real broker, except that nothing is written to a disk: after `restart`, topics with
+    file storage have their messages still, those with memory storage have lost them."""
+
+    def __init__(self) -> None:
+        self.name = f"test-{next(_numbers)}"
+        self.clock = VirtualClock(self._advance)
+        self._lock = threading.Lock()
+        self._store = MemoryStore()
+        self._coordinator = MemoryCoordinator()
+        self._links: set[_Link] = set()
+        self._closed = False
+        self._requests = 0
+        self._replies = 0
+        self._engine = self._start()
+        _brokers[self.name] = self
+
+    @property
+    def url(self) -> str:
+        """What to connect to."""
+        return f"local:{self.name}"
+
+    def client(self, *, timeout: float = 30.0) -> Client:
+        """A client of this broker, to use with `async with`."""
+        return connect(self.url, timeout=timeout)
+
+    def __enter__(self) -> LocalBroker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it: whoever waits, and whoever asks from now on, hears that the broker is gone."""
+        with self._lock:
+            self._closed = True
+            self._break_links()
+        _brokers.pop(self.name, None)
+
+    # -- what tests do to it ---------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """As after a SIGKILL and a new start: all state is rebuilt from the logs. Requests under way end with
+        an unknown outcome, and clients go on by themselves."""
+        with self._lock:
+            self._require_open()
+            self._store.close()
+            for entry in self._coordinator.load().topics.values():
+                if entry.options.storage == "memory":
+                    for partition in range(entry.options.partitions):
+                        self._store.remove(f"{entry.folder}/{partition}")
+            self._engine = self._start()
+            self._break_links()
+
+    def fail_next(self, error: StorageFault | None = None) -> None:
+        """Let the next write to storage fail, by default with a `StorageFault`, after which the partition
+        takes no writes until `restart`. After `errors.Full` writes are refused until the clock has gone on
+        for a second."""
+        if error is None:
+            error = StorageFault("the disk failed because the test asked for it")
+        if not isinstance(error, StorageFault):
+            raise InvalidRequest(f"error: a StorageFault is needed, not {type(error).__name__}")
+        with self._lock:
+            self._store.fail_next(error)
+
+    def create_topic(self, name: str, **options: Any) -> Topic:
+        """Create a topic without a client."""
+        replies: list[Reply] = []
+        with self._lock:
+            self._require_open()
+            request = CreateTopic(name, options)
+            self._engine.gateway.submit(request, b"", lambda reply, parts: replies.append(reply))
+            self._run()
+        (reply,) = replies
+        if isinstance(reply, Refusal):
+            raise error_of(reply)
+        assert isinstance(reply, TopicInfo)
+        return Topic.of(reply)
+
+    def published(self, topic: str) -> list[Message]:
+        """All committed messages of a topic, by partition and offset, without a client."""
+        messages: list[Message] = []
+        with self._lock:
+            shards = self._engine.topics.get(topic).shards
+            for partition, shard in enumerate(shards):
+                start = shard.state.start_offset
+                for part in shard.log.read(start, shard.end_offset, _READ_BYTES):
+                    for header, body in frame.walk(part):
+                        rows = Rows(topic, partition, header, batch.decode(body, header.flags))
+                        messages += rows.messages(rows.first_row(start))
+        return messages
+
+    async def settle(self) -> None:
+        """Let the tasks of this loop, and of clients on other threads, run until they ask the broker for
+        nothing more."""
+        for _ in range(ROUNDS_MAX):
+            before = self._requests
+            for _ in range(HOPS):
+                await asyncio.sleep(0)
+            self._settle_threads()
+            if self._requests == before:
+                return
+        raise Timeout(f"clients keep asking: {self._requests} requests so far")
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> Engine:
+        stores: dict[str, LogStore] = {"file": self._store, "memory": self._store}
+        threads = InlineThreads(lambda: None)
+        engine = Engine(self.clock, threads, stores, self._coordinator, sync_check_us=SYNC_CHECK_US)
+        engine.open()
+        return engine
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise error_of(_CLOSED)
+
+    def _run(self) -> None:
+        pump = self._engine.pump
+        while True:
+            if pump.busy:
+                pump.turn()
+            elif not pump.drain():
+                return
+
+    def _advance(self, until_us: int) -> None:
+        while True:
+            with self._lock:
+                self._require_open()
+                pump = self._engine.pump
+                due_us = pump.next_deadline_us()
+                last = due_us is None or due_us > until_us
+                self.clock.set_us(until_us if last else max(due_us or 0, self.clock.now_us()))
+                replies = self._replies
+                pump.tick()
+                self._run()
+                replied = self._replies > replies
+            if replied or last:
+                self._settle_threads()
+            if last:
+                return
+
+    def _settle_threads(self) -> None:
+        """Let the loops of other threads work off what they were sent, until they ask for nothing more."""
+        me = threading.get_ident()
+        for _ in range(ROUNDS_MAX):
+            with self._lock:
+                before = self._requests
+                loops = {link.loop for link in self._links if link.thread != me}
+            for loop in loops:
+                _round_trip(loop)
+            if self._requests == before:
+                return
+        raise Timeout(f"clients keep asking: {self._requests} requests so far")
+
+    def _break_links(self) -> None:
+        for link in list(self._links):
+            self._break(link)
+
+    def _break(self, link: _Link) -> None:
+        waiting, link.waiting = link.waiting, {}
+        for respond in waiting.values():
+            self._post(link, respond, _LOST, ())
+
+    def _post(self, link: _Link, respond: Respond, reply: Reply, parts: Sequence[Buffer]) -> None:
+        """Hand a reply to the client's loop; in the order of the replies, because the lock is held."""
+        self._replies += 1
+        try:
+            if link.thread == threading.get_ident():
+                link.loop.call_soon(respond, reply, parts)
+            else:
+                link.loop.call_soon_threadsafe(respond, reply, parts)
+        except RuntimeError:
+            self._links.discard(link)  # Its loop is closed: the client ended without closing.
+
+    def submit(self, link: _Link, request: Request, body: Buffer, respond: Respond) -> None:
+        """Take a request of a client and do all that it leads to."""
+        with self._lock:
+            self._requests += 1
+            if self._closed or link not in self._links:
+                self._post(link, respond, _CLOSED, ())
+                return
+            number = self._requests
+            link.waiting[number] = respond
+
+            def answer(reply: Reply, parts: Sequence[Buffer]) -> None:
+                waiting = link.waiting.pop(number, None)
+                if waiting is not None:
+                    self._post(link, waiting, reply, parts)
+
+            self._engine.gateway.submit(request, body, answer)
+            self._run()
+
+    def link(self) -> _Link:
+        """A connection for a client on the running loop."""
+        with self._lock:
+            self._require_open()
+            link = _Link(self, asyncio.get_running_loop())
+            self._links.add(link)
+        return link
+
+    def unlink(self, link: _Link) -> None:
+        """The client has closed."""
+        with self._lock:
+            self._break(link)
+            self._links.discard(link)
+
+
+class _Link:
+    """`BrokerVerbs` of one client: remembers its loop, and what it waits for."""
+
+    def __init__(self, broker: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
+        self._broker = broker
+        self.loop = loop
+        self.thread = threading.get_ident()
+        self.waiting: dict[int, Respond] = {}
+
+    def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
+        """See `BrokerVerbs.submit`; the reply comes in a later round of the loop."""
+        self._broker.submit(self, request, body, respond)
+
+    async def close(self) -> None:
+        """Let go; what waits for an answer is told that it is unknown."""
+        self._broker.unlink(self)
+
+
+def _round_trip(loop: asyncio.AbstractEventLoop) -> None:
+    """Wait until a loop of another thread has gone round a few times; one that does not run is left alone."""
+    done = threading.Event()
+    left = HOPS
+
+    def hop() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            loop.call_soon(hop)
+        else:
+            done.set()
+
+    if not loop.is_running():
+        return
+    try:
+        loop.call_soon_threadsafe(hop)
+    except RuntimeError:
+        return  # It was closed in this moment.
+    give_up_s = time.monotonic() + LOOP_S_MAX
+    while not done.wait(0.05):
+        if not loop.is_running():
+            return
+        if time.monotonic() > give_up_s:
+            raise Timeout(f"a client's event loop has been blocked for {LOOP_S_MAX:g} s")
+
+
+async def open_local(name: str) -> _Link:
+    """Connect to the broker of a name, as `connect("local:NAME")` does."""
+    broker = _brokers.get(name)
+    if broker is None:
+        raise NotFound(f"there is no test broker {name!r} in this process; its test may be over")
+    return broker.link()
