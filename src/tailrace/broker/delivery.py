@@ -19,6 +19,10 @@ from tailrace.ports import Respond
 
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 WAIT_MS_MAX = 60_000
+PACE_US = 1_000
+"""A reader that was answered less than this ago is not answered again for less than `PACE_BYTES`: at
+thousands of small appends a second, an answer for each would cost more than the appends themselves."""
+PACE_BYTES = 64 * 1024
 
 
 class Gate(Protocol):
@@ -30,9 +34,15 @@ class Gate(Protocol):
         """False: go on. True: there is no room, `resume` will be called."""
         ...
 
+    answered_us: int
+    """When data was last handed over; kept by the fetches themselves."""
+
 
 class OpenGate:
     """A receiver without a buffer of its own to protect (inside the same process)."""
+
+    def __init__(self) -> None:
+        self.answered_us = 0
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """Never."""
@@ -62,6 +72,7 @@ class FetchJob:
         self._started_us = pump.clock.now_us()
         self._bytes_max = min(fetch.bytes_max, FETCH_BYTES_MAX)
         self._timer: Timer | None = None
+        self._pace: Timer | None = None
         self._expired = fetch.wait_ms <= 0
         self._reading = False
         self._watching = False
@@ -109,13 +120,32 @@ class FetchJob:
             rows += count
         if cold is not None:
             self._read_cold(*cold)
+        elif slices and self._early(self._bytes_max - room):
+            return
         elif slices or self._expired:
+            self._gate.answered_us = self._pump.clock.now_us()
             self._metrics.delivered(self._fetch.topic, self._bytes_max - room, rows)
             self._answer(Fetched(slices), parts)
         elif not self._watching:
             self._watching = True
             for shard in self._shards:
                 shard.watch(self.look)
+
+    def _early(self, nbytes: int) -> bool:
+        """Whether to wait a moment for more; a timer looks again."""
+        if nbytes >= PACE_BYTES or self._expired:
+            return False
+        now_us = self._pump.clock.now_us()
+        due_us = self._gate.answered_us + PACE_US
+        if now_us >= due_us:
+            return False
+        if self._pace is None:
+            self._pace = self._pump.at(due_us, self._paced)
+        return True
+
+    def _paced(self, now_us: int) -> None:
+        self._pace = None
+        self.look()
 
     def _out_of_range(self, partition: int, offset: int, start: int, end: int) -> Refusal:
         place = f"{self._fetch.topic}/{partition}"
@@ -145,6 +175,8 @@ class FetchJob:
         respond, self._respond = self._respond, None
         if self._timer is not None:
             self._timer.cancel()
+        if self._pace is not None:
+            self._pace.cancel()
         for shard in self._shards:
             shard.unwatch(self.look)
         self._over(self)

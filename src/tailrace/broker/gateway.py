@@ -38,14 +38,14 @@ from tailrace.core.commands import (
     Request,
     TrimTopic,
 )
-from tailrace.core.model import HAS_DEDUP_ID, Refusal
+from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer
+from tailrace.format.small import measure
 from tailrace.ports import PartitionLog, Respond
 
 log = logging.getLogger("tailrace.gateway")
-OPEN = OpenGate()
 FETCH_PARTITIONS_MAX = 10_000
 
 
@@ -57,6 +57,7 @@ class Gateway:
         self._pump = pump
         self._metrics = metrics
         self._closing = False
+        self._gate = OpenGate()
         self._jobs: set[FetchJob] = set()
         self._verbs: dict[type, Callable[[Any, Buffer, Respond, Gate], None]] = {
             Ping: self._ping,
@@ -72,12 +73,12 @@ class Gateway:
             DescribeTopic: self._describe,
         }
 
-    def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate = OPEN) -> None:
+    def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate | None = None) -> None:
         """Take a request; `respond` is called exactly once."""
         try:
             if self._closing:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
-            self._verbs[type(request)](request, body, respond, gate)
+            self._verbs[type(request)](request, body, respond, self._gate if gate is None else gate)
         except TailraceError as error:
             self._metrics.refused(error.code)
             respond(refuse(error), NOTHING)
@@ -85,6 +86,10 @@ class Gateway:
             log.exception("request %s failed", type(request).__name__)
             self._metrics.refused("error")
             respond(refuse(error), NOTHING)
+
+    def gather(self, gathering: bool) -> None:
+        """See `Pump.gather`."""
+        self._pump.gather(gathering)
 
     def close(self) -> None:
         """Refuse new requests, and answer the fetches that wait with what there is."""
@@ -116,10 +121,7 @@ class Gateway:
         shard = self._shard(request.topic, request.partition)
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
-        wants = shard.options.key_index
-        view, _ = batch.open_body(
-            body, request.columns, want_keys=wants, want_dedup=bool(request.columns & HAS_DEDUP_ID)
-        )
+        view = measure(body, request.columns, want_keys=shard.options.key_index)
         shard.submit(core.PublishBatch(request, view), body, self._counted(respond))
 
     def _fetch(self, request: Fetch, body: Buffer, respond: Respond, gate: Gate) -> None:

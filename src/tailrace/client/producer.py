@@ -9,6 +9,7 @@ request returns, or `linger_ms` is over.
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,6 +214,7 @@ class Producer:
         takes.
         """
         receipt = await self.send(value, **fields)
+        self._ship_idle()
         if timeout is None:
             return await receipt
         try:
@@ -486,10 +488,13 @@ class Producer:
             self._loop.call_later(self._linger_s, self._due, batch)
         elif not self._soon:
             self._soon = True
-            self._loop.call_soon(self._ship_idle)
+            self._loop.call_soon(self._ship_soon)
+
+    def _ship_soon(self) -> None:
+        self._soon = False
+        self._ship_idle()
 
     def _ship_idle(self) -> None:
-        self._soon = False
         for batch in list(self._open.values()):
             if not self._flows[batch.partition].busy:
                 self._ship(batch)
@@ -508,8 +513,8 @@ class Producer:
         self._enqueue(batch)
 
     def _ids(self, count: int) -> bytes:
-        random = secrets.randbits(74)
-        return arrow.make_ids(count, time.time_ns() // 1_000_000, random & ((1 << 62) - 1), random >> 62)
+        bits = random.getrandbits(74)
+        return arrow.make_ids(count, time.time_ns() // 1_000_000, bits & ((1 << 62) - 1), bits >> 62)
 
     def _enqueue(self, batch: Batch) -> None:
         """Encode a batch and send it, or fail it alone."""
@@ -582,7 +587,7 @@ class Producer:
         gathered = self._open.get(batch.partition)
         if gathered is not None and not self._flows[batch.partition].busy and not self._soon:
             self._soon = True
-            self._loop.call_soon(self._ship_idle)
+            self._loop.call_soon(self._ship_soon)
         if self._room and self._buffered < self._buffer_bytes_max:
             _wake(self._room)
         if self._idle and not self._buffered:

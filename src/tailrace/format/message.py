@@ -87,6 +87,8 @@ class Message(NamedTuple):
     start: int
     """Where the buffers begin."""
     compressed: bool
+    own: bool = False
+    """Whether the metadata is, but for its numbers, what `assemble` writes."""
 
 
 def inspect(data: Buffer, columns: int, *, bytes_max: int = BATCH_BYTES_MAX) -> Message:
@@ -130,7 +132,7 @@ def _own(data: memoryview, columns: int) -> Message | None:
     split = 2 * counts(columns)[0]
     if (first, second, third, numbers[split]) != constants or body != len(data) - layout.size:
         return None
-    return Message(rows, tuple(numbers[:split]), tuple(numbers[split + 1 :]), layout.size, False)
+    return Message(rows, tuple(numbers[:split]), tuple(numbers[split + 1 :]), layout.size, False, True)
 
 
 def _foreign(data: memoryview, columns: int) -> Message:

@@ -63,6 +63,8 @@ class Limits(msgspec.Struct, frozen=True):
 class Gate(Protocol):
     """See `broker.delivery.Gate`: whether a receiver has room."""
 
+    answered_us: int
+
     def blocked(self, resume: Callable[[], None]) -> bool: ...
 
 
@@ -70,6 +72,8 @@ class Verbs(Protocol):
     """The broker behind the listener."""
 
     def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate) -> None: ...
+
+    def gather(self, gathering: bool) -> None: ...
 
 
 class Listener:
@@ -170,6 +174,7 @@ class Link(asyncio.BufferedProtocol):
         self._parked: list[Callable[[], None]] = []
         self._heard_us = self._began_us = listener.clock.now_us()
         self._peer = "?"
+        self.answered_us = 0
         self.partial_bytes = 0
 
     # -- asyncio
@@ -197,6 +202,8 @@ class Link(asyncio.BufferedProtocol):
         self._heard_us = now_us
         if not self._reader.partial:
             self._began_us = now_us
+        verbs = self._listener.verbs
+        verbs.gather(True)
         try:
             for request_id, header, body in self._reader.filled(nbytes):
                 self._began_us = now_us
@@ -205,6 +212,8 @@ class Link(asyncio.BufferedProtocol):
             # The framing itself is broken: nothing behind it can be understood.
             self._refuse(0, Refusal(error.code, error.message))
             self._close()
+        finally:
+            verbs.gather(False)
         held = self._reader.partial_bytes
         if held != self.partial_bytes:
             self._listener.partial_bytes += held - self.partial_bytes
