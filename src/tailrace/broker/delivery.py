@@ -34,15 +34,15 @@ class Gate(Protocol):
         """False: go on. True: there is no room, `resume` will be called."""
         ...
 
-    answered_us: int
-    """When data was last handed over; kept by the fetches themselves."""
+    answered_us: dict[str, int]
+    """When data was last handed over, by topic; kept by the fetches themselves."""
 
 
 class OpenGate:
     """A receiver without a buffer of its own to protect (inside the same process)."""
 
     def __init__(self) -> None:
-        self.answered_us = 0
+        self.answered_us: dict[str, int] = {}
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """Never."""
@@ -123,7 +123,7 @@ class FetchJob:
         elif slices and self._early(self._bytes_max - room):
             return
         elif slices or self._expired:
-            self._gate.answered_us = self._pump.clock.now_us()
+            self._gate.answered_us[self._fetch.topic] = self._pump.clock.now_us()
             self._metrics.delivered(self._fetch.topic, self._bytes_max - room, rows)
             self._answer(Fetched(slices), parts)
         elif not self._watching:
@@ -136,7 +136,7 @@ class FetchJob:
         if nbytes >= PACE_BYTES or self._expired:
             return False
         now_us = self._pump.clock.now_us()
-        due_us = self._gate.answered_us + PACE_US
+        due_us = self._gate.answered_us.get(self._fetch.topic, 0) + PACE_US
         if now_us >= due_us:
             return False
         if self._pace is None:

@@ -63,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Gate(Protocol):
     """See `broker.delivery.Gate`: whether a receiver has room."""
 
-    answered_us: int
+    answered_us: dict[str, int]
 
     def blocked(self, resume: Callable[[], None]) -> bool: ...
 
@@ -174,7 +174,7 @@ class Link(asyncio.BufferedProtocol):
         self._parked: list[Callable[[], None]] = []
         self._heard_us = self._began_us = listener.clock.now_us()
         self._peer = "?"
-        self.answered_us = 0
+        self.answered_us: dict[str, int] = {}
         self.partial_bytes = 0
 
     # -- asyncio
