@@ -164,11 +164,20 @@ class Reader:
         """
         while True:
             try:
-                rows, first = await self._take()
+                rows, first = self._rest() or await self._take()
             except StopAsyncIteration:
                 return
             self._next[rows.partition] = rows.header.end_offset
             yield public_batch(rows, first)
+
+    def _rest(self) -> tuple[Rows, int] | None:
+        """What is left of the batch that single messages were taken from."""
+        rows, last = self._rows, self._last
+        if rows is None or last is None or last.row + 1 >= rows.batch.num_rows:
+            return None
+        self._rows = self._last = None
+        self._current = iter(())
+        return rows, last.row + 1
 
     async def _take(self) -> tuple[Rows, int]:
         """The next batch, from the local buffer or as soon as one arrives."""
