@@ -439,7 +439,7 @@ class Shard:
         """Store the state as of now, once everything that it was built from is on the disk; then call
         `over`, whatever came of it.
         """
-        if self._snapshotting or self.fault is not None or self._reopening:
+        if self._snapshotting or self.fault is not None or self._reopening or not self._entry:
             over()
             return
         chunks = self.state.snapshot()
