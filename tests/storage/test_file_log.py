@@ -11,7 +11,7 @@ import pytest
 from tailrace.errors import Corrupt, Full, InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, walk
 from tailrace.ports import Recovery, Snapshot
-from tailrace.sim.disk import SimDisk
+from tailrace.sim.disk import Crash, SimDisk
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.file_log import FileLog
 from tailrace.storage.file_store import FileStore
@@ -227,6 +227,32 @@ def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 # -------------------------------------------------------------------------------------- torn tails, damage
 
 
+@pytest.mark.parametrize("steps", range(14))
+def test_crash_in_the_first_append_of_a_log_that_begins_anywhere(steps: int) -> None:
+    for seed in range(8):
+        site = Site()
+        site.disk = SimDisk(seed)
+        log, _ = site.open()
+        site.disk.crash_in = steps
+        try:
+            log.append([FrameMaker(17, 500).data(), FrameMaker(18, 510).data()], sync=True)
+            acknowledged = True
+        except Crash:
+            acknowledged = False
+        site.disk.crash()
+        log, recovery = site.open()
+        assert recovery.fault is None
+        assert not acknowledged or recovery.end_entry == 19
+        maker = FrameMaker(recovery.end_entry or 17, recovery.end_offset or 500)
+        for _ in range(3):
+            log.append([maker.data(30_000)], sync=True)
+        site.disk.crash()
+        log, recovery = site.open()
+        assert recovery.fault is None
+        assert (recovery.end_entry, recovery.end_offset) == (maker.entry, maker.offset)
+        assert [header.entry for header, _ in recovery.frames] == list(range(17, maker.entry))
+
+
 def test_torn_tail_is_cut_and_the_place_is_zero_again(site: Site) -> None:
     log, _ = site.open()
     maker = FrameMaker()
@@ -285,6 +311,18 @@ def test_damage_before_a_barrier_is_never_cut(site: Site, frame: int) -> None:
     log, recovery = site.open()
     assert (recovery.fault, recovery.end_entry) == (None, 4)
     assert "quarantine" not in site.disk.list(LOG)
+
+
+def test_damage_on_a_full_disk_is_still_named(site: Site) -> None:
+    log, _ = site.open()
+    log.append([FrameMaker().data()], sync=True)
+    log.close()
+    site.disk.flip(FIRST, 300, 0)
+    site.disk.capacity = site.disk.used()
+    log, recovery = site.open()
+    assert recovery.fault is not None
+    with pytest.raises(Corrupt, match="could not be noted"):
+        log.append([FrameMaker(0, 0).data()], sync=True)
 
 
 def test_last_synced_frame_is_protected_by_the_mark(site: Site) -> None:

@@ -269,8 +269,8 @@ class StorageWorld:
     def _truncate(self) -> None:
         model = self.model
         low = max(self._first_entry(), model.start)
-        if low >= len(model.frames):
-            return
+        if low >= len(model.frames) or self.disk.lying:
+            return  # a disk that lies may bring back what was cut
         entry = self.random.randrange(low, len(model.frames))
         while entry > low and model.frames[entry - 1].header.flags & MORE:
             entry -= 1
@@ -300,7 +300,9 @@ class StorageWorld:
 
     def _trouble(self) -> None:
         random, disk = self.random, self.disk
-        kind = random.choice(("crash", "crash soon", "restart", "sync", "write", "full", "room"))
+        kinds = ("crash", "crash soon", "restart", "sync", "write", "full", "room")
+        # what a failed write left comes back on a disk that lies about taking it back
+        kind = random.choice(kinds[:3] if disk.lying else kinds)
         if kind == "crash":
             self._restart(True)
         elif kind == "crash soon":

@@ -74,7 +74,8 @@ class FileLog:
             self._state = "open"
             self._take_over(opened)
         newest = opened.snapshots[0] if opened.snapshots else None
-        frames = self._reader.replay(newest.entry if newest else -1, self._folder.quarantine)
+        after = newest.entry if newest else -1
+        frames = self._reader.replay(after, self._folder.quarantine) if opened.follows else iter(())
         fault = opened.fault.message if opened.fault else None
         return Recovery(newest, frames, self._end_entry, self._end_offset, opened.cut_bytes, fault)
 
@@ -94,6 +95,7 @@ class FileLog:
             self._write_mark(both=True)
             return
         self._active, self._nonce = opened.last.segment, opened.last.nonce or self._make_nonce()
+        self._origin = opened.origin or 0
         self._handle = self._disk.open(self._reader.path(self._active))
         self._settle(self._active, opened)
 
@@ -103,7 +105,7 @@ class FileLog:
         sealed = {segment.index_name for segment in opened.segments[:-1]}
         for name in self._disk.list(self._folder.folder):
             stale = name.endswith(".idx") and name not in sealed
-            if stale or name.endswith(TEMPORARY) or name == QUARANTINE_NAME:
+            if stale or name.endswith(TEMPORARY) or name in (QUARANTINE_NAME, opened.leftover):
                 self._disk.remove(self._folder.path(name))
 
     def _settle(self, active: Segment, opened: Opened) -> None:

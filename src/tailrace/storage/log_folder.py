@@ -100,12 +100,15 @@ class LogFolder:
 
     def quarantine(self, error: Corrupt) -> None:
         """Refuse writes from now on and leave a note beside the damaged file, which stays as it is."""
-        self.fault = error
         name = str(error.path).rpartition("/")[2]
         note = f"{name}\nposition {error.position}\n{error.message}\n"
-        with self.guarded("noting the damage in"):
+        try:
             self.write_whole(QUARANTINE_NAME, [note.encode()])
             self.sync_names()
+        except (OSError, StorageFault) as trouble:
+            # the damage counts, not the note: it will be found again
+            error = Corrupt(f"{error.message}; it could not be noted: {trouble}", **error.details)
+        self.fault = error
 
 
 class MarkFile:

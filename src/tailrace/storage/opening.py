@@ -47,10 +47,18 @@ class Opened(msgspec.Struct, eq=False):
     snapshots: list[Snapshot]
     """The good ones, newest first."""
     last: Checked | None = None
+    leftover: str | None = None
+    """A segment file that was made and never written."""
     origin: int | None = None
     synced: int = 0
     """Position in the last segment up to which something proves that it was synced."""
     fault: Corrupt | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether the segments go on where the newest good snapshot, or the beginning of the log, ends."""
+        start = self.snapshots[0].entry + 1 if self.snapshots else self.origin or 0
+        return not self.segments or self.segments[0].first_entry <= start
 
     @property
     def cut_bytes(self) -> int:
@@ -122,6 +130,10 @@ def inspect_folder(disk: Disk, folder: str) -> Opened:
         read_mark(disk, folder) if MARK_NAME in names else None,
         _load_snapshots(disk, folder, names),
     )
+    if opened.mark and opened.mark.nonce:
+        opened.origin = opened.mark.origin
+    if _never_written(disk, folder, entries, opened):
+        opened.leftover, entries = log_name(entries[0]), []
     try:
         suspect = _suspect(disk, folder) if QUARANTINE_NAME in names else None
         for entry, following in pairwise(entries):
@@ -139,6 +151,14 @@ def inspect_folder(disk: Disk, folder: str) -> Opened:
     elif opened.snapshots:
         opened.end_entry, opened.end_offset = opened.snapshots[0].entry + 1, opened.snapshots[0].offset
     return opened
+
+
+def _never_written(disk: Disk, folder: str, entries: list[int], opened: Opened) -> bool:
+    """Whether the only segment is one whose making a crash interrupted: the mark does not know of it yet, and no frame
+    is written before the mark knows."""
+    if len(entries) != 1 or opened.snapshots or opened.mark is None or opened.mark.nonce:
+        return False
+    return check_segment(disk, f"{folder}/{log_name(entries[0])}", entries[0], None, None).used == 0
 
 
 class _Damage(Exception):
@@ -235,6 +255,7 @@ def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened) -> None:
         reason = checked.reason or damaged(path, checked.position, "frames that were synced are missing")
         raise _Damage(reason, checked.segment)
     opened.last = checked
+    opened.origin = opened.origin if checked.origin is None else checked.origin
     opened.synced = min(synced, checked.segment.size)
     opened.segments.append(checked.segment)
 
@@ -248,13 +269,10 @@ def _judge_whole(folder: str, opened: Opened) -> None:
     if not segments:
         return
     newest = opened.snapshots[0].entry if opened.snapshots else -1
-    first = segments[0].first_entry
-    opened.origin = opened.last.origin if opened.last else None
-    if opened.origin is None:
-        opened.origin = mark.origin if mark else 0
-    if first > opened.origin and newest < first - 1:
-        path = f"{folder}/{log_name(first)}"
-        raise _Damage(damaged(path, 0, f"the log was trimmed up to entry {first}, and no snapshot is usable"))
+    if not opened.follows:
+        first = segments[0]
+        reason = f"the log was trimmed up to entry {first.first_entry}, and no snapshot is usable"
+        raise _Damage(damaged(f"{folder}/{first.name}", 0, reason))
     if newest >= segments[-1].end_entry:
         path = f"{folder}/{segments[-1].name}"
         reason = f"the log ends before entry {segments[-1].end_entry}, a snapshot is as of {newest}"

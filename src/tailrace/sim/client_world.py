@@ -1,0 +1,572 @@
+"""A world of producers, readers and a broker in virtual time: the real flows and the real engine, with a network
+that breaks, storage that is late or fails, and a broker that stops and comes back.
+
+What has to hold: a batch that was reported as stored is in the log exactly once, at the offset told, in the order
+sent; one that failed for certain is not there; one with an unknown outcome is there at most once. A reader is
+given every committed message once and in order, and nothing that a power loss can take back. When the trouble
+ends, everything is settled and every flow goes on. On `interval` topics a power loss may take the newest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from tailrace.broker.clock import ManualClock
+from tailrace.broker.engine import Engine
+from tailrace.client.flow import Batch, PartitionFlow
+from tailrace.cluster.embedded import MemoryCoordinator
+from tailrace.core.commands import Claimed, CreateTopic, Fetch, Fetched, Publish, Reply, Request
+from tailrace.core.model import Refusal
+from tailrace.errors import Full, StorageFault
+from tailrace.format import batch as arrow
+from tailrace.format import frame
+from tailrace.format.frame import Buffer, crc32c
+from tailrace.ports import Respond
+from tailrace.sim.late_storage import CutStore, LateThreads
+
+SAFE, QUICK = "safe", "quick"
+TOPICS: dict[str, dict[str, Any]] = {
+    SAFE: {"partitions": 2, "durability": "fsync", "ring_buffer_bytes": 1500, "message_bytes_max": 100},
+    QUICK: {"partitions": 1, "durability": "interval", "sync_interval_ms": 300, "message_bytes_max": 100},
+}
+PLACES = [(SAFE, 0), (SAFE, 1), (QUICK, 0)]
+SECOND_US = 1_000_000
+HEALED_S = 25
+TOO_LARGE = 150
+DOWN = Refusal("unavailable", "not connected", "none")
+LOST = Refusal("unavailable", "the connection broke before the answer came", "unknown")
+
+STATES = frozenset(
+    (
+        "append failed",
+        "appends joined",
+        "batch given up",
+        "broker closed and opened",
+        "broker killed",
+        "claimed again",
+        "cold read",
+        "conditional stored",
+        "connection broke with requests under way",
+        "crash inside an append",
+        "doubtful batch stored after all",
+        "fenced",
+        "full",
+        "full seen by a producer",
+        "identity renewed",
+        "numbers closed up behind a refused batch",
+        "overloaded",
+        "power loss took acknowledged messages",
+        "request processed after its connection broke",
+        "sequence conflict",
+        "storage fault seen by a producer",
+        "sync failed",
+        "too large",
+        "unknown outcome, not stored",
+        "unknown outcome, stored",
+    )
+)
+"""What 200 seeds and more have to reach."""
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Life:
+    """One run of the broker's process."""
+
+    def __init__(self, world: ClientWorld) -> None:
+        self.alive = True
+        self.world = world
+        self.threads = LateThreads(world.random, self.later, world.store, self._drain, world.seen)
+        stores: Any = {"file": world.store}
+        self.engine = Engine(
+            world.clock, self.threads, stores, world.coordinator, wake=self._wake, arm=self._arm
+        )
+        self.engine.open()
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Call back, unless the process has ended by then."""
+        self.world.later(delay_us, lambda: action() if self.alive else None)
+
+    def _wake(self) -> None:
+        self.later(self.world.random.choice((0, 10, 1000)), self.engine.pump.turn)
+
+    def _arm(self, due_us: int) -> None:
+        self.later(max(0, due_us - self.world.clock.now_us()), self.engine.pump.tick)
+
+    def _drain(self) -> None:
+        self.engine.pump.drain()
+
+
+class Travel:
+    """A request on its way to the broker."""
+
+    def __init__(self, life: Life, generation: int, due_us: int, give: Callable[[Travel], None]) -> None:
+        self.life, self.generation, self.due_us, self.give = life, generation, due_us, give
+        self.arrived = self.lost = False
+
+
+class Line:
+    """One client's connection: in order each way. When it breaks, what was under way may still arrive later."""
+
+    def __init__(self, world: ClientWorld) -> None:
+        self._world = world
+        self.up = True
+        self._generation = 0
+        self._number = 0
+        self._waiting: dict[int, Respond] = {}
+        self._travelling: list[Travel] = []
+        self._there_us = self._back_us = 0
+
+    def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
+        """See `BrokerVerbs.submit`."""
+        world, life = self._world, self._world.life
+        if not self.up or life is None:
+            respond(DOWN, ())
+            return
+        self._number += 1
+        number = self._number
+        self._waiting[number] = respond
+        self._there_us = max(self._there_us, world.clock.now_us() + world.delay_us())
+
+        def give(travel: Travel) -> None:
+            if isinstance(request, Publish) and world.chance(world.overload):
+                world.seen["overloaded"] += 1
+                self._back(travel, number, Refusal("overloaded", "slow down"), ())
+                return
+            life.engine.gateway.submit(
+                request, body, lambda reply, parts: self._back(travel, number, reply, parts)
+            )
+
+        travel = Travel(life, self._generation, self._there_us, give)
+        self._travelling.append(travel)
+        self._wait_for(travel)
+
+    def _wait_for(self, travel: Travel) -> None:
+        self._world.later(travel.due_us - self._world.clock.now_us(), lambda: self._arrive(travel))
+
+    def _arrive(self, travel: Travel) -> None:
+        if travel.arrived or travel.lost or not travel.life.alive:
+            return
+        if travel.due_us > self._world.clock.now_us():
+            self._wait_for(travel)
+            return
+        travel.arrived = True
+        if travel.generation != self._generation:
+            self._world.seen["request processed after its connection broke"] += 1
+        travel.give(travel)
+
+    def _back(self, travel: Travel, number: int, reply: Reply, parts: Sequence[Buffer]) -> None:
+        world = self._world
+        self._back_us = max(self._back_us, world.clock.now_us() + world.delay_us())
+
+        def deliver() -> None:
+            if travel.generation == self._generation and travel.life.alive:
+                world.told(reply)
+                self._waiting.pop(number)(reply, parts)
+
+        world.later(self._back_us - world.clock.now_us(), deliver)
+
+    def drop(self, all_lost: bool) -> None:
+        """The connection breaks; it comes back after a while."""
+        world = self._world
+        if not self.up:
+            return
+        self.up = False
+        self._generation += 1
+        under_way = [travel for travel in self._travelling if not travel.arrived]
+        self._travelling = []
+        kept = 0 if all_lost else world.random.randint(0, len(under_way))
+        late_us = world.random.choice((0, 20_000, 700_000, 3 * SECOND_US))
+        for at, travel in enumerate(under_way):
+            travel.due_us += late_us
+            travel.lost = at >= kept
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            world.seen["connection broke with requests under way"] += 1
+        self._there_us = self._back_us = 0
+        for respond in waiting.values():
+            respond(LOST, ())
+        world.later(world.random.choice((1_000, 50_000, 600_000)), self._reconnect)
+
+    def _reconnect(self) -> None:
+        self.up = True
+
+
+class Sent:
+    """A batch as its sender remembers it."""
+
+    def __init__(
+        self, batch: Batch, flow: PartitionFlow, place: tuple[str, int], values: list[bytes]
+    ) -> None:
+        self.batch, self.flow, self.place, self.values = batch, flow, place, values
+        self.taken_by_power_loss = self.probe = False
+
+
+class SimProducer:
+    """See `client.flow.Outside`: one producing client, with a flow to each place."""
+
+    def __init__(self, world: ClientWorld, named_id: int | None) -> None:
+        self._world = world
+        self.line = Line(world)
+        self._numbers: dict[int, tuple[int, int]] = {}
+        places = PLACES if named_id is None else PLACES[:2]
+        self.flows = {place: PartitionFlow(self, *place, named_id) for place in places}
+        self._tick()
+
+    def _tick(self) -> None:
+        for flow in self.flows.values():
+            flow.give_up(self.now_s())
+        self._world.later(SECOND_US, self._tick)
+
+    def submit(self, request: Any, body: Buffer, respond: Respond) -> None:
+        """See `Outside.submit`."""
+        if isinstance(request, Publish):
+            now = request.producer_id, request.producer_sequence
+            before = self._numbers.get(request.crc, now)
+            self._world.seen["numbers closed up behind a refused batch"] += (
+                before[0] == now[0] and before > now
+            )
+            self._world.seen["identity renewed"] += before[0] != now[0]
+            self._numbers[request.crc] = now
+        self.line.submit(request, body, respond)
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """See `Outside.later`."""
+        self._world.later(int(delay_s * SECOND_US), action)
+
+    def now_s(self) -> float:
+        """See `Outside.now_s`."""
+        return self._world.clock.now_us() / SECOND_US
+
+    def new_producer_id(self) -> int:
+        """See `Outside.new_producer_id`."""
+        return self._world.random.getrandbits(64) | 1
+
+    def settled(self, batch: Batch) -> None:
+        """See `Outside.settled`."""
+        error, seen = batch.error, self._world.seen
+        if error is None:
+            seen["doubtful batch stored after all"] += batch.doubtful
+            seen["conditional stored"] += batch.expected_sequence > 0
+            return
+        names = {
+            "too_large": "too large", "fenced": "fenced", "timeout": "batch given up",
+            "sequence_conflict": "sequence conflict", "storage_fault": "storage fault seen by a producer",
+        }  # fmt: skip
+        if error.code in names:
+            seen[names[error.code]] += 1
+
+    def future(self) -> Any:
+        """See `Outside.future`; nobody waits here."""
+        raise NotImplementedError
+
+    def send(self, place: tuple[str, int], give_up_s: float, *, odd: bool) -> Sent:
+        """Make a batch and enqueue it; an odd one may be refused for good."""
+        world = self._world
+        values = [world.value() for _ in range(world.random.choice((1, 1, 2, 3)))]
+        batch = Batch(self, place[1], self.now_s() + give_up_s)
+        if odd and world.chance(0.5):
+            values[-1] += b"x" * TOO_LARGE
+        elif odd:
+            batch.expected_sequence = max(1, world.end_of(place) + world.random.choice((0, 1, 1, 1, 2, 5)))
+        batch.ids = bytes(16 * len(values))
+        now_us = world.clock.now_us()
+        batch.columns, batch.body = arrow.encode(values, ids=batch.ids, timestamps=now_us)
+        batch.crc = crc32c(batch.body)
+        sent = Sent(batch, self.flows[place], place, values)
+        world.ledger.append(sent)
+        self.flows[place].enqueue(batch)
+        return sent
+
+
+class SimReader:
+    """A reading client: every committed message of every place, in order."""
+
+    def __init__(self, world: ClientWorld, topic: str) -> None:
+        self._world = world
+        self.topic = topic
+        self.line = Line(world)
+        self.seen: dict[int, list[bytes]] = {p: [] for name, p in PLACES if name == topic}
+        self._fetch()
+
+    def _fetch(self) -> None:
+        random = self._world.random
+        positions = [(partition, len(values)) for partition, values in self.seen.items()]
+        random.shuffle(positions)
+        wait_ms = random.choice((0, 20, 2000))
+        request = Fetch(self.topic, positions, random.choice((1, 700, 100_000)), wait_ms)
+        self.line.submit(request, b"", self._arrived)
+
+    def _arrived(self, reply: Reply, parts: Sequence[Buffer]) -> None:
+        world = self._world
+        if isinstance(reply, Refusal):
+            if reply.code == "not_found" and self.topic == SAFE:
+                raise Violation(f"a reader was given what is gone: {reply.message}")
+            world.later(world.random.choice((1_000, 100_000)), self._fetch)
+            return
+        assert isinstance(reply, Fetched)
+        data, at = memoryview(b"".join(parts)), 0
+        for partition, size, _, end in reply.slices:
+            self._take(partition, data[at : at + size], end)
+            at += size
+        world.later(world.random.choice((0, 1_000, 100_000)), self._fetch)
+
+    def _take(self, partition: int, data: memoryview, end: int) -> None:
+        values = self.seen[partition]
+        for header, body in frame.walk(data):
+            if header.end_offset > end:
+                raise Violation(f"{self.topic}/{partition}: delivered beyond the committed end, {end}")
+            if header.base_offset > len(values):
+                raise Violation(f"{self.topic}/{partition}: {len(values)} was skipped")
+            values += arrow.decode(body, header.flags)["value"].to_pylist()[
+                len(values) - header.base_offset :
+            ]
+
+    def power_lost(self, partition: int, end: int) -> None:
+        """On an `interval` topic what was read may be gone."""
+        del self.seen[partition][end:]
+
+
+class ClientWorld:
+    """One seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.clock = ManualClock()
+        self.store = CutStore()
+        self.coordinator = MemoryCoordinator()
+        self.ledger: list[Sent] = []
+        self.life: Life | None = None
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._event_count = self._value_count = 0
+        self._promised = 0
+        calm = self.random.random() < 0.1
+        mood = self.random.choice((0.3, 1.0, 3.0))
+        self._trouble_us = 0 if calm else int(SECOND_US / mood)
+        self.overload = 0 if calm else self.random.choice((0, 0.02, 0.1))
+        self._odd = 0 if calm else self.random.choice((0, 0.05, 0.3))
+        self._full = 0 if calm else self.random.choice((0, 0.02, 0.1))
+        self._sync_fails = 0 if calm else self.random.choice((0, 0, 0.02))
+        self._healed = False
+        self._start()
+        self._create_topics()
+        self.producers = [SimProducer(self, None), SimProducer(self, None), SimProducer(self, 7)]
+        self.readers = [SimReader(self, SAFE), SimReader(self, QUICK)]
+
+    # ---------------------------------------------------------------------------------- time and chance
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Do something after a while; in order where the time is the same."""
+        self._event_count += 1
+        due_us = self.clock.now_us() + max(0, delay_us)
+        heapq.heappush(self._events, (due_us, self._event_count, action))
+
+    def run_for(self, seconds: float) -> None:
+        """Let time pass."""
+        until_us = self.clock.now_us() + int(seconds * SECOND_US)
+        while self._events and self._events[0][0] <= until_us:
+            due_us, _, action = heapq.heappop(self._events)
+            self.clock.set_us(due_us)
+            action()
+        self.clock.set_us(until_us)
+
+    def chance(self, probability: float) -> bool:
+        """Whether it happens this time."""
+        return self.random.random() < probability
+
+    def delay_us(self) -> int:
+        """How long a message is on its way."""
+        return self.random.choice((50, 200, 1_000, 30_000))
+
+    def value(self) -> bytes:
+        """A value that nobody else has."""
+        self._value_count += 1
+        return b"%d" % self._value_count
+
+    def end_of(self, place: tuple[str, int]) -> int:
+        """The end of a partition now; 0 while the broker is down."""
+        if self.life is None:
+            return 0
+        return self.life.engine.topics.get(place[0]).shards[place[1]].state.end_offset
+
+    # ---------------------------------------------------------------------------------- the broker
+
+    def _start(self) -> None:
+        self.life = Life(self)
+        if not self._healed:
+            self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
+
+    def _create_topics(self) -> None:
+        assert self.life is not None
+        replies: list[Reply] = []
+        for name, options in TOPICS.items():
+            request = CreateTopic(name, options)
+            self.life.engine.gateway.submit(request, b"", lambda reply, parts: replies.append(reply))
+        self.run_for(2)
+        assert len(replies) == 2 and not any(isinstance(reply, Refusal) for reply in replies), replies
+
+    def told(self, reply: Reply) -> None:
+        """Look at an answer as it reaches a client."""
+        if isinstance(reply, Refusal) and reply.code == "full":
+            self.seen["full seen by a producer"] += 1
+        if isinstance(reply, Claimed) and reply.epoch > 2:
+            self.seen["claimed again"] += 1
+
+    def _stop(self, power_loss: bool) -> None:
+        life = self.life
+        if life is None:
+            return
+        life.alive = False
+        self.life = None
+        if power_loss:
+            life.threads.half_done()
+            self._after_power_loss(self.store.lose_power(self.random))
+        else:
+            self.seen["broker killed"] += 1
+            self.store.close()
+        for client in (*self.producers, *self.readers):
+            client.line.drop(True)
+        self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
+
+    def _after_power_loss(self, ends: dict[str, int]) -> None:
+        end = next(end for name, end in ends.items() if name.startswith(QUICK))
+        for sent in self.ledger:
+            stored = sent.batch.stored
+            if sent.place == (QUICK, 0) and stored is not None and not sent.taken_by_power_loss:
+                sent.taken_by_power_loss = stored.reply.base_offset >= end
+                self.seen["power loss took acknowledged messages"] += sent.taken_by_power_loss
+        for reader in self.readers:
+            if reader.topic == QUICK:
+                reader.power_lost(0, end)
+
+    def _close_gracefully(self) -> None:
+        life = self.life
+        if life is None:
+            return
+
+        def over() -> None:
+            if life.alive:
+                self.seen["broker closed and opened"] += 1
+                self._stop(False)
+
+        life.engine.close(over)
+
+    # ---------------------------------------------------------------------------------- what happens
+
+    def run(self) -> Counter[str]:
+        """Trouble, then none, then the accounts; raises `Violation`."""
+        self.later(0, self._work)
+        if self._trouble_us:
+            self.later(self._trouble_us, self._trouble)
+        self.later(self.random.randrange(1, 8) * SECOND_US, self._newer_producer)
+        self.run_for(self.random.choice((5, 10, 15)))
+        self._healed, self.overload, self._odd = True, 0, 0
+        self._stop(False)
+        self.run_for(4)
+        self._probe()
+        self.run_for(HEALED_S)
+        self._check()
+        return +self.seen
+
+    def _newer_producer(self) -> None:
+        """Somebody takes over the name of a producer."""
+        self.producers.append(SimProducer(self, 7))
+
+    def _work(self) -> None:
+        """A burst of batches of one producer."""
+        if self._healed:
+            return
+        producer = self.random.choice(self.producers)
+        place = self.random.choice(list(producer.flows))
+        give_up_s = self.random.choice((0.3, 2, 60))
+        for _ in range(self.random.choice((1, 1, 2, 5, 20))):
+            producer.send(place, give_up_s, odd=self.chance(self._odd))
+        self.later(self.random.choice((0, 10_000, 100_000, 400_000)), self._work)
+
+    def _trouble(self) -> None:
+        if self._healed:
+            return
+        self.later(int(self._trouble_us * self.random.random() * 2), self._trouble)
+        kind = self.random.choice(("drop", "drop", "drop", "kill", "power", "close", "interval"))
+        if kind == "drop":
+            self.random.choice([*self.producers, *self.readers]).line.drop(False)
+        elif kind == "close":
+            self._close_gracefully()
+        elif kind != "interval":
+            self._stop(kind == "power")
+        elif self.life is not None:
+            error = self.random.choice((Full("no space is left"), StorageFault("fdatasync failed")))
+            log: Any = self.life.engine.topics.get(QUICK).shards[0].log
+            log.fail_next(error)
+
+    def _probe(self) -> None:
+        """The trouble is over: whatever is sent now has to be stored."""
+        for producer in self.producers:
+            for place, flow in producer.flows.items():
+                if flow.dead is None:
+                    producer.send(place, 60, odd=False).probe = True
+
+    # ---------------------------------------------------------------------------------- the accounts
+
+    def _check(self) -> None:
+        logs = {place: self._content(place) for place in PLACES}
+        counts = Counter(value for content in logs.values() for value in content)
+        last: dict[PartitionFlow, int] = {}
+        for sent in self.ledger:
+            batch, name = sent.batch, f"{sent.place}, batch of {sent.values[0]!r}"
+            self._require(batch.done, f"{name} was never settled")
+            self._require(all(counts[value] <= 1 for value in sent.values), f"{name} is there twice")
+            there = sum(counts[value] for value in sent.values)
+            self._require(there in (0, len(sent.values)), f"{name} is there in part")
+            if batch.stored is not None and not sent.taken_by_power_loss:
+                base = batch.stored.reply.base_offset
+                found = logs[sent.place][base : base + len(sent.values)]
+                self._require(found == sent.values, f"{name} was reported at {base}, there is {found}")
+                self._require(last.get(sent.flow, -1) < base, f"{name} was overtaken")
+                last[sent.flow] = base
+            elif batch.error is not None and batch.error.outcome == "none":
+                self._require(not there, f"{name} failed for certain ({batch.error}), and is there")
+            elif batch.error is not None:
+                self.seen["unknown outcome, stored" if there else "unknown outcome, not stored"] += 1
+            late = batch.error is not None and batch.error.code != "fenced"
+            self._require(not (sent.probe and late), f"{name} failed after the trouble: {batch.error}")
+        for reader in self.readers:
+            for partition, values in reader.seen.items():
+                self._require(
+                    values == logs[reader.topic, partition],
+                    f"{reader.topic}/{partition}: the reader was given something else than the log has",
+                )
+
+    def _content(self, place: tuple[str, int]) -> list[bytes]:
+        assert self.life is not None
+        shard = self.life.engine.topics.get(place[0]).shards[place[1]]
+        self._require(shard.fault is None, f"{place} did not recover: {shard.fault}")
+        shard.state.check()
+        values: list[bytes] = []
+        epochs: dict[int, int] = {}
+        for part in shard.log.read(0, shard.end_offset, 1 << 40):
+            for header, body in frame.walk(part):
+                self._require(
+                    header.base_offset == len(values), f"{place}: a gap before {header.base_offset}"
+                )
+                values += arrow.decode(body, header.flags)["value"].to_pylist()
+                epoch = epochs.setdefault(header.producer_id, header.producer_epoch)
+                self._require(epoch <= header.producer_epoch, f"{place}: a fenced producer wrote")
+                epochs[header.producer_id] = header.producer_epoch
+        return values
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Violation(what)
+
+
+def run(seed: int) -> Counter[str]:
+    """Run one seed; returns which states were reached, raises `Violation`."""
+    return ClientWorld(seed).run()

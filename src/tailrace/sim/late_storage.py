@@ -1,0 +1,189 @@
+"""Storage for simulated brokers: memory logs that a power loss can cut, behind threads that finish late, in any
+order between logs, and now and then with an error."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple
+
+from tailrace.broker.pump import Done
+from tailrace.errors import Full, StorageFault
+from tailrace.format.frame import Frame
+from tailrace.ports import PartitionLog
+from tailrace.storage.memory_log import MemoryLog, MemoryStore
+
+Later = Callable[[int, Callable[[], None]], None]
+
+
+class CutStore(MemoryStore):
+    """Logs in memory that remember up to where they were synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.durable: dict[str, int] = {}
+        self._taken: dict[MemoryLog, str] = {}
+
+    def log(self, name: str) -> MemoryLog:
+        """See `LogStore.log`."""
+        log = super().log(name)
+        self._taken[log] = name
+        return log
+
+    def synced(self, log: MemoryLog) -> None:
+        """Everything in this log survives from now on."""
+        self.durable[self._taken[log]] = log._content.end_entry
+
+    def lose_power(self, random: Random) -> dict[str, int]:
+        """Cut each log somewhere behind what was synced; returns where each one ends now, as an offset."""
+        self.close()
+        ends: dict[str, int] = {}
+        for name in self.names():
+            log = self.log(name)
+            entry = log.recover().end_entry
+            durable = self.durable.get(name, 0)
+            log.truncate(random.choice((durable, random.randint(durable, entry))))
+            ends[name] = log.stats().end_offset
+            log.close()
+        return ends
+
+
+class Work(NamedTuple):
+    """A piece of storage work: frames to append, or anything else to run."""
+
+    frames: Sequence[Frame] | None
+    sync: bool
+    run: Callable[[], object]
+    done: Done
+
+
+class Lane:
+    """What waits for one log."""
+
+    def __init__(self, log: object) -> None:
+        self.log = log
+        self.waiting: deque[Work] = deque()
+        self.busy = False
+
+
+class LateThreads:
+    """See `broker.pump.Threads`; in virtual time. Work on one log is done in order, and what waits together is
+    written together, as the real threads do it."""
+
+    def __init__(
+        self, random: Random, later: Later, store: CutStore, notify: Callable[[], None], seen: Counter[str]
+    ) -> None:
+        self._random = random
+        self._later = later
+        self._store = store
+        self._notify = notify
+        self._seen = seen
+        self._lanes: dict[int, Lane] = {}
+        self._finished: list[tuple[Done, object, Exception | None]] = []
+        self.full = self.sync_fails = 0.0
+        """How likely an append fails."""
+
+    def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
+        """See `Threads.append`."""
+        self._submit(log, Work(frames, sync, lambda: None, done))
+
+    def run(self, log: object, work: Callable[[], object], done: Done) -> None:
+        """See `Threads.run`."""
+        self._submit(log, Work(None, False, work, done))
+
+    def read(self, work: Callable[[], object], done: Done) -> None:
+        """See `Threads.read`."""
+        self._seen["cold read"] += 1
+        self._later(self._delay_us(), lambda: self._finish([self._act(None, Work(None, False, work, done))]))
+
+    def completed(self) -> list[tuple[Done, object, Exception | None]]:
+        """See `Threads.completed`."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def forget(self, log: object) -> None:
+        """See `Threads.forget`."""
+        self._lanes.pop(id(log), None)
+
+    def close(self) -> None:
+        """See `Threads.close`; what waits has been done by then."""
+        assert not any(lane.waiting for lane in self._lanes.values())
+
+    def half_done(self) -> None:
+        """The machine stops: the next append of each log may have reached the disk without a sync."""
+        for lane in self._lanes.values():
+            item = lane.waiting[0] if lane.waiting else None
+            if item and item.frames and isinstance(lane.log, MemoryLog) and self._random.random() < 0.5:
+                try:
+                    lane.log.append(item.frames, sync=False)
+                except StorageFault:
+                    continue  # the log was fenced before
+                self._seen["crash inside an append"] += 1
+
+    def _delay_us(self) -> int:
+        return self._random.choice((50, 500, 2_000, 20_000, 300_000))
+
+    def _submit(self, log: object, item: Work) -> None:
+        lane = self._lanes.setdefault(id(log), Lane(log))
+        lane.waiting.append(item)
+        if not lane.busy:
+            lane.busy = True
+            self._later(self._delay_us(), lambda: self._work(lane))
+
+    def _work(self, lane: Lane) -> None:
+        items, lane.waiting = list(lane.waiting), deque()
+        finished: list[tuple[Done, object, Exception | None]] = []
+        joined: list[Work] = []
+        for item in items:
+            if item.frames is not None:
+                joined.append(item)
+                continue
+            finished += self._write(lane.log, joined)
+            joined = []
+            finished.append(self._act(lane.log, item))
+        finished += self._write(lane.log, joined)
+        self._finish(finished)
+        lane.busy = bool(lane.waiting)
+        if lane.busy:
+            self._later(self._delay_us(), lambda: self._work(lane))
+
+    def _finish(self, finished: list[tuple[Done, object, Exception | None]]) -> None:
+        self._finished += finished
+        self._later(self._random.choice((0, 100, 5_000)), self._notify)
+
+    def _write(self, log: object, joined: list[Work]) -> list[tuple[Done, object, Exception | None]]:
+        """One write and at most one sync for all; when it fails, it failed for all."""
+        if not joined:
+            return []
+        assert isinstance(log, MemoryLog)
+        error: Exception | None = None
+        frames = [frame for item in joined for frame in item.frames or ()]
+        sync = any(item.sync for item in joined)
+        chance = self._random.random()
+        try:
+            if chance < self.full:
+                self._seen["full"] += 1
+                log.fail_next(Full("no space is left"))
+            elif chance < self.full + self.sync_fails and sync:
+                self._seen["sync failed"] += 1
+                log.append(frames, sync=False)
+                log.fail_next(StorageFault("fdatasync failed"))
+                log.sync()
+            log.append(frames, sync=sync)
+            if sync:
+                self._store.synced(log)
+            self._seen["appends joined"] += len(joined) > 1
+        except Exception as caught:  # whatever it is, the owner has to hear of it
+            self._seen["append failed"] += 1
+            error = caught
+        return [(item.done, None, error) for item in joined]
+
+    def _act(self, log: object, item: Work) -> tuple[Done, object, Exception | None]:
+        try:
+            result = item.run()
+        except Exception as caught:  # whatever it is, the owner has to hear of it
+            return item.done, None, caught
+        if isinstance(log, MemoryLog) and item.run == log.sync:
+            self._store.synced(log)
+        return item.done, result, None
