@@ -1,13 +1,13 @@
 """Options and rules of the whole test run: --long, hypothesis profiles, and no silent skips."""
 
-import importlib.util
 import os
+from importlib.metadata import entry_points
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Users get these fixtures through the pytest11 entry point, which pyproject.toml turns off here.
-pytest_plugins = ["tailrace.testing"] if importlib.util.find_spec("tailrace.testing") else []
+# The fixtures of tailrace.testing come by entry point where the package is installed, as they do for users.
+pytest_plugins = [] if entry_points(group="pytest11", name="tailrace") else ["tailrace.testing.plugin"]
 
 settings.register_profile(
     "ci", deadline=None, derandomize=True, max_examples=100, database=None, print_blob=True

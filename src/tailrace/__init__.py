@@ -9,6 +9,7 @@ from tailrace import errors
 from tailrace.connect import connect
 
 if TYPE_CHECKING:
+    from tailrace import sync
     from tailrace.client.admin import Admin
     from tailrace.client.aio import Client
     from tailrace.client.producer import Producer
@@ -27,6 +28,7 @@ __all__ = [
     "Topic",
     "connect",
     "errors",
+    "sync",
 ]
 
 _LAZY = {
@@ -39,6 +41,7 @@ _LAZY = {
     "Receipts": "tailrace.client.results",
     "Result": "tailrace.client.results",
     "Topic": "tailrace.client.results",
+    "sync": "tailrace.sync",
 }
 
 
@@ -47,7 +50,8 @@ def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
-    return getattr(import_module(module), name)
+    loaded = import_module(module)
+    return loaded if name == "sync" else getattr(loaded, name)
 
 
 def __dir__() -> list[str]:

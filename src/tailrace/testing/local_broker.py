@@ -211,7 +211,7 @@ class LocalBroker:
                 pump = self._engine.pump
                 due_us = pump.next_deadline_us()
                 last = due_us is None or due_us > until_us
-                self.clock.set_us(until_us if last else max(due_us or 0, self.clock.now_us()))
+                self.clock.set_us(max(until_us if due_us is None or last else due_us, self.clock.now_us()))
                 replies = self._replies
                 pump.tick()
                 self._run()

@@ -1,0 +1,15 @@
+"""The blocking twin of the SDK: the same names without `async` and `await`, for scripts and threads.
+
+All blocking clients of a process share one event loop on a daemon thread, which starts with the first of
+them. A call hands a coroutine to it and waits, so it works in any thread, also beside a running loop. Two
+paths are too hot for that: `send` leaves its message in a buffer that the loop empties in bursts, and a
+reader crosses over once per batch, not per message.
+"""
+
+from __future__ import annotations
+
+from tailrace.sync.blocking_client import Admin, Client, connect
+from tailrace.sync.blocking_producer import Producer, Receipt, Receipts
+from tailrace.sync.blocking_reader import Reader
+
+__all__ = ["Admin", "Client", "Producer", "Reader", "Receipt", "Receipts", "connect"]

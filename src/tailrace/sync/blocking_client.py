@@ -1,0 +1,148 @@
+"""Blocking `connect`, client and administration of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tailrace.client import admin, aio
+from tailrace.client.aio import BUFFER_BYTES_MAX, LINGER_MS
+from tailrace.client.reader import Start
+from tailrace.client.results import Topic
+from tailrace.connect import connect as connect_async
+from tailrace.errors import TailraceError, Unavailable
+from tailrace.sync.blocking_producer import Producer
+from tailrace.sync.blocking_reader import Reader
+from tailrace.sync.portal import Portal, shared_portal
+
+HAND_OVER_BYTES_MAX = 1024 * 1024
+"""How much waits between the threads at most; the producer's own buffer comes behind it."""
+T = TypeVar("T")
+
+
+def connect(url: str | None = None, *, timeout: float = 30.0) -> Client:
+    """A client to use with `with`; see `tailrace.connect`."""
+    return Client(connect_async(url, timeout=timeout))
+
+
+class Client:
+    """What `connect` gives. Use it as a context manager; everything made from it ends with it."""
+
+    def __init__(self, inner: aio.Client) -> None:
+        self._inner = inner
+        self._portal = shared_portal()
+        self._closed: TailraceError | None = Unavailable(
+            "the client is not open: use `with tailrace.sync.connect(…)`"
+        )
+
+    def __enter__(self) -> Client:
+        self._portal.call(self._inner.__aenter__)
+        self._closed = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close; producers that are still open lose what they have not sent."""
+        self._closed = Unavailable("the client is closed")
+        self._portal.call(self._inner.close)
+
+    def _make(self, make: Callable[[], T]) -> T:
+        if self._closed is not None:
+            raise self._closed
+
+        async def made() -> T:
+            return make()
+
+        return self._portal.call(made)
+
+    def admin(self, *, timeout: float | None = None) -> Admin:
+        """Administration of topics."""
+        return Admin(self._portal, self._make(lambda: self._inner.admin(timeout=timeout)))
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        linger_ms: float = LINGER_MS,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+        compression: str | None = None,
+        timeout: float | None = None,
+    ) -> Producer:
+        """A producer for a topic; see `tailrace.Client.producer`."""
+        inner = self._make(
+            lambda: self._inner.producer(
+                topic,
+                name=name,
+                linger_ms=linger_ms,
+                buffer_bytes_max=buffer_bytes_max,
+                compression=compression,
+                timeout=timeout,
+            )
+        )
+        return Producer(self._portal, inner, min(HAND_OVER_BYTES_MAX, buffer_bytes_max))
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        start: Start = "latest",
+        partitions: Sequence[int] | None = None,
+        stop_at_end: bool = False,
+        timeout: float | None = None,
+    ) -> Reader:
+        """A broadcast reader with a cursor of its own; see `tailrace.Client.reader`."""
+        inner = self._make(
+            lambda: self._inner.reader(
+                topic, start=start, partitions=partitions, stop_at_end=stop_at_end, timeout=timeout
+            )
+        )
+        return Reader(self._portal, inner)
+
+
+class Admin:
+    """Create, look at and change topics; see `tailrace.Admin`."""
+
+    def __init__(self, portal: Portal, inner: admin.Admin) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def create_topic(
+        self, name: str, *, if_missing: bool = False, timeout: float | None = None, **options: Any
+    ) -> Topic:
+        """Create a topic; returns when it is durable."""
+        return self._portal.call(
+            lambda: self._inner.create_topic(name, if_missing=if_missing, timeout=timeout, **options)
+        )
+
+    def alter_topic(self, name: str, *, timeout: float | None = None, **options: Any) -> Topic:
+        """Change options; the others stay as they are."""
+        return self._portal.call(lambda: self._inner.alter_topic(name, timeout=timeout, **options))
+
+    def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and everything in it."""
+        self._portal.call(lambda: self._inner.delete_topic(name, timeout=timeout))
+
+    def list_topics(
+        self, prefix: str = "", *, internal: bool = False, timeout: float | None = None
+    ) -> list[Topic]:
+        """Topics by name; internal ones (leading underscore) on request."""
+        return self._portal.call(lambda: self._inner.list_topics(prefix, internal=internal, timeout=timeout))
+
+    def describe_topic(self, name: str, *, timeout: float | None = None) -> Topic:
+        """A topic with the state of each partition."""
+        return self._portal.call(lambda: self._inner.describe_topic(name, timeout=timeout))
+
+    def trim_topic(self, name: str, partition: int, offset: int, *, timeout: float | None = None) -> None:
+        """Drop everything below an offset of a partition."""
+        self._portal.call(lambda: self._inner.trim_topic(name, partition, offset, timeout=timeout))
+
+    def find_offsets(self, name: str, at: str | int | datetime, *, timeout: float | None = None) -> list[int]:
+        """The offset of a point in every partition: "earliest", "latest" or a time."""
+        return self._portal.call(lambda: self._inner.find_offsets(name, at, timeout=timeout))
