@@ -13,8 +13,10 @@ The rules that make a retry harmless:
 - A batch that is refused for good did not use its number: those behind it were refused too (a gap) and are
   numbered anew.
 - A batch given up with an unknown outcome may have used its number. The flow then takes a new identity, so
-  that a reused number can
-  never swallow another batch; what was in flight with it and is equally unknown is given up too.
+  that a reused number can never swallow another batch; what was in flight with it and is equally unknown is
+  given up too.
+- A copy sent over a connection that broke may arrive at any later time. So once a batch was in doubt, no
+  later refusal makes its outcome certain, and it is never renumbered under the same identity.
 """
 
 from __future__ import annotations
@@ -166,6 +168,7 @@ class PartitionFlow:
         self._producer_id = named_id if named_id is not None else outside.new_producer_id()
         self._epoch: int | None = None if self._named else 0
         self._claiming = False
+        self._advancing = False
         self._next_sequence = 0
         self.queue: deque[Batch] = deque()
         self.flight: list[Batch] = []
@@ -180,7 +183,7 @@ class PartitionFlow:
     @property
     def busy(self) -> bool:
         """Whether a request is in flight; a linger makes sense only then."""
-        return bool(self.flight) or self._recovering or self._claiming
+        return bool(self.flight) or self._recovering or self._claiming or self._paused
 
     @property
     def idle(self) -> bool:
@@ -197,20 +200,28 @@ class PartitionFlow:
         if self.dead is not None:
             self._bury()
             return
-        if not self.queue or self._recovering or self._paused or self._claiming:
-            return
-        if self._epoch is None:
-            self._claim()
-            return
-        while self.queue and len(self.flight) < IN_FLIGHT_MAX and not (self._recovering or self._paused):
-            batch = self.queue.popleft()
-            if batch.done:
-                continue
-            if batch.sequence is None:
-                batch.sequence = self._next_sequence
-                self._next_sequence += 1
-            self.flight.append(batch)
-            self._send(batch)
+        if self._advancing:
+            return  # An answer came while its request was being sent: the loop below goes on by itself.
+        self._advancing = True
+        try:
+            while self.queue and self._may_send():
+                if self._epoch is None:
+                    self._claim()
+                    continue
+                batch = self.queue.popleft()
+                if batch.done:
+                    continue
+                if batch.sequence is None:
+                    batch.sequence = self._next_sequence
+                    self._next_sequence += 1
+                self.flight.append(batch)
+                self._send(batch)
+        finally:
+            self._advancing = False
+
+    def _may_send(self) -> bool:
+        held = self._recovering or self._paused or self._claiming
+        return not held and len(self.flight) < IN_FLIGHT_MAX
 
     def _send(self, batch: Batch) -> None:
         assert batch.sequence is not None
@@ -260,7 +271,7 @@ class PartitionFlow:
         else:
             assert batch.sequence is not None
             self._hole = batch.sequence if self._hole is None else min(self._hole, batch.sequence)
-        batch.settle(None, error)
+        _fail(batch, error)
 
     def give_up(self, now_s: float) -> None:
         """Fail what has waited past its time."""
@@ -286,13 +297,16 @@ class PartitionFlow:
         numbered.sort(key=lambda batch: batch.sequence or 0)
         fresh = [b for b in self.queue if b.sequence is None]
         first = numbered[0] if numbered else None
+        hole = self._hole
+        if hole is not None and any(batch.doubtful and (batch.sequence or 0) > hole for batch in numbered):
+            # A copy of it may still be under way and must not find its number in use.
+            self._renew = True
         if self._renew:
             for batch in numbered:
-                if batch.doubtful:
-                    message = (
-                        f"{self._topic}/{self._partition}: a batch before it failed with an unknown outcome"
-                    )
-                    batch.settle(None, Timeout(message))
+                # Behind a hole nothing was or will be stored: nobody takes the number of the hole any more.
+                if batch.doubtful and (hole is None or (batch.sequence or 0) < hole):
+                    text = "a batch near it failed, and what became of this one is not known"
+                    batch.settle(None, Timeout(f"{self._topic}/{self._partition}: {text}"))
             self._renew_identity(numbered)
         elif self._hole is not None:
             self._next_sequence = self._hole if first is None else min(self._hole, first.sequence or 0)
@@ -326,7 +340,10 @@ class PartitionFlow:
 
         def resume() -> None:
             self._paused = False
-            self.advance()
+            if self._recovering and not self.flight:
+                self._recover()
+            else:
+                self.advance()
 
         self._outside.later(self._pause_s, resume)
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
@@ -350,11 +367,28 @@ class PartitionFlow:
 
         self._outside.submit(ClaimProducer(self._topic, self._partition, self._producer_id), b"", answered)
 
+    def end(self, error: TailraceError) -> None:
+        """Nothing leaves any more; what is on its way fails, with an unknown outcome where it may arrive."""
+        self.dead = error
+        for batch in self.flight:
+            batch.doubtful = True
+        self.queue = deque((*self.flight, *self._returned, *self.queue))
+        self.flight, self._returned = [], []
+        self._bury()
+
     def _bury(self) -> None:
-        """A newer producer of this name has taken over: nothing more can leave."""
+        """Nothing more can leave: most often a newer producer of this name has taken over."""
+        assert self.dead is not None
         queue, self.queue = self.queue, deque()
         for batch in queue:
-            batch.settle(None, self.dead)
+            _fail(batch, self.dead)
+
+
+def _fail(batch: Batch, error: TailraceError) -> None:
+    """Settle with an error. It may be certain of itself, but not of the copies that were sent before."""
+    if batch.doubtful and error.outcome == "none":
+        error = from_code(error.code, error.message, "unknown", error.details)
+    batch.settle(None, error)
 
 
 def _error(refusal: Refusal) -> TailraceError:
