@@ -1,5 +1,4 @@
-"""`python -m tailrace.sim`: run seeds through every world, say what was reached, stop at the first broken
-promise."""
+"""`python -m tailrace.sim`: run seeds through every world, say what was reached, stop at a failure."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""A simulated disk with the manners of a real one: what was not synced may be there, in part, or not, after a
-crash.
+"""A simulated disk with the manners of a real one: after a crash, what was not synced may be there or not.
 
 Each file has what reads show (the page cache) and what a crash leaves (the platter). Writes wait in between
-until a sync.
-A crash applies any subset of their sectors. A failed sync drops them: the cache keeps showing what the
-platter lacks and
-the next sync succeeds. Names behave the same way: creations, renames and removals wait for a sync of their
-folder.
+until a sync. A crash applies any subset of their sectors. A failed sync drops them: the cache keeps showing
+what the platter lacks and the next sync succeeds. Names behave the same way: creations, renames and removals
+wait for a sync of their folder.
 """
 
 from __future__ import annotations

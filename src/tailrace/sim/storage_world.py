@@ -1,40 +1,23 @@
-"""A world with one log on a simulated disk: random work and random trouble, checked against a model of a
-list.
+"""A world with one log on a simulated disk: random work and trouble, checked against a model.
 
 What has to hold: on an honest disk nothing that was acknowledged as synced is lost, and the log is writable
-again after
-every crash; whatever is served is byte for byte what was appended, in order, without gaps; nothing is
-invented; a flipped
-bit is detected, and only behind the last proof of a sync may it pass for a torn tail, which is then reported
-as cut.
+again after every crash; whatever is served is byte for byte what was appended, in order, without gaps;
+nothing is invented; a flipped bit is detected, and only behind the last proof of a sync may it pass for a
+torn tail, which is then reported as cut.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 from tailrace.errors import Corrupt, Full, InvalidRequest, StorageFault
-from tailrace.format.frame import (
-    DATA,
-    FACTS,
-    MORE,
-    Frame,
-    Header,
-    crc32c,
-    make,
-    walk,
-)
+from tailrace.format.frame import DATA, FACTS, MORE, Frame
 from tailrace.ports import Recovery, Snapshot
-from tailrace.sim.disk import Crash, SimDisk
-from tailrace.storage.file_log import FileLog
-from tailrace.storage.file_store import FileStore
-from tailrace.storage.opening import read_mark
-from tailrace.storage.scan import look_behind
-from tailrace.storage.segment import first_entry
+from tailrace.sim.bit_flips import FlippedLog
+from tailrace.sim.disk import Crash
+from tailrace.sim.log_checks import LOG, Violation
 from tailrace.storage.snapshots import snapshot_entry
 
-LOG = "topic/0"
 STEPS = 70
 
 STATES = frozenset(
@@ -72,72 +55,13 @@ STATES = frozenset(
 """What 200 seeds and more have to reach: a check that was never put to the test proves nothing."""
 
 
-class Violation(AssertionError):
-    """The log broke a promise."""
-
-
-class SimClock:
-    """See `Clock`; time passes when the world says so."""
-
-    def __init__(self) -> None:
-        self.time_us = 1_700_000_000_000_000
-
-    def now_us(self) -> int:
-        """See `Clock.now_us`."""
-        return self.time_us
-
-
-class Model:
-    """What was appended, and what must not be lost."""
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-        """By entry; the list's index is the entry."""
-        self.durable = 0
-        """Frames below this entry were acknowledged as synced."""
-        self.start = 0
-        """Frames from this entry on must be there; earlier ones may have been trimmed."""
-        self.snapshots: dict[int, bytes] = {}
-        self.saved = -1
-        """The newest snapshot that was acknowledged, and not truncated since."""
-
-    @property
-    def end_offset(self) -> int:
-        """The next offset."""
-        return next(
-            (frame.header.end_offset for frame in reversed(self.frames) if frame.header.kind == DATA), 0
-        )
-
-    def cut(self, entry: int) -> None:
-        """The log ends before `entry`."""
-        del self.frames[entry:]
-        self.durable = min(self.durable, entry)
-        self.snapshots = {at: state for at, state in self.snapshots.items() if at < entry}
-
-
-class StorageWorld:
+class StorageWorld(FlippedLog):
     """One seed: a log, its model, and the trouble."""
 
     def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.seen: Counter[str] = Counter()
-        self.disk = SimDisk(seed + 1)
+        super().__init__(seed)
         self.disk.lying = self.random.random() < 0.06
-        self.clock = SimClock()
-        self.segment_bytes = self.random.choice((2048, 4096, 16384))
-        self.model = Model()
         self.finished = False
-        self.log = self._take_log()
-        self._check_recovery(self.log.recover())
-
-    def _take_log(self) -> FileLog:
-        store = FileStore(
-            self.disk,
-            self.clock,
-            segment_bytes=self.segment_bytes,
-            nonce=lambda: self.random.getrandbits(62) + 1,
-        )
-        return store.log(LOG)
 
     def run(self) -> Counter[str]:
         """All steps; raises `Violation`."""
@@ -168,6 +92,9 @@ class StorageWorld:
             ),
             (40, 5, 8, 6, 4, 3, 3, 12, 4, 2),
         )[0]
+        rare = (self._save_snapshot, self._trim, self._truncate, self._close)
+        if step in rare and self.random.random() < 0.15:
+            self.disk.crash_in = self.random.randrange(4)
         try:
             step()
         except Crash:
@@ -181,8 +108,6 @@ class StorageWorld:
             if error.outcome != "none":
                 self._check_fenced()
                 self._restart(self.random.random() < 0.5)
-
-    # ---------------------------------------------------------------------------------- work
 
     def _append(self) -> None:
         model, random = self.model, self.random
@@ -210,15 +135,6 @@ class StorageWorld:
             model.durable = before + len(frames)
         if self.log.stats().segments > segments:
             self.seen["segment rolled"] += 1
-
-    def _frame(self, kind: int, more: int, entry: int, offset: int, salt: int) -> Frame:
-        body = self.random.randbytes(self.random.choice((0, 1, 40, 64, 200, 700)))
-        span = self.random.randrange(1, 5) if kind == DATA else 0
-        now = self.clock.now_us()
-        header = Header(
-            kind, more, len(body), crc32c(body), entry, offset, span, span, 1, now, salt, 0, 0, now - salt
-        )
-        return make(header, body)
 
     def _sync(self) -> None:
         self.log.sync()
@@ -262,10 +178,6 @@ class StorageWorld:
         names = self.disk.list(LOG)
         return [entry for name in names if (entry := snapshot_entry(name)) is not None]
 
-    def _first_entry(self) -> int:
-        entries = [entry for name in self.disk.list(LOG) if (entry := first_entry(name)) is not None]
-        return min(entries, default=0)
-
     def _truncate(self) -> None:
         model = self.model
         low = max(self._first_entry(), model.start)
@@ -295,8 +207,6 @@ class StorageWorld:
         self.log.close()
         self.model.durable = len(self.model.frames)
         self._reopen()
-
-    # ---------------------------------------------------------------------------------- trouble
 
     def _trouble(self) -> None:
         random, disk = self.random, self.disk
@@ -352,86 +262,6 @@ class StorageWorld:
         else:
             raise Violation("a log took an append after its sync had failed")
 
-    # ---------------------------------------------------------------------------------- checks
-
-    def _require(self, truth: bool, promise: str) -> None:
-        if not truth:
-            raise Violation(promise)
-
-    def _check_recovery(self, recovery: Recovery) -> None:
-        """An honest disk without damage: everything durable is there, and the log can be written."""
-        model = self.model
-        self._require(recovery.fault is None, f"an honest disk was called damaged: {recovery.fault}")
-        self._require(
-            model.durable <= recovery.end_entry <= len(model.frames),
-            f"ends at {recovery.end_entry}, durable {model.durable}, appended {len(model.frames)}",
-        )
-        if recovery.snapshot is None:
-            self._require(model.saved < 0, f"the snapshot as of {model.saved} is gone")
-        else:
-            self._check_snapshot(recovery.snapshot)
-            self._require(recovery.snapshot.entry >= model.saved, "an older snapshot came back")
-        self._check_frames(recovery)
-        if recovery.cut_bytes:
-            self.seen["torn tail cut"] += 1
-        if recovery.end_entry < len(model.frames):
-            self.seen["unsynced frames lost"] += 1
-        self._accept(recovery)
-
-    def _accept(self, recovery: Recovery) -> None:
-        """From here on, what was found counts."""
-        model = self.model
-        model.cut(recovery.end_entry)
-        model.durable = recovery.end_entry
-        model.saved = recovery.snapshot.entry if recovery.snapshot else -1
-        self._require(recovery.end_offset == model.end_offset, "the next offset is wrong")
-        first = self._first_entry()
-        self._require(first <= max(model.start, 0), "frames went that were not trimmed")
-        model.start = first
-        self._compare_data(0, model.end_offset, 1 << 20)
-
-    def _check_snapshot(self, snapshot: Snapshot) -> None:
-        expected = self.model.snapshots.get(snapshot.entry)
-        self._require(
-            expected == b"".join(snapshot.chunks), f"the snapshot as of {snapshot.entry} is another"
-        )
-
-    def _check_frames(self, recovery: Recovery) -> int:
-        """Replayed frames are those of the model, without a gap; returns the entry behind the last."""
-        entry = recovery.snapshot.entry + 1 if recovery.snapshot else self._first_entry()
-        entry = max(entry, 0)
-        for header, body in recovery.frames:
-            self._require(entry < len(self.model.frames), f"entry {header.entry} was never appended")
-            frame = self.model.frames[entry]
-            same = header == frame.header and bytes(body) == bytes(frame.body)
-            self._require(same, f"entry {header.entry} is not what was appended as {entry}")
-            entry += 1
-        self._require(entry >= recovery.end_entry or recovery.fault is not None, "the replay ended early")
-        return entry
-
-    def _compare_data(self, offset: int, end: int, bytes_max: int) -> int:
-        """Read all data from an offset on; returns the offset behind the last frame that was served."""
-        first = self._first_entry()
-        wanted = [
-            frame
-            for frame in self.model.frames[first:]
-            if frame.header.kind == DATA and offset < frame.header.end_offset <= end
-        ]
-        at = 0
-        while at < len(wanted):
-            served, place = 0, max(offset, wanted[at].header.base_offset)
-            for buffer in self.log.read(place, end, bytes_max):
-                for header, body in walk(buffer):
-                    if header.kind != DATA:
-                        continue
-                    frame = wanted[at]
-                    same = header == frame.header and bytes(body) == bytes(frame.body)
-                    self._require(same, f"offset {header.base_offset} is not what was appended")
-                    at += 1
-                    served += 1
-            self._require(served > 0, f"nothing was served at offset {place}")
-        return wanted[-1].header.end_offset if wanted else offset
-
     def _check_lying(self, recovery: Recovery) -> None:
         """A disk that lies may lose anything; what is served is still true. The world ends here."""
         lost = recovery.end_entry < self.model.durable
@@ -441,110 +271,6 @@ class StorageWorld:
             lost = True
         if lost:
             self.seen["lying disk lost acknowledged frames"] += 1
-
-    # ---------------------------------------------------------------------------------- flipped bits
-
-    def _flip_at_rest(self) -> None:
-        """Close or stop, flip one bit, open, check what is said of it, flip it back and open again."""
-        if self.disk.lying:
-            return
-        fate = self.random.choice(("close", "restart", "crash"))
-        if fate == "close":
-            self.log.close()
-            self.model.durable = len(self.model.frames)
-        elif fate == "crash":
-            self.disk.crash()
-        self.disk.restart()
-        self.disk.capacity = None
-        path, position, bit = self._pick_bit()
-        proven = self._proven_position(path)
-        self.disk.flip(path, position, bit)
-        self.log = self._take_log()
-        recovery = self.log.recover()
-        outcome = self._judge_flip(recovery, path, position, proven)
-        self.seen[outcome] += 1
-        self.disk.restart()
-        if recovery.fault is None:
-            self.model.cut(recovery.end_entry)
-            self.model.durable = recovery.end_entry
-        if path.rpartition("/")[2] in self.disk.list(LOG):
-            self.disk.flip(path, position, bit)
-        self._repaired(recovery)
-
-    def _repaired(self, damaged: Recovery) -> None:
-        self.log = self._take_log()
-        self._check_recovery(self.log.recover())
-        if damaged.fault is not None:
-            self.seen["damage gone after repair"] += 1
-
-    def _pick_bit(self) -> tuple[str, int, int]:
-        names = [name for name in self.disk.list(LOG) if self.disk.content(f"{LOG}/{name}")]
-        logs = [name for name in names if first_entry(name) is not None]
-        path = f"{LOG}/{self.random.choice(logs if logs and self.random.random() < 0.7 else names)}"
-        return path, self.random.randrange(len(self.disk.content(path))), self.random.randrange(8)
-
-    def _proven_position(self, path: str) -> int:
-        """Up to where something says that this segment was synced; no limit for sealed ones."""
-        entry = first_entry(path.rpartition("/")[2])
-        entries = [first_entry(name) for name in self.disk.list(LOG) if first_entry(name) is not None]
-        if entry is None or entry != entries[-1]:
-            return 1 << 62
-        mark = read_mark(self.disk, LOG)
-        handle = self.disk.open(path)
-        tail = look_behind(self.disk, handle, 0, self.disk.size(handle), None)
-        return max(tail.synced, mark.position if mark and mark.segment == entry else 0)
-
-    def _judge_flip(self, recovery: Recovery, path: str, position: int, proven: int) -> str:
-        """What became of a flip; anything that is served must be true all the same."""
-        model = self.model
-        fallback = recovery.snapshot is None or recovery.snapshot.entry < model.saved
-        if recovery.fault is not None:
-            self._check_frames_below(recovery)
-            self._check_refuses()
-            return "damage found when opened"
-        try:
-            self._check_frames(recovery)
-            self._compare_data(0, min(model.end_offset, recovery.end_offset), 1000)
-        except Corrupt as error:
-            self._require(error.path == path, f"damage in {path} was reported in {error.path}")
-            quarantined = self.log.stats().fault is not None
-            return "damage found when replayed" if quarantined else "damage found when read"
-        if recovery.end_entry < model.durable:
-            self._require(recovery.cut_bytes > 0, "acknowledged frames went without a word")
-            self._require(position >= proven, f"a flip at {position} was cut although {proven} was proven")
-            return "flip passed for a torn tail"
-        if fallback and model.saved >= 0:
-            return "snapshot fell back"
-        return "flip harmless"
-
-    def _check_frames_below(self, recovery: Recovery) -> None:
-        try:
-            self._check_frames(recovery)
-            self._compare_data(0, min(recovery.end_offset, self.model.end_offset), 1000)
-        except Corrupt:
-            self.seen["damage found when read"] += 1
-
-    def _check_refuses(self) -> None:
-        frame = self._frame(DATA, 0, len(self.model.frames), self.model.end_offset, 0)
-        try:
-            self.log.append([frame], sync=True)
-        except Corrupt as error:
-            self._require(str(error.path).startswith(LOG), "the refusal does not name the file")
-        else:
-            raise Violation("a damaged log took an append")
-
-    def _flip_while_open(self) -> None:
-        """A bit of a frame flips under an open log: the read that covers it must notice."""
-        if self.disk.lying or self.disk.crash_in is not None:
-            return
-        path, position, bit = self._pick_bit()
-        self.disk.flip(path, position, bit)
-        try:
-            self._compare_data(0, self.model.end_offset, 1 << 20)
-        except Corrupt:
-            self.seen["damage found when read"] += 1
-        finally:
-            self.disk.flip(path, position, bit)
 
 
 def run(seed: int) -> Counter[str]:

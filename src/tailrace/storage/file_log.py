@@ -1,12 +1,9 @@
 """The log of a partition in segment files: one vectored write per append, group sync, never a silent cut.
 
 The order of steps is the safety argument. An append is durable when its bytes are synced in a file whose name
-is synced
-in its folder. Rolling syncs the old segment before the new file exists, so a segment with a successor is
-durable as a
-whole. Whatever takes bytes away (truncating, cutting a torn tail) first lowers the durable mark, then cuts,
-then syncs
-the cut, so that stale bytes can neither come back nor be missed.
+is synced in its folder. Rolling syncs the old segment before the new file exists, so a segment with a
+successor is durable as a whole. Whatever takes bytes away (truncating, cutting a torn tail) first lowers the
+durable mark, then cuts, then syncs the cut, so that stale bytes can neither come back nor be missed.
 """
 
 from __future__ import annotations
@@ -23,11 +20,10 @@ from tailrace.storage.opening import Opened, inspect_folder
 from tailrace.storage.reader import LogReader
 from tailrace.storage.scan import CHUNK, barrier, scan
 from tailrace.storage.segment import Segment, encode_index
-from tailrace.storage.snapshots import encode_snapshot, snapshot_entry, snapshot_name
+from tailrace.storage.snapshots import KEPT, SnapshotShelf
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 MARK_INTERVAL_US = 1_000_000
-SNAPSHOTS_KEPT = 2
 
 
 class FileLog:
@@ -55,8 +51,7 @@ class FileLog:
         self._synced = 0
         """Position in the active segment up to which it is known to be on the disk."""
         self._allocated = 0
-        self._snapshots: list[tuple[int, int]] = []
-        """Entry and offset of the good snapshots, newest first."""
+        self._snapshots = SnapshotShelf(self._folder)
 
     # ---------------------------------------------------------------------------------- opening, closing
 
@@ -64,8 +59,7 @@ class FileLog:
         """See `PartitionLog.recover`.
 
         Sealed segments are checked while `frames` is read: it raises `Corrupt` when one turns out to be
-        damaged, and the
-        log is quarantined from then on."""
+        damaged, and the log is quarantined from then on."""
         if self._state != "new":
             raise InvalidRequest(f"{self._folder.folder} was opened before: take a new log from the store")
         with self._folder.guarded("opening"):
@@ -80,7 +74,7 @@ class FileLog:
         return Recovery(newest, frames, self._end_entry, self._end_offset, opened.cut_bytes, fault)
 
     def _take_over(self, opened: Opened) -> None:
-        self._snapshots = [(snapshot.entry, snapshot.offset) for snapshot in opened.snapshots]
+        self._snapshots.known = [(snapshot.entry, snapshot.offset) for snapshot in opened.snapshots]
         self._end_entry, self._end_offset = opened.end_entry, opened.end_offset
         self._origin = opened.origin
         self._reader.publish(tuple(opened.segments))
@@ -112,8 +106,7 @@ class FileLog:
         """Cut the torn tail and make the rest durable.
 
         What nothing proves to be synced is written again: after a failed sync the kernel may show pages that
-        never
-        reached the disk, and would not write them at the next sync."""
+        never reached the disk, and would not write them at the next sync."""
         assert opened.last is not None
         file_bytes, size, mark = opened.last.file_bytes, active.size, opened.mark
         self._synced, self._allocated = opened.synced, size
@@ -129,8 +122,8 @@ class FileLog:
         self._write_mark()
 
     def _write_again(self, position: int, end: int) -> None:
-        """Write what is there once more: after a failed sync the kernel may show pages that never reached
-        the disk, and would not write them at the next sync.
+        """Write what is there once more: after a failed sync the kernel may show pages that never reached the
+        disk, and would not write them at the next sync.
         """
         while position < end:
             chunk = self._disk.read(self._handle, position, min(CHUNK, end - position))
@@ -175,7 +168,7 @@ class FileLog:
                 self.sync()
             return
         entry, offset = self._end_entry, self._end_offset
-        if self._origin is None and not self._snapshots:
+        if self._origin is None and not self._snapshots.known:
             entry, offset = first_numbers(frames)
         first_entry, first_offset, size = entry, offset, HEADER_BYTES
         entry, offset = numbers_after(self._folder.folder, frames, entry, offset)
@@ -261,7 +254,7 @@ class FileLog:
         self._folder.sync(handle)
         self._folder.sync_names()
         if self._origin is None:
-            self._origin = 0 if self._snapshots else entry
+            self._origin = 0 if self._snapshots.known else entry
         self._nonce = self._make_nonce()
         self._active, self._handle = segment, handle
         self._allocated, self._synced = wanted, 0
@@ -303,9 +296,9 @@ class FileLog:
         """See `PartitionLog.trim`. With fewer than two snapshots nothing goes: the previous one is the
         fallback."""
         self._require_writable()
-        if len(self._snapshots) < SNAPSHOTS_KEPT:
+        if len(self._snapshots.known) < KEPT:
             return
-        covered = self._snapshots[1][0]
+        covered = self._snapshots.known[1][0]
         with self._folder.guarded("trimming"):
             while len(self._reader.segments) > 1:
                 oldest = self._reader.segments[0]
@@ -324,14 +317,16 @@ class FileLog:
         if not segments or entry < segments[0].first_entry:
             raise InvalidRequest(f"{self._folder.folder} begins behind entry {entry}: it cannot be cut there")
         first = segments[0].first_entry
-        if first > (self._origin or 0) and not any(first <= at + 1 <= entry for at, _ in self._snapshots):
+        if first > (self._origin or 0) and not any(
+            first <= at + 1 <= entry for at, _ in self._snapshots.known
+        ):
             raise InvalidRequest(
                 f"{self._folder.folder} cannot be cut at entry {entry}: "
                 "only later snapshots know what was trimmed"
             )
         kept = [segment for segment in segments if segment.first_entry <= entry]
         with self._folder.guarded("cutting"):
-            self._drop_snapshots(lambda at: at >= entry)
+            self._snapshots.drop(lambda at: at >= entry)
             self._cut(kept, segments[len(kept) :], entry)
 
     def _cut(self, kept: list[Segment], gone: Sequence[Segment], entry: int) -> None:
@@ -381,21 +376,10 @@ class FileLog:
             raise InvalidRequest(f"a snapshot as of {snapshot.entry}: the log ends before {self._end_entry}")
         self.sync()
         with self._folder.guarded("saving a snapshot in"):
-            self._folder.save(snapshot_name(snapshot.entry), encode_snapshot(snapshot))
-            known = [(snapshot.entry, snapshot.offset)]
-            known += [other for other in self._snapshots if other[0] != snapshot.entry]
-            self._snapshots = sorted(known, reverse=True)[:SNAPSHOTS_KEPT]
-            kept = {entry for entry, _ in self._snapshots}
-            self._drop_snapshots(lambda entry: entry not in kept)
+            self._snapshots.save(snapshot)
         if self._active is None:
-            self._end_entry, self._end_offset = self._snapshots[0][0] + 1, self._snapshots[0][1]
-
-    def _drop_snapshots(self, unwanted: Callable[[int], bool]) -> None:
-        names = self._disk.list(self._folder.folder)
-        gone = [name for name in names if (at := snapshot_entry(name)) is not None and unwanted(at)]
-        self._snapshots = [known for known in self._snapshots if not unwanted(known[0])]
-        if gone:
-            self._folder.remove(*gone)
+            newest, self._end_offset = self._snapshots.known[0]
+            self._end_entry = newest + 1
 
     # ---------------------------------------------------------------------------------- reading
 

@@ -1,5 +1,4 @@
-"""The default storage engine: each log is a folder of segment files below one root, locked against a second
-broker."""
+"""The default storage engine: each log is a folder of segment files below one locked root."""
 
 from __future__ import annotations
 

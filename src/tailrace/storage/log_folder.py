@@ -1,9 +1,8 @@
-"""The folder of one log: every write, sync, rename and removal in it, and the fence that a failed sync
-leaves.
+"""The folder of one log: every change of its files, and the fence that a failed sync leaves.
 
 After a failed sync the kernel forgets the pages that it could not write, and the next sync succeeds without
-them. So the
-first failure fences the log for good: nothing is synced or written again until somebody opens it anew.
+them. So the first failure fences the log for good: nothing is synced or written again until somebody opens it
+anew.
 """
 
 from __future__ import annotations

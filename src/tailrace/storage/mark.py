@@ -1,8 +1,7 @@
 """The durable mark: a small file that says up to where a log had certainly been synced.
 
 Two slots in different sectors are written in turn, so that a torn write never loses the older statement. The
-mark may lag
-behind, never lead: it is what tells damage from a torn tail when no barrier does.
+mark may lag behind, never lead: it is what tells damage from a torn tail when no barrier does.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Logs in memory: the same port without a disk, for topics that promise nothing across restarts and for
-tests.
+"""Logs in memory: the same port without a disk, for topics that promise nothing and for tests.
 
 What a log holds belongs to its store: a log that is closed and taken again finds its frames, as after a
 restart.
@@ -14,7 +13,7 @@ from tailrace.errors import InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
-from tailrace.storage.file_log import SNAPSHOTS_KEPT
+from tailrace.storage.snapshots import KEPT
 
 MEMORY_ROOM = 1 << 62
 
@@ -133,7 +132,7 @@ class MemoryLog:
         """See `PartitionLog.trim`; each frame is a segment of its own."""
         self._require_writable()
         content = self._content
-        if len(content.snapshots) < SNAPSHOTS_KEPT:
+        if len(content.snapshots) < KEPT:
             return
         covered = content.snapshots[1].entry
         start, gone = content.start_offset, 0
@@ -172,7 +171,7 @@ class MemoryLog:
         chunks = [bytes(chunk) for chunk in snapshot.chunks if len(chunk)]
         others = [known for known in content.snapshots if known.entry != snapshot.entry]
         kept = [Snapshot(snapshot.entry, snapshot.offset, chunks), *others]
-        content.snapshots = sorted(kept, key=lambda known: -known.entry)[:SNAPSHOTS_KEPT]
+        content.snapshots = sorted(kept, key=lambda known: -known.entry)[:KEPT]
         if not content.started:
             newest = content.snapshots[0]
             content.end_entry, content.end_offset = newest.entry + 1, newest.offset

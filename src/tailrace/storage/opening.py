@@ -154,8 +154,8 @@ def inspect_folder(disk: Disk, folder: str) -> Opened:
 
 
 def _never_written(disk: Disk, folder: str, entries: list[int], opened: Opened) -> bool:
-    """Whether the only segment is one whose making a crash interrupted: the mark does not know of it yet, and no frame
-    is written before the mark knows."""
+    """Whether the only segment is one whose making a crash interrupted: the mark does not know of it yet, and
+    no frame is written before the mark knows."""
     if len(entries) != 1 or opened.snapshots or opened.mark is None or opened.mark.nonce:
         return False
     return check_segment(disk, f"{folder}/{log_name(entries[0])}", entries[0], None, None).used == 0

@@ -1,11 +1,9 @@
-"""Reading a log of segments: by offset, by time, for retention and for replay, beside a writer in another
-thread.
+"""Reading a log of segments: by offset, by time, for retention and for replay, beside its writer.
 
 Readers open the file themselves and look at nothing beyond `Segment.size`, which the writer raises when bytes
-are in place.
-When the writer takes bytes away (truncate, trim) it publishes the smaller view first and raises `generation`:
-a reader that
-stumbles over missing bytes tries again when the generation has changed, and only otherwise reports trouble.
+are in place. When the writer takes bytes away (truncate, trim) it publishes the smaller view first and raises
+`generation`: a reader that stumbles over missing bytes tries again when the generation has changed, and only
+otherwise reports trouble.
 """
 
 from __future__ import annotations
@@ -89,8 +87,7 @@ class LogReader:
 
     def replay(self, after: int, damage: Callable[[Corrupt], None]) -> Iterator[tuple[Header, Buffer]]:
         """Frames with an index above `after`, as of now. Sealed segments are checked on the way: `damage`
-        hears of it before it is
-        raised. The last segment was checked when the log was opened."""
+        hears of it before it is raised. The last segment was checked when the log was opened."""
         parts = [(segment, segment.size) for segment in self.segments if segment.frames]
         for segment, size in parts:
             if segment.end_entry <= after + 1:

@@ -1,16 +1,12 @@
 """Walking through a segment file: checked frames, and what stands behind the first bad place.
 
 A crash may leave any subset of the sectors that were not synced. So a bad frame is a *torn tail* when nothing
-says that it
-had been synced, and *damage* when something does: the durable mark, or a barrier behind it. Each append
-starts with a
-barrier, a frame without a body whose header says up to which position the segment had been synced before that
-append.
-Fields of a barrier: `entry` and `base_offset` are those of the next frame, `append_time_us` is the synced
-position,
-`producer_id` a random number of the segment (so that no message body can pose as a barrier) and
-`leader_epoch` the entry
-with which the log once began (so that a trimmed log is told from a whole one).
+says that it had been synced, and *damage* when something does: the durable mark, or a barrier behind it. Each
+append starts with a barrier, a frame without a body whose header says up to which position the segment had
+been synced before that append. Fields of a barrier: `entry` and `base_offset` are those of the next frame,
+`append_time_us` is the synced position, `producer_id` a random number of the segment (so that no message body
+can pose as a barrier) and `leader_epoch` the entry with which the log once began (so that a trimmed log is
+told from a whole one).
 """
 
 from __future__ import annotations

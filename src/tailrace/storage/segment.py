@@ -1,10 +1,9 @@
 """A segment: one file of frames, its figures and its sparse index.
 
 A segment file is named after its first entry: `00000000000000000042.log`. Its index holds one `Point` per 64
-KiB or more; the
-index of the segment that is being written lives in memory only, that of a sealed one in `…0042.idx`. Indexes
-are derived
-data: one that is missing or does not pass its checksum is rebuilt from the frames.
+KiB or more; the index of the segment that is being written lives in memory only, that of a sealed one in
+`…0042.idx`. Indexes are derived data: one that is missing or does not pass its checksum is rebuilt from the
+frames.
 """
 
 from __future__ import annotations

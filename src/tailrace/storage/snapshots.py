@@ -1,10 +1,9 @@
-"""Snapshot files: opaque state with a checksum over everything, written beside, synced, then renamed into
-place."""
+"""Snapshot files: opaque state with a checksum over everything; whole or not there."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import google_crc32c
 import numpy as np
@@ -12,7 +11,9 @@ import numpy as np
 from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer
 from tailrace.ports import Disk, Snapshot
+from tailrace.storage.log_folder import LogFolder
 
+KEPT = 2
 _MAGIC = b"TRSN"
 _VERSION = 1
 _HEAD = struct.Struct("<4sIQQI")
@@ -77,3 +78,28 @@ def load_snapshot(disk: Disk, path: str) -> Snapshot:
         return decode_snapshot(disk.read(handle, 0, disk.size(handle)))
     finally:
         disk.close(handle)
+
+
+class SnapshotShelf:
+    """The good snapshots of a log: the two newest are kept."""
+
+    def __init__(self, folder: LogFolder) -> None:
+        self._folder = folder
+        self.known: list[tuple[int, int]] = []
+        """Entry and offset, newest first."""
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Store one durably, then remove what is neither it nor the one before."""
+        self._folder.save(snapshot_name(snapshot.entry), encode_snapshot(snapshot))
+        others = [other for other in self.known if other[0] != snapshot.entry]
+        self.known = sorted([(snapshot.entry, snapshot.offset), *others], reverse=True)[:KEPT]
+        kept = {entry for entry, _ in self.known}
+        self.drop(lambda entry: entry not in kept)
+
+    def drop(self, unwanted: Callable[[int], bool]) -> None:
+        """Remove those whose entry is unwanted, damaged ones too."""
+        names = self._folder.disk.list(self._folder.folder)
+        gone = [name for name in names if (at := snapshot_entry(name)) is not None and unwanted(at)]
+        self.known = [known for known in self.known if not unwanted(known[0])]
+        if gone:
+            self._folder.remove(*gone)

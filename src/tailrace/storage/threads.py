@@ -1,9 +1,7 @@
-"""Threads between the event loop and the disks: one serial queue per log, group commit, one wake-up per batch
-of results.
+"""Threads between the event loop and the disks: a queue per log, group commit, one wake-up per batch.
 
 The owner submits from its loop; workers run; results gather until the owner fetches them. `notify` is called
-from a worker
-when there is something to fetch, and not again before `completed` was called, so it may be
+from a worker when there is something to fetch, and not again before `completed` was called, so it may be
 `lambda: loop.call_soon_threadsafe(drain)` with `for done, result, error in threads.completed(): done(result,
 error)`.
 """
