@@ -103,6 +103,9 @@ class FetchJob:
         rows = 0
         for (partition, offset), shard in zip(self._fetch.positions, self._shards, strict=True):
             end, start = shard.end_offset, shard.state.start_offset
+            if shard.gone is not None:
+                self._answer(shard.gone, NOTHING)
+                return
             if offset < start or offset > end:
                 self._answer(self._out_of_range(partition, offset, start, end), NOTHING)
                 return
@@ -163,7 +166,7 @@ class FetchJob:
         def done(result: Any, error: Exception | None) -> None:
             self._reading = False
             if error is not None:
-                self._answer(refuse(error), NOTHING)
+                self._answer(shard.gone or refuse(error), NOTHING)
                 return
             size = sum(len(part) for part in result)
             self._metrics.delivered(self._fetch.topic, size, 0)

@@ -17,11 +17,11 @@ from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core import catalog as core
 from tailrace.core.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
 from tailrace.core.model import Refusal
-from tailrace.errors import NotFound
+from tailrace.errors import NotFound, StorageFault
 from tailrace.ports import Coordinator, LogStore, Respond
 
 log = logging.getLogger("tailrace.topics")
-Change = CreateTopic | AlterTopic | DeleteTopic
+Change = CreateTopic | AlterTopic | DeleteTopic | core.Removal
 
 TAIL_BYTES_TOTAL = 48 * 1024 * 1024
 """Memory for the hot tails of all partitions together; each gets its share of it, up to its own
@@ -55,11 +55,11 @@ class Topics:
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition of the catalog; blocking, before the node takes requests."""
-        for folder, storage, partitions in self.catalog.removing:
-            self._remove(folder, storage, partitions)
-        if self.catalog.removing:
-            self.catalog = core.removed(self.catalog)
-            self._coordinator.save(self.catalog)
+        for removal in self.catalog.removing:
+            try:
+                self.catalog = self._remove(self.catalog, removal)
+            except StorageFault as error:
+                log.error("a deleted topic cannot be removed, it is tried again at the next start: %s", error)
         total = sum(entry.options.partitions for entry in self.catalog.topics.values())
         count = 0
         for entry in self.catalog.topics.values():
@@ -140,18 +140,23 @@ class Topics:
         self._next()
 
     def _next(self) -> None:
-        if self._changing or not self._changes:
+        while self._changes and not self._changing:
+            self._begin(*self._changes.popleft())
+
+    def _begin(self, request: Change, respond: Respond) -> None:
+        """Do a change on a storage thread, unless it is refused or changes nothing."""
+        if isinstance(request, core.Removal):
+            removal = request
+            self._changing = True
+            self._pump.threads.run(self, lambda: self._remove(self.catalog, removal), self._removed)
             return
-        request, respond = self._changes.popleft()
         outcome = core.change(self.catalog, request, self._pump.clock.now_us())
         if isinstance(outcome, Refusal):
             respond(outcome, NOTHING)
-            self._next()
             return
         catalog, entry = outcome
         if catalog is self.catalog:
             respond(self._info(entry), NOTHING)
-            self._next()
             return
         self._changing = True
         self._pump.threads.run(
@@ -159,13 +164,19 @@ class Topics:
         )
 
     def _prepare(self, catalog: core.Catalog, entry: core.TopicEntry, request: Change) -> object:
-        """On a storage thread: open the new logs, then make the catalog durable."""
+        """On a storage thread: open the new logs, then make the catalog durable; all of it or nothing."""
         shards: list[Shard] = []
-        if not isinstance(request, DeleteTopic):
-            host = self._hosts.get(entry.name)
-            have = 0 if host is None else len(host.shards)
-            shards = [self._shard(entry, partition) for partition in range(have, entry.options.partitions)]
-        self._coordinator.save(catalog)
+        try:
+            if not isinstance(request, DeleteTopic):
+                host = self._hosts.get(entry.name)
+                have = 0 if host is None else len(host.shards)
+                for partition in range(have, entry.options.partitions):
+                    shards.append(self._shard(entry, partition))
+            self._coordinator.save(catalog)
+        except BaseException:
+            for shard in shards:
+                self._stores[entry.options.storage].remove(shard.name)
+            raise
         return catalog, shards
 
     def _finisher(
@@ -188,6 +199,7 @@ class Topics:
         if isinstance(request, DeleteTopic):
             assert host is not None
             del self._hosts[entry.name]
+            self._metrics.forget(entry.name)
             self._drop(host)
         elif host is None:
             self._hosts[entry.name] = TopicHost(entry, shards)
@@ -202,26 +214,32 @@ class Topics:
     def _drop(self, host: TopicHost) -> None:
         """Close the logs of a deleted topic in their own order, then remove them."""
         waiting = len(host.shards)
+        folder = host.info.folder
+        removal = next(removal for removal in self.catalog.removing if removal.folder == folder)
 
         def closed(result: object, error: Exception | None) -> None:
             nonlocal waiting
             waiting -= 1
             if not waiting:
-                self._pump.threads.run(self, remove, finished)
-
-        def remove() -> object:
-            for folder, storage, partitions in self.catalog.removing:
-                self._remove(folder, storage, partitions)
-            return None
-
-        def finished(result: object, error: Exception | None) -> None:
-            if error is not None:
-                log.error("removing a deleted topic failed, it is tried again at the next start: %s", error)
+                self.change(removal, lambda reply, parts: None)
 
         for shard in host.shards:
             shard.retire(closed)
 
-    def _remove(self, folder: str, storage: str, partitions: int) -> None:
-        for partition in range(partitions):
-            self._stores[storage].remove(f"{folder}/{partition}")
-        self._stores[storage].remove(folder)
+    def _remove(self, catalog: core.Catalog, removal: core.Removal) -> core.Catalog:
+        """Blocking: delete the data of a deleted topic; returns the catalog, stored, without it."""
+        store = self._stores[removal.storage]
+        for partition in range(removal.partitions):
+            store.remove(f"{removal.folder}/{partition}")
+        store.remove(removal.folder)
+        catalog = core.removed(catalog, removal.folder)
+        self._coordinator.save(catalog)
+        return catalog
+
+    def _removed(self, result: Any, error: Exception | None) -> None:
+        self._changing = False
+        if error is None:
+            self.catalog = result
+        else:
+            log.error("removing a deleted topic failed, it is tried again at the next start: %s", error)
+        self._next()

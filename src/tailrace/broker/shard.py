@@ -78,6 +78,8 @@ class Shard:
         self.topic = topic
         self.options = options
         self.fault: Refusal | None = None
+        self.gone: Refusal | None = None
+        """Set when the topic was deleted: readers are told, too."""
         self.cut_bytes = 0
         self._pump = pump
         self._store = store
@@ -105,19 +107,22 @@ class Shard:
     def _recover(self, log: PartitionLog) -> tuple[core.Partition, int, str | None, int]:
         """Rebuild the state from snapshot and log; may run on a storage thread."""
         recovery = log.recover()
-        if recovery.snapshot is None:
-            state = core.Partition(self.options)
-        else:
-            state = core.Partition.restore(self.options, recovery.snapshot.chunks)
-        for header, body in recovery.frames:
-            for fact in self._facts_of(header, body):
-                state.apply(fact)
+        fault = recovery.fault
+        state = core.Partition(self.options)
+        try:
+            if recovery.snapshot is not None:
+                state = core.Partition.restore(self.options, recovery.snapshot.chunks)
+            for header, body in recovery.frames:
+                for fact in self._facts_of(header, body):
+                    state.apply(fact)
+            if fault is None and state.end_offset != recovery.end_offset:
+                ends = f"the log ends at {recovery.end_offset}, its replay at {state.end_offset}"
+                fault = f"{self.name}: {ends}"
+        except Corrupt as error:
+            # Damage that only the replay finds stops this partition, not the broker; reads below it go on.
+            fault = fault or error.message
         self.cut_bytes += recovery.cut_bytes
-        if recovery.fault is None and state.end_offset != recovery.end_offset:
-            raise Corrupt(
-                f"{self.name}: the log ends at {recovery.end_offset}, its replay at {state.end_offset}"
-            )
-        return state, recovery.end_entry, recovery.fault, state.end_offset
+        return state, recovery.end_entry, fault, state.end_offset
 
     def _facts_of(self, header: Header, body: Buffer) -> Sequence[Appended | Fact]:
         if header.kind == frame.DATA:
@@ -342,6 +347,9 @@ class Shard:
                 self.fault = refuse(error)
                 return
             self.log, recovered = result
+            if self.gone is not None:
+                self.log.close()  # The topic was deleted meanwhile.
+                return
             self._adopt(*recovered)
             self._notify()
 
@@ -484,7 +492,7 @@ class Shard:
 
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
-        self.fault = Refusal("not_found", f"topic {self.topic!r} was deleted")
+        self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
         self._run(self._close_log, closed)
         self._notify()
 
