@@ -89,6 +89,7 @@ class Batch(Pending):
         "outside",
         "partition",
         "priorities",
+        "reason",
         "sequence",
         "stored",
         "timestamps",
@@ -117,6 +118,7 @@ class Batch(Pending):
         self.sequence: int | None = None
         self.doubtful = False
         self.gap: int | None = None
+        self.reason: TailraceError | None = None
         self.stored: Stored | None = None
         self.error: TailraceError | None = None
         self.noticed = False
@@ -262,7 +264,7 @@ class PartitionFlow:
             batch.doubtful = True
         if isinstance(error, Fenced):
             self.dead = error
-        batch.gap = error.details.get("expected")
+        batch.gap, batch.reason = error.details.get("expected"), error
         if error.retriable and self._outside.now_s() < batch.give_up_s:
             self._returned.append(batch)
             return
@@ -284,9 +286,12 @@ class PartitionFlow:
                 self._renew = self._recovering = True
             elif batch.sequence is not None:
                 self._hole = batch.sequence if self._hole is None else min(self._hole, batch.sequence)
-            batch.settle(
-                None, Timeout(f"{self._topic}/{self._partition}: not stored in time", outcome=outcome)
+            error: TailraceError = Timeout(
+                f"{self._topic}/{self._partition}: not stored in time", outcome=outcome
             )
+            if batch.reason is not None and not sent:
+                error = batch.reason  # Why it was refused again and again says more than how long that went.
+            batch.settle(None, error)
         self.flight = [batch for batch in self.flight if not batch.done]
         if self._recovering and not self.flight and not self._paused:
             self._recover()
