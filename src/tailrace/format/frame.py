@@ -44,6 +44,7 @@ _CRC = struct.Struct("<I")
 _CRC_AT = HEADER_BYTES - 4
 _FILL = bytes(_CRC_AT - _LAYOUT.size)
 _ZEROS = bytes(ALIGNMENT)
+_COPIED_MAX = 4096
 LENGTH_MAX = 64 * 1024 * 1024
 
 Buffer = bytes | bytearray | memoryview
@@ -104,7 +105,8 @@ def padded(length: int) -> int:
 def crc32c(data: Buffer) -> int:
     """CRC32C of any contiguous buffer; memoryviews go through numpy because the library refuses them."""
     if not isinstance(data, bytes):
-        data = np.frombuffer(data, np.uint8)  # type: ignore[assignment]
+        # up to here a copy costs less than numpy's wrapping
+        data = bytes(data) if len(data) < _COPIED_MAX else np.frombuffer(data, np.uint8)  # type: ignore[assignment]
     value: int = google_crc32c.value(data)
     return value
 
@@ -168,12 +170,13 @@ def check_body(header: Header, data: Buffer, position: int = 0) -> memoryview:
     start = position + HEADER_BYTES
     view = memoryview(data)
     body = view[start : start + header.length]
-    tail = view[start + header.length : position + header.size]
-    if len(body) < header.length or len(tail) < header.size - HEADER_BYTES - header.length:
+    padding = -header.length % ALIGNMENT
+    tail = view[start + header.length : start + header.length + padding]
+    if len(body) < header.length or len(tail) < padding:
         raise Corrupt(f"frame cut short at {position}", position=position)
     if crc32c(body) != header.body_crc:
         raise Corrupt(f"body checksum is wrong in the frame at {position}", position=position)
-    if any(tail):
+    if padding and tail != _ZEROS[:padding]:
         raise Corrupt(f"padding is not zero in the frame at {position}", position=position)
     return body
 

@@ -33,12 +33,8 @@ _ZEROS = bytes(CHUNK + HEADER_BYTES)
 _BARRIER_START = MAGIC + bytes((VERSION, BARRIER))
 
 
-class Located(NamedTuple):
-    """A frame and its place."""
-
-    header: Header
-    position: int
-    body: memoryview
+Located = tuple[Header, int, memoryview]
+"""A frame's header, its place and its body."""
 
 
 class Tail(NamedTuple):
@@ -92,7 +88,7 @@ def scan(
                     raise Corrupt(f"frame cut short at {at}")
         except Corrupt as error:
             raise damaged(path, position, error.message.replace(f" at {at}", "")) from None
-        yield Located(header, position, body)
+        yield header, position, body
         position += size
 
 
