@@ -203,6 +203,7 @@ class Producer:
             plain.nbytes += size + ROW_BYTES
             if row + 1 >= BATCH_ROWS or plain.nbytes >= BATCH_BYTES:
                 self._ship(plain)
+                self._full = True
             return Receipt(plain, row)
         fields = self._check(value, key, headers, timestamp, priority, ttl, expires_at, dedup_id)
         if expected_sequence or expected_key_sequence is not None:
@@ -250,8 +251,9 @@ class Producer:
             if column is not None and len(column) != len(values):
                 raise InvalidRequest(f"send_many: {len(values)} values, but a column of {len(column)}")
         places: dict[int, tuple[Batch, list[int], list[int]]] = {}
+        await self._yield()
         for at, value in enumerate(values):
-            if self._full:
+            if self._buffered >= self._buffer_bytes_max:
                 await self._yield()
             key, header, timestamp, priority, dedup_id = (
                 None if column is None else column[at] for column in columns
@@ -268,8 +270,9 @@ class Producer:
     async def _send_plain(self, values: Sequence[Buffer | None], partition: int | None) -> Receipts:
         places: list[tuple[Any, range, None]] = []
         at = 0
+        await self._yield()
         while at < len(values):
-            if self._full:
+            if self._buffered >= self._buffer_bytes_max:
                 await self._yield()
             rows, size = self._fitting(values, at)
             self._check_open()
@@ -285,14 +288,12 @@ class Producer:
     def _fitting(self, values: Sequence[Buffer | None], at: int) -> tuple[int, int]:
         """How many of the values make the next batch, and its size; refuses what is no message."""
         chunk = values if not at and len(values) <= BATCH_ROWS else values[at : at + BATCH_ROWS]
-        try:
+        if set(map(type, chunk)) == {bytes}:
             lengths = list(map(len, chunk))  # type: ignore[arg-type]
-        except TypeError:
+        else:
             lengths = [self._value_bytes(value) for value in chunk]
         if max(lengths) > self._value_max:
             raise self._too_large("value", max(lengths), self._value_max)
-        if str in set(map(type, chunk)):
-            raise InvalidRequest("value: bytes are needed, not str; encode it first")
         size = sum(lengths) + ROW_BYTES * len(chunk)
         if size <= 8 * BATCH_BYTES:
             return len(chunk), size
@@ -464,6 +465,7 @@ class Producer:
         batch.nbytes += fields["size"]
         if len(batch.values) >= BATCH_ROWS or batch.nbytes >= BATCH_BYTES:
             self._ship(batch)
+            self._full = True
         return receipt
 
     def _conditional(
@@ -552,7 +554,8 @@ class Producer:
     def _hand_over(self, batch: Batch) -> None:
         batch.values = []
         self._flows[batch.partition].enqueue(batch)
-        self._full = True
+        if self._buffered >= self._buffer_bytes_max:
+            self._full = True
 
     # -- what the flows ask for
     # ------------------------------------------------------------------------------------
