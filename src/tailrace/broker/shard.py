@@ -314,9 +314,11 @@ class Shard:
         if self._log_bytes > max(SNAPSHOT_LOG_BYTES, 4 * self._snapshot_bytes):
             self.save_snapshot()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, *, outcome: str | None = None) -> None:
         """Refuse what waited, then rebuild from the log, or step down when the disk cannot be trusted."""
         refusal = refuse(error)
+        if outcome is not None:
+            refusal = Refusal(refusal.code, refusal.message, outcome, refusal.details)
         turns, self._turns = self._turns, deque()
         self._failures += 1
         for turn in turns:
@@ -407,7 +409,7 @@ class Shard:
 
         def done(result: object, error: Exception | None) -> None:
             if error is not None:
-                self._fail(error)
+                self._fail(error, outcome="unknown")  # What waits may have been written all the same.
 
         self._run(self.log.sync, done)
 
@@ -463,7 +465,7 @@ class Shard:
                 return
             self._snapshotting = False  # Storage failed, or what the snapshot describes was partly dropped.
             if error is not None:
-                self._fail(error)
+                self._fail(error, outcome="unknown")
             over()
 
         def saved(result: object, error: Exception | None) -> None:
