@@ -363,6 +363,9 @@ def test_stats(store: LogStore) -> None:
     assert (stats.start_offset, stats.end_offset, stats.fault) == (0, 320, None)
     assert stats.bytes >= sum(frame.size for frame in frames)
     assert stats.segments >= 1
+    log.truncate(20)
+    assert log.stats().bytes < stats.bytes
+    log.append(frames[20:], sync=False)
     before = stats.syncs
     log.append([FrameMaker(40, 320).data()], sync=True)
     assert log.stats().syncs > before

@@ -15,6 +15,7 @@ from tailrace.sim.disk import Crash, SimDisk
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.file_log import FileLog
 from tailrace.storage.file_store import FileStore
+from tailrace.storage.segment import decode_index
 from tests.storage.frame_maker import FrameMaker, TestClock
 
 LOG = "topic/0"
@@ -426,6 +427,9 @@ def test_index_is_derived(way: str) -> None:
     assert [header.entry for header, _ in recovery.frames] == list(range(12))
     assert offsets(log) == [number * 10 for number in range(12)]
     assert log.find_time(7) == 70
+    assert [f"{LOG}/{name}" for name in site.disk.list(LOG) if name.endswith(".idx")] == indexes
+    for index in indexes:
+        assert decode_index(site.disk.content(index)).name.removesuffix("log") in index
 
 
 # -------------------------------------------------------------------------------------- snapshots

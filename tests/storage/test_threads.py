@@ -95,6 +95,19 @@ def test_waiting_appends_become_one(owner: Owner) -> None:
     threads.close()
 
 
+def test_append_is_reported_before_slow_work_behind_it(owner: Owner) -> None:
+    threads, log, gate = StorageThreads(owner.notify), GatedLog(), threading.Event()
+    threads.run(log, log.gate.wait, owner.done("first"))
+    threads.append(log, [FrameMaker().data()], True, owner.done("append"))
+    threads.run(log, lambda: gate.wait(10), owner.done("slow"))
+    log.gate.set()
+    owner.drain(threads, 2)
+    assert [name for name, _, _ in owner.results] == ["first", "append"]
+    gate.set()
+    owner.drain(threads, 3)
+    threads.close()
+
+
 def test_failed_join_fails_for_all_and_for_those_behind(owner: Owner) -> None:
     threads, log, maker = StorageThreads(owner.notify), GatedLog(), FrameMaker()
     log.fail_next(Full("no space"))

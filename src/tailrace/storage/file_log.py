@@ -8,17 +8,18 @@ durable mark, then cuts, then syncs the cut, so that stale bytes can neither com
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 
 from tailrace.errors import InvalidRequest, StorageFault
-from tailrace.format.frame import BARRIER, HEADER_BYTES, Buffer, Frame
+from tailrace.format.frame import HEADER_BYTES, Buffer, Frame
 from tailrace.ports import Clock, Disk, LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
 from tailrace.storage.mark import Mark
-from tailrace.storage.opening import Opened, inspect_folder
+from tailrace.storage.opening import Opened, inspect_folder, shortened
 from tailrace.storage.reader import LogReader
-from tailrace.storage.scan import CHUNK, barrier, scan
+from tailrace.storage.scan import CHUNK, barrier
 from tailrace.storage.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
 
@@ -101,6 +102,18 @@ class FileLog:
             stale = name.endswith(".idx") and name not in sealed
             if stale or name.endswith(TEMPORARY) or name in (QUARANTINE_NAME, opened.leftover):
                 self._disk.remove(self._folder.path(name))
+        for segment in opened.segments[:-1]:
+            if segment.points is not None:
+                self._restore_index(segment)
+
+    def _restore_index(self, segment: Segment) -> None:
+        """Store an index that had to be rebuilt; without space it stays in memory, until the next time."""
+        try:
+            self._folder.write_whole(segment.index_name, [encode_index(segment)])
+            segment.points = None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
 
     def _settle(self, active: Segment, opened: Opened) -> None:
         """Cut the torn tail and make the rest durable.
@@ -331,11 +344,11 @@ class FileLog:
 
     def _cut(self, kept: list[Segment], gone: Sequence[Segment], entry: int) -> None:
         old = kept[-1]
-        short, nonce = self._shortened(old, entry)
+        short, nonce = shortened(self._disk, self._reader.path(old), old, entry)
         if gone:
             self._disk.close(self._handle)
             self._handle = self._disk.open(self._reader.path(old))
-        self._active, self._nonce = short, nonce
+        self._active, self._nonce = short, nonce or self._nonce
         self._end_entry, self._end_offset = short.end_entry, short.end_offset
         self._synced = short.size if gone else min(self._synced, short.size)
         self._write_mark(both=True)
@@ -346,24 +359,6 @@ class FileLog:
         self._disk.truncate(self._handle, short.size)
         self._allocated = short.size
         self._sync_active(short)
-
-    def _shortened(self, segment: Segment, entry: int) -> tuple[Segment, int]:
-        """The figures of a segment without the frames from `entry` on, and the number in its barriers."""
-        short, nonce = Segment(segment.first_entry, segment.base_offset), self._nonce
-        path = self._reader.path(segment)
-        handle = self._disk.open(path)
-        try:
-            for header, position, _ in scan(self._disk, handle, path, 0, segment.size):
-                if position == 0:
-                    nonce = header.producer_id
-                if header.entry >= entry:
-                    break
-                if header.kind != BARRIER:
-                    short.note(header, position)
-                    short.size = position + header.size
-        finally:
-            self._disk.close(handle)
-        return short, nonce
 
     # ---------------------------------------------------------------------------------- snapshots
 

@@ -25,6 +25,7 @@ class _Content:
     def __init__(self) -> None:
         self.frames: list[tuple[Header, bytes]] = []
         self.snapshots: list[Snapshot] = []
+        self.bytes = 0
         self.started = False
         self.start_offset = 0
         self.end_entry = 0
@@ -77,6 +78,7 @@ class MemoryLog:
         stored = [(frame.header, b"".join(frame.parts())) for frame in frames]
         self._fail_if_asked()
         content.frames += stored
+        content.bytes += sum(len(raw) for _, raw in stored)
         content.started = True
         content.start_offset, content.end_entry, content.end_offset = start, entry, offset
         self._syncs += sync
@@ -141,6 +143,7 @@ class MemoryLog:
             if end > offset or header.entry > covered:
                 break
             start, gone = end, gone + 1
+        content.bytes -= sum(len(raw) for _, raw in content.frames[:gone])
         content.frames = content.frames[gone:]
         content.start_offset = start
 
@@ -154,6 +157,7 @@ class MemoryLog:
         if entry < first:
             raise InvalidRequest(f"{self._name} begins behind entry {entry}: it cannot be cut there")
         content.snapshots = [snapshot for snapshot in content.snapshots if snapshot.entry < entry]
+        content.bytes -= sum(len(raw) for _, raw in content.frames[entry - first :])
         content.frames = content.frames[: entry - first]
         content.end_entry = entry
         data = [header for header, _ in content.frames if header.kind == DATA]
@@ -180,9 +184,8 @@ class MemoryLog:
     def stats(self) -> LogStats:
         """See `PartitionLog.stats`."""
         content = self._content
-        size = sum(len(raw) for _, raw in list(content.frames))
         fault = self._fault.message if self._fault else None
-        return LogStats(content.start_offset, content.end_offset, size, 1, self._syncs, 0.0, fault)
+        return LogStats(content.start_offset, content.end_offset, content.bytes, 1, self._syncs, 0.0, fault)
 
     def close(self) -> None:
         """See `PartitionLog.close`."""

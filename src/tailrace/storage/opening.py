@@ -119,6 +119,24 @@ def _check_frames(disk: Disk, handle: int, path: str, checked: Checked, base_off
         segment.size = position + header.size
 
 
+def shortened(disk: Disk, path: str, segment: Segment, entry: int) -> tuple[Segment, int | None]:
+    """The figures of a segment without the frames from `entry` on, and the number in its barriers."""
+    short, nonce = Segment(segment.first_entry, segment.base_offset), None
+    handle = disk.open(path)
+    try:
+        for header, position, _ in scan(disk, handle, path, 0, segment.size):
+            if position == 0:
+                nonce = header.producer_id
+            if header.entry >= entry:
+                break
+            if header.kind != BARRIER:
+                short.note(header, position)
+                short.size = position + header.size
+    finally:
+        disk.close(handle)
+    return short, nonce
+
+
 def inspect_folder(disk: Disk, folder: str) -> Opened:
     """Everything that a log's folder holds, judged; reads only."""
     names = disk.list(folder)

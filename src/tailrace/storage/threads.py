@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -158,7 +159,8 @@ class StorageThreads:
             with lane.lock:
                 batch = list(lane.waiting)
                 lane.waiting.clear()
-            self._results.add(_run_batch(lane.log, batch))
+            for completions in _run_batch(lane.log, batch):
+                self._results.add(completions)
             with lane.lock:
                 lane.busy = again = bool(lane.waiting)
             if again:
@@ -184,7 +186,7 @@ class InlineThreads:
     def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
         """See `StorageThreads.append`."""
         self._require_open()
-        self._results.add(_run_batch(log, [_Append(frames, sync, done)]))
+        self._results.add(_run_appends(log, [_Append(frames, sync, done)]))
 
     def run(self, log: PartitionLog, work: Callable[[], Any], done: Done) -> None:
         """See `StorageThreads.run`."""
@@ -212,21 +214,15 @@ class InlineThreads:
             raise Unavailable("the storage threads are closed")
 
 
-def _run_batch(log: PartitionLog, batch: list[_Append | _Act]) -> list[Completion]:
-    """Run what waited for a log in order, runs of appends joined into one call each."""
-    completions: list[Completion] = []
-    joined: list[_Append] = []
-    for item in batch:
-        if isinstance(item, _Append):
-            joined.append(item)
-            continue
-        if joined:
-            completions += _run_appends(log, joined)
-            joined = []
-        completions.append(_run_act(item))
-    if joined:
-        completions += _run_appends(log, joined)
-    return completions
+def _run_batch(log: PartitionLog, batch: list[_Append | _Act]) -> Iterator[list[Completion]]:
+    """Run what waited for a log in order, appends joined; each result is out before the next work starts."""
+    for is_append, items in groupby(batch, lambda item: isinstance(item, _Append)):
+        if is_append:
+            yield _run_appends(log, [item for item in items if isinstance(item, _Append)])
+        else:
+            for item in items:
+                if isinstance(item, _Act):
+                    yield [_run_act(item)]
 
 
 def _run_appends(log: PartitionLog, joined: list[_Append]) -> list[Completion]:
