@@ -8,7 +8,7 @@ import pytest
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, Buffer, Frame, Header, walk
 from tailrace.ports import LogStore, PartitionLog, Recovery, Snapshot
-from tailrace.sim.disk import SimDisk
+from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
 from tests.storage.frame_maker import FrameMaker, TestClock

@@ -7,9 +7,9 @@ import pytest
 
 from tailrace.sim import storage_world
 from tailrace.sim.__main__ import run_world
-from tailrace.sim.disk import SimDisk
+from tailrace.sim.sim_disk import SimDisk
 from tailrace.sim.storage_world import Violation
-from tailrace.storage import log_folder, opening, reader, scan
+from tailrace.storage import log_folder, log_reader, opening, scan
 from tailrace.storage.file_log import FileLog
 from tailrace.storage.log_folder import LogFolder
 
@@ -42,7 +42,7 @@ def _no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
         return memoryview(data)[start : start + header.length]
 
     monkeypatch.setattr(scan, "check_body", unchecked)
-    monkeypatch.setattr(reader, "check_body", unchecked)
+    monkeypatch.setattr(log_reader, "check_body", unchecked)
 
 
 def _sync_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.ports import Disk
-from tailrace.sim.disk import SimDisk
+from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.disk import RealDisk
 
 

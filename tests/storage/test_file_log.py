@@ -11,7 +11,7 @@ import pytest
 from tailrace.errors import Corrupt, Full, InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, walk
 from tailrace.ports import Recovery, Snapshot
-from tailrace.sim.disk import Crash, SimDisk
+from tailrace.sim.sim_disk import Crash, SimDisk
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.file_log import FileLog
 from tailrace.storage.file_store import FileStore

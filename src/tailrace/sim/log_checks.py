@@ -7,7 +7,7 @@ from random import Random
 
 from tailrace.format.frame import DATA, Frame, Header, crc32c, make, walk
 from tailrace.ports import Recovery, Snapshot
-from tailrace.sim.disk import SimDisk
+from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.file_log import FileLog
 from tailrace.storage.file_store import FileStore
 from tailrace.storage.segment import first_entry

@@ -14,8 +14,8 @@ from tailrace.errors import Corrupt, Full, InvalidRequest, StorageFault
 from tailrace.format.frame import DATA, FACTS, MORE, Frame
 from tailrace.ports import Recovery, Snapshot
 from tailrace.sim.bit_flips import FlippedLog
-from tailrace.sim.disk import Crash
 from tailrace.sim.log_checks import LOG, Violation
+from tailrace.sim.sim_disk import Crash
 from tailrace.storage.snapshots import snapshot_entry
 
 STEPS = 70

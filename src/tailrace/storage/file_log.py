@@ -16,9 +16,9 @@ from tailrace.format.frame import HEADER_BYTES, Buffer, Frame
 from tailrace.ports import Clock, Disk, LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
+from tailrace.storage.log_reader import LogReader
 from tailrace.storage.mark import Mark
 from tailrace.storage.opening import Opened, inspect_folder, shortened
-from tailrace.storage.reader import LogReader
 from tailrace.storage.scan import CHUNK, barrier
 from tailrace.storage.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
