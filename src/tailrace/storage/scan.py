@@ -100,7 +100,7 @@ def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | N
         chunk = disk.read(handle, position, min(CHUNK + HEADER_BYTES, end - position))
         if not chunk:
             break
-        if chunk != _ZEROS[: len(chunk)]:
+        if not _ZEROS.startswith(chunk):
             used = position + len(chunk.rstrip(b"\0"))
             synced = max(synced, _synced_by_barriers(chunk, position, nonce))
         position += CHUNK
