@@ -173,7 +173,7 @@ def to_toml(options: ServerOptions) -> str:
 
 
 def _build(values: Mapping[str, Any], topic_defaults: dict[str, Any]) -> ServerOptions:
-    tables = {
+    tables: dict[str, Any] = {
         table: struct(**{name: values[f"{table}.{name}"] for name in struct.__struct_fields__})
         for table, struct in TABLES.items()
     }

@@ -22,7 +22,7 @@ Shell = Annotated[
 @completion.command()
 def install(shell: Shell = None, json: Json = False) -> None:
     """Install completion for a shell."""
-    from typer.completion import install as install_script
+    from typer._completion_shared import install as install_script
 
     used, path = install_script(shell=_known_shell(shell), prog_name="tailrace")
     if json:
@@ -36,7 +36,7 @@ def install(shell: Shell = None, json: Json = False) -> None:
 @completion.command()
 def show(shell: Shell = None, json: Json = False) -> None:
     """Print the completion script of a shell."""
-    from typer.completion import get_completion_script
+    from typer._completion_shared import get_completion_script
 
     name = _known_shell(shell)
     script = get_completion_script(prog_name="tailrace", complete_var="_TAILRACE_COMPLETE", shell=name)
@@ -65,7 +65,7 @@ def version(json: Json = False) -> None:
 
 
 def _known_shell(name: str | None) -> str:
-    import shellingham
+    import shellingham  # type: ignore[import-untyped]
 
     known = ("bash", "fish", "powershell", "pwsh", "zsh")
     if name is None:

@@ -72,7 +72,7 @@ app.add_typer(about)
 def main() -> None:
     """The console script."""
     if "_TAILRACE_COMPLETE" in os.environ:
-        from typer.completion import completion_init
+        from typer._completion_classes import completion_init
 
         completion_init()
     app()

@@ -48,6 +48,21 @@ def _escaped(code: int) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
+def _shown(value: Any) -> str:
+    """A value for a person."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return printable(str(value))
+
+
+def _numbers(cells: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, some of which may be missing."""
+    present = [cell for cell in cells if cell is not None]
+    return bool(present) and all(isinstance(cell, int) and not isinstance(cell, bool) for cell in present)
+
+
 class Output:
     """Standard output of one command in the form that was asked for."""
 
@@ -74,10 +89,8 @@ class Output:
     ) -> None:
         """A whole table; numbers stand to the right."""
         rows = list(rows)
-        cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-        right = [
-            bool(rows) and all(isinstance(row[i], int | None) for row in rows) for i in range(len(columns))
-        ]
+        cells = [[_shown(cell) for cell in row] for row in rows]
+        right = [_numbers([row[i] for row in rows]) for i in range(len(columns))]
         if self.terminal:
             self._rich_table(columns, cells, right, title)
         else:
@@ -91,7 +104,7 @@ class Output:
         """Names and values, one to a line."""
         width = max(map(len, values), default=0)
         for name, value in values.items():
-            self.line(f"{name:<{width}}  {printable(str(value))}")
+            self.line(f"{name:<{width}}  {_shown(value)}")
 
     def note(self, text: str) -> None:
         """A remark for a person, on standard error; not with --json."""

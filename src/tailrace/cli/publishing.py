@@ -52,7 +52,7 @@ class Results:
 
             columns = (
                 SpinnerColumn(),
-                TextColumn("{task.completed:,.0f} messages, {task.speed:,.0f}/s"),
+                TextColumn("{task.completed:,.0f} messages acknowledged"),
                 TimeElapsedColumn(),
             )
             self._progress = Progress(*columns, console=Console(stderr=True), transient=True)

@@ -153,8 +153,8 @@ def trim(
 
     async def work(client: Client) -> None:
         admin = client.admin()
-        if to_offset is not None:
-            targets = {partition: to_offset}
+        if moment is None:
+            targets = {partition or 0: to_offset or 0}
         else:
             targets = dict(enumerate(await admin.find_offsets(name, moment)))
         if partition is not None:

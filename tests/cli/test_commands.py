@@ -1,0 +1,318 @@
+"""Topics, serve, log files, help, completion and the way every command ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import EDGES
+from tests.cli.conftest import RUN, Broker, environment, invoke, run
+
+HEAVY = (
+    "pyarrow",
+    "numpy",
+    "uvloop",
+    "asyncio",
+    "prometheus_client",
+    "tailrace.client",
+    "tailrace.broker",
+    "tailrace.core",
+)
+
+
+# ------------------------------------------------------------------------------------------------- topics
+
+
+def test_life_of_a_topic(broker: Broker) -> None:
+    (created,) = broker.rows("topic", "create", "orders/eu", "--partitions", "2", "-o", "retention-ms=60000")
+    assert (created["topic"], created["options"]["partitions"]) == ("orders/eu", 2)
+    assert created["options"]["retention_ms"] == 60_000
+    assert broker.run("topic", "create", "orders/eu").status == EDGES["already_exists"].exit
+    (same,) = broker.rows("topic", "create", "orders/eu", "--if-missing")
+    assert same["id"] == created["id"]
+    assert [row["topic"] for row in broker.rows("topic", "list", "orders/")] == ["orders/eu"]
+    assert broker.rows("topic", "list", "nothing-like-it") == []
+    (altered,) = broker.rows("topic", "alter", "orders/eu", "--partitions", "3", "-o", "retention_ms=null")
+    assert (altered["options"]["partitions"], altered["options"]["retention_ms"]) == (3, None)
+    assert [row["partition"] for row in altered["partitions"]] == [0, 1, 2]
+    assert broker.rows("topic", "delete", "orders/eu", "--yes") == [{"deleted": "orders/eu"}]
+    assert broker.run("topic", "describe", "orders/eu").status == EDGES["not_found"].exit
+
+
+def test_every_problem_of_a_creation_is_told(broker: Broker) -> None:
+    done = broker.run("topic", "create", "bad name", "-o", "partitons=1", "-o", "durability=never", "--json")
+    assert done.status == EDGES["invalid_request"].exit
+    assert len(json.loads(done.err)["details"]["problems"]) == 3
+
+
+def test_list_and_describe_for_people(broker: Broker) -> None:
+    broker.rows("topic", "create", "people", "--partitions", "1", "-o", "retention_count=5")
+    listed = broker.run("topic", "list", "people").out.splitlines()
+    assert listed[0].split() == ["TOPIC", "PARTITIONS", "DURABILITY", "STORAGE", "RETENTION"]
+    assert listed[1].split() == ["people", "1", "fsync", "file", "count=5"]
+    described = broker.run("topic", "describe", "people").out
+    assert "retention_count    5\n" in described
+    assert "retention_ms       -\n" in described
+    assert described.splitlines()[-1].split() == ["0", "0", "0", "0", "0", "-"]
+
+
+def test_trim_by_offset_and_by_time(broker: Broker) -> None:
+    broker.rows("topic", "create", "trimmed", "--partitions", "1")
+    lines = [json.dumps({"value": str(n), "timestamp": f"2026-01-0{n + 1}T00:00:00Z"}) for n in range(6)]
+    broker.rows("publish", "trimmed", "--jsonl", stdin="\n".join(lines).encode())
+    (topic,) = broker.rows("topic", "trim", "trimmed", "--partition", "0", "--to-offset", "2")
+    assert topic["partitions"][0]["start_offset"] == 2
+    (topic,) = broker.rows("topic", "trim", "trimmed", "--to-time", "2026-01-05")
+    assert topic["partitions"][0]["start_offset"] == 4
+    assert [row["value"] for row in broker.rows("read", "trimmed")] == ["4", "5"]
+    for wrong in (
+        [],
+        ["--to-offset", "1"],
+        ["--to-offset", "1", "--to-time", "-1h"],
+        ["--to-time", "-1h", "--partition", "7"],
+    ):
+        assert broker.run("topic", "trim", "trimmed", *wrong).status == 2, wrong
+
+
+def test_delete_asks_and_needs_somebody_to_ask(broker: Broker) -> None:
+    broker.rows("topic", "create", "kept")
+    done = broker.run("topic", "delete", "kept")
+    assert done.status == 2
+    assert "--yes" in done.err
+    here, there = os.openpty()
+    asked = broker.start(
+        "topic", "delete", "kept", stdin=there, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    os.close(there)
+    os.write(here, b"n\n")
+    _, err = asked.communicate(timeout=30)
+    os.close(here)
+    assert asked.returncode == 1
+    assert b"Delete topic kept with 0 messages?" in err
+    assert broker.run("topic", "describe", "kept").status == 0
+
+
+def test_options_with_the_names_of_parameters_are_refused(broker: Broker) -> None:
+    for name in ("timeout", "name", "if-missing"):
+        assert broker.run("topic", "create", "x", "-o", f"{name}=1").status == 2
+    assert broker.run("topic", "alter", "x").status == 2
+
+
+# -------------------------------------------------------------------------------------------------- serve
+
+
+def test_ready_line_names_real_addresses(broker: Broker) -> None:
+    assert broker.ready["event"] == "ready"
+    assert broker.ready["pid"] == broker.process.pid
+    host, _, port = broker.ready["http_listen"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as page:
+        page.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: page.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"tailrace_connections" in answer
+
+
+def test_taken_ports_name_the_flag(broker: Broker, tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path / "d"))
+    native, http = broker.ready["listen"], broker.ready["http_listen"]
+    taken = run("serve", *data, "--listen", native, "--http-listen", "127.0.0.1:0")
+    assert taken.status == EDGES["unavailable"].exit
+    assert f"{native} is taken" in taken.err
+    assert "hint: choose another address with --listen" in taken.err
+    taken = run("serve", *data, "--listen", "127.0.0.1:0", "--http-listen", http, "--json")
+    assert taken.status == EDGES["unavailable"].exit
+    assert json.loads(taken.err)["details"] == {"address": http, "option": "--http-listen"}
+
+
+def test_second_broker_on_the_same_folder_is_refused(broker: Broker) -> None:
+    ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    done = run("serve", "--data", str(broker.data), *ports)
+    assert done.status == EDGES["unavailable"].exit
+    assert f"pid {broker.process.pid}" in done.err
+
+
+def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = run(
+        "serve", "--data", str(tmp_path / "file"), "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"
+    )
+    assert done.status == EDGES["storage_fault"].exit
+    assert "Traceback" not in done.err
+    assert "--data" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_it_gracefully_and_data_stays(tmp_path: Path, number: int) -> None:
+    first = Broker(tmp_path / "data")
+    first.rows("topic", "create", "t", "--partitions", "1")
+    first.rows("publish", "t", "kept")
+    status, err = first.stop(number)
+    assert status == 0, err
+    second = Broker(tmp_path / "data")
+    try:
+        assert [row["value"] for row in second.rows("read", "t")] == ["kept"]
+    finally:
+        assert second.stop()[0] == 0
+
+
+def test_check_config_prints_what_is_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "tailrace.toml"
+    path.write_text('log_level = "debug"\n[limits]\nidle_ms = 5000\n')
+    done = invoke("serve", "--check-config", "--config", str(path), "--listen", "127.0.0.1:1")
+    assert done.status == 0
+    assert 'listen = "127.0.0.1:1"\n' in done.out
+    assert "idle_ms = 5000\n" in done.out
+    again = tmp_path / "again.toml"
+    again.write_text(done.out)
+    assert invoke("serve", "--check-config", "--config", str(again)).out == done.out
+    (record,) = invoke("serve", "--check-config", "--config", str(path), "--json").rows
+    assert record["limits"]["idle_ms"] == 5000
+
+
+def test_check_config_lists_all_problems(tmp_path: Path) -> None:
+    path = tmp_path / "tailrace.toml"
+    path.write_text("log_levl = 1\n[limits]\nidle_ms = 1\n")
+    done = invoke("serve", "--check-config", "--config", str(path), "--listen", "0.0.0.0:1")
+    assert done.status == 2
+    assert done.err.count("\n  - ") == 3
+    assert f"{path}:1 log_levl: unknown option, did you mean log_level?" in done.err
+
+
+# ---------------------------------------------------------------------------------------------- log files
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A data folder with two messages, written and closed."""
+    url = f"embedded:{tmp_path}/data"
+    for command in (("topic", "create", "t", "--partitions", "1"), ("publish", "t", "one", "two")):
+        assert invoke(*command, "--url", url).status == 0
+    return tmp_path / "data"
+
+
+def test_inspect_lists_files(stored: Path) -> None:
+    rows = invoke("log", "inspect", str(stored), "--json").rows
+    segment = next(row for row in rows if row["kind"] == "segment")
+    assert segment["log"].endswith("t~1/0")
+    assert (segment["base_offset"], segment["end_offset"], segment["problem"]) == (0, 2, "")
+    assert segment["last_append"].endswith("Z")
+    plain = invoke("log", "inspect", str(stored / "topics" / "t~1" / "0")).out
+    assert plain.startswith("t~1/0\nFILE")
+    assert "0-2" in plain
+
+
+def test_verify_tells_good_from_damaged(stored: Path) -> None:
+    done = invoke("log", "verify", str(stored))
+    assert (done.status, done.out) == (0, "1 logs checked, all messages are well\n")
+    segment = next(stored.rglob("*.log"))
+    content = bytearray(segment.read_bytes())
+    place = content.index(b"one")
+    content[place] ^= 1
+    segment.write_bytes(content)
+    damaged = invoke("log", "verify", str(stored), "--json")
+    assert damaged.status == EDGES["corrupt"].exit
+    (row,) = damaged.rows
+    assert [problem["fatal"] for problem in row["problems"]][:1] == [True]
+    assert json.loads(damaged.err)["error"] == "corrupt"
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_folders_without_logs(tmp_path: Path, command: str) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        assert invoke("log", command, str(path)).status == EDGES["not_found"].exit
+
+
+# -------------------------------------------------------------------------------------- help and the ends
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["topic", "--help"],
+        ["publish", "-h"],
+        ["version"],
+        ["completion", "show", "--shell", "bash"],
+    ],
+)
+def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
+    program = f"""
+import sys
+sys.argv = ["tailrace", *{arguments!r}]
+from tailrace.cli.app import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert done.stdout
+
+
+def test_every_command_takes_json_and_has_help() -> None:
+    commands = [
+        *(("topic", name) for name in ("create", "list", "describe", "alter", "trim", "delete")),
+        *(("log", name) for name in ("inspect", "verify")),
+        *(("completion", name) for name in ("install", "show")),
+        ("serve",),
+        ("publish",),
+        ("read",),
+        ("version",),
+    ]
+    for command in commands:
+        page = invoke(*command, "--help").out
+        assert "--json" in page, command
+        if command[0] in ("topic", "publish", "read"):
+            assert "--url" in page, command
+            assert "--timeout" in page, command
+
+
+def test_misuse_is_told_in_words_and_as_json() -> None:
+    done = invoke("topic", "craete", "x")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert "create" in done.err
+    assert "hint: `tailrace topic --help`" in done.err
+    as_json = invoke("publish", "--json")
+    assert json.loads(as_json.err)["error"] == "invalid_request"
+    assert invoke("topic").err.startswith("Usage: tailrace topic")
+    assert invoke("read", "t", "--from", "someday").status == 2
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    done = invoke("topic", "list", "--url", f"tailrace://127.0.0.1:{port}", "--timeout", "1")
+    assert done.status in (EDGES["unavailable"].exit, EDGES["timeout"].exit)
+    assert "tailrace serve" in done.err
+    assert invoke("topic", "list", "--url", "http://x").status == 2
+
+
+def test_errors_are_escaped() -> None:
+    done = invoke("read", "t", "--from", "\x1b[31mred")
+    assert "\x1b" not in done.err
+    assert done.status == 2
+
+
+def test_completion_knows_the_commands(tmp_path: Path) -> None:
+    words = {"_TAILRACE_COMPLETE": "complete_bash", "COMP_WORDS": "tailrace topic c", "COMP_CWORD": "2"}
+    done = subprocess.run(RUN, capture_output=True, text=True, env=environment(**words), timeout=60)
+    assert done.stdout.split() == ["create"]
+    assert "_TAILRACE_COMPLETE" in invoke("completion", "show", "--shell", "zsh").out
+    assert invoke("completion", "show", "--shell", "tcsh").status == 2
+    installed = run("completion", "install", "--shell", "bash", "--json", HOME=str(tmp_path))
+    assert Path(installed.rows[0]["path"]).is_relative_to(tmp_path)
+
+
+def test_version() -> None:
+    assert invoke("version").out.startswith("tailrace ")
+    assert set(invoke("version", "--json").rows[0]) == {"tailrace", "python"}
