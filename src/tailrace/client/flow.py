@@ -313,11 +313,12 @@ class PartitionFlow:
                     text = "a batch near it failed, and what became of this one is not known"
                     batch.settle(None, Timeout(f"{self._topic}/{self._partition}: {text}"))
             self._renew_identity(numbered)
-        elif self._hole is not None:
-            self._next_sequence = self._hole if first is None else min(self._hole, first.sequence or 0)
+        elif hole is not None:
+            self._next_sequence = hole
             for batch in numbered:
-                batch.sequence = self._next_sequence
-                self._next_sequence += 1
+                if (batch.sequence or 0) > hole:  # Those before it keep theirs: some between them are stored.
+                    batch.sequence = self._next_sequence
+                    self._next_sequence += 1
         elif first is not None and first.gap is not None:
             # The broker misses a batch that this flow does not have any more: it lost or forgot its memory of
             # this producer.

@@ -1,10 +1,11 @@
-"""A world of producers, readers and a broker in virtual time: the real flows and the real engine, with a network
-that breaks, storage that is late or fails, and a broker that stops and comes back.
+"""A world of producers, readers and a broker in virtual time: the real flows and the real engine, with a
+network that breaks, storage that is late or fails, and a broker that stops and comes back.
 
-What has to hold: a batch that was reported as stored is in the log exactly once, at the offset told, in the order
-sent; one that failed for certain is not there; one with an unknown outcome is there at most once. A reader is
-given every committed message once and in order, and nothing that a power loss can take back. When the trouble
-ends, everything is settled and every flow goes on. On `interval` topics a power loss may take the newest.
+What has to hold: a batch that was reported as stored is in the log exactly once, at the offset told, in the
+order sent; one that failed for certain is not there; one with an unknown outcome is there at most once. A
+reader is given every committed message once and in order, and nothing that a power loss can take back. When
+the trouble ends, everything is settled and every flow goes on. On `interval` topics a power loss may take the
+newest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from tailrace.broker.clock import ManualClock
 from tailrace.broker.engine import Engine
 from tailrace.client.flow import Batch, PartitionFlow
 from tailrace.cluster.embedded import MemoryCoordinator
-from tailrace.core.commands import Claimed, CreateTopic, Fetch, Fetched, Publish, Reply, Request
+from tailrace.core.commands import (
+    Claimed,
+    CreateTopic,
+    Fetch,
+    Fetched,
+    Publish,
+    Reply,
+    Request,
+    TopicInfo,
+)
 from tailrace.core.model import Refusal
 from tailrace.errors import Full, StorageFault
 from tailrace.format import batch as arrow
@@ -27,6 +37,7 @@ from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import Respond
 from tailrace.sim.late_storage import CutStore, LateThreads
+from tailrace.sim.network import Line
 
 SAFE, QUICK = "safe", "quick"
 TOPICS: dict[str, dict[str, Any]] = {
@@ -37,8 +48,6 @@ PLACES = [(SAFE, 0), (SAFE, 1), (QUICK, 0)]
 SECOND_US = 1_000_000
 HEALED_S = 25
 TOO_LARGE = 150
-DOWN = Refusal("unavailable", "not connected", "none")
-LOST = Refusal("unavailable", "the connection broke before the answer came", "unknown")
 
 STATES = frozenset(
     (
@@ -101,101 +110,6 @@ class Life:
 
     def _drain(self) -> None:
         self.engine.pump.drain()
-
-
-class Travel:
-    """A request on its way to the broker."""
-
-    def __init__(self, life: Life, generation: int, due_us: int, give: Callable[[Travel], None]) -> None:
-        self.life, self.generation, self.due_us, self.give = life, generation, due_us, give
-        self.arrived = self.lost = False
-
-
-class Line:
-    """One client's connection: in order each way. When it breaks, what was under way may still arrive later."""
-
-    def __init__(self, world: ClientWorld) -> None:
-        self._world = world
-        self.up = True
-        self._generation = 0
-        self._number = 0
-        self._waiting: dict[int, Respond] = {}
-        self._travelling: list[Travel] = []
-        self._there_us = self._back_us = 0
-
-    def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
-        """See `BrokerVerbs.submit`."""
-        world, life = self._world, self._world.life
-        if not self.up or life is None:
-            respond(DOWN, ())
-            return
-        self._number += 1
-        number = self._number
-        self._waiting[number] = respond
-        self._there_us = max(self._there_us, world.clock.now_us() + world.delay_us())
-
-        def give(travel: Travel) -> None:
-            if isinstance(request, Publish) and world.chance(world.overload):
-                world.seen["overloaded"] += 1
-                self._back(travel, number, Refusal("overloaded", "slow down"), ())
-                return
-            life.engine.gateway.submit(
-                request, body, lambda reply, parts: self._back(travel, number, reply, parts)
-            )
-
-        travel = Travel(life, self._generation, self._there_us, give)
-        self._travelling.append(travel)
-        self._wait_for(travel)
-
-    def _wait_for(self, travel: Travel) -> None:
-        self._world.later(travel.due_us - self._world.clock.now_us(), lambda: self._arrive(travel))
-
-    def _arrive(self, travel: Travel) -> None:
-        if travel.arrived or travel.lost or not travel.life.alive:
-            return
-        if travel.due_us > self._world.clock.now_us():
-            self._wait_for(travel)
-            return
-        travel.arrived = True
-        if travel.generation != self._generation:
-            self._world.seen["request processed after its connection broke"] += 1
-        travel.give(travel)
-
-    def _back(self, travel: Travel, number: int, reply: Reply, parts: Sequence[Buffer]) -> None:
-        world = self._world
-        self._back_us = max(self._back_us, world.clock.now_us() + world.delay_us())
-
-        def deliver() -> None:
-            if travel.generation == self._generation and travel.life.alive:
-                world.told(reply)
-                self._waiting.pop(number)(reply, parts)
-
-        world.later(self._back_us - world.clock.now_us(), deliver)
-
-    def drop(self, all_lost: bool) -> None:
-        """The connection breaks; it comes back after a while."""
-        world = self._world
-        if not self.up:
-            return
-        self.up = False
-        self._generation += 1
-        under_way = [travel for travel in self._travelling if not travel.arrived]
-        self._travelling = []
-        kept = 0 if all_lost else world.random.randint(0, len(under_way))
-        late_us = world.random.choice((0, 20_000, 700_000, 3 * SECOND_US))
-        for at, travel in enumerate(under_way):
-            travel.due_us += late_us
-            travel.lost = at >= kept
-        waiting, self._waiting = self._waiting, {}
-        if waiting:
-            world.seen["connection broke with requests under way"] += 1
-        self._there_us = self._back_us = 0
-        for respond in waiting.values():
-            respond(LOST, ())
-        world.later(world.random.choice((1_000, 50_000, 600_000)), self._reconnect)
-
-    def _reconnect(self) -> None:
-        self.up = True
 
 
 class Sent:
@@ -346,7 +260,7 @@ class ClientWorld:
         self.life: Life | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._event_count = self._value_count = 0
-        self._promised = 0
+        self._ends_told: dict[int, int] = {}
         calm = self.random.random() < 0.1
         mood = self.random.choice((0.3, 1.0, 3.0))
         self._trouble_us = 0 if calm else int(SECOND_US / mood)
@@ -410,14 +324,23 @@ class ClientWorld:
             request = CreateTopic(name, options)
             self.life.engine.gateway.submit(request, b"", lambda reply, parts: replies.append(reply))
         self.run_for(2)
-        assert len(replies) == 2 and not any(isinstance(reply, Refusal) for reply in replies), replies
+        assert [type(reply) for reply in replies] == [TopicInfo, TopicInfo], replies
 
-    def told(self, reply: Reply) -> None:
-        """Look at an answer as it reaches a client."""
-        if isinstance(reply, Refusal) and reply.code == "full":
-            self.seen["full seen by a producer"] += 1
+    def serving(self) -> Life | None:
+        """See `Surroundings.serving`."""
+        return self.life
+
+    def told(self, request: Request, reply: Reply) -> None:
+        """See `Surroundings.told`."""
         if isinstance(reply, Claimed) and reply.epoch > 2:
             self.seen["claimed again"] += 1
+        elif isinstance(reply, Refusal) and reply.code == "full":
+            self.seen["full seen by a producer"] += 1
+        elif isinstance(reply, Refusal) and reply.code == "sequence_conflict":
+            assert isinstance(request, Publish)
+            if request.topic == SAFE:
+                known = self._ends_told.get(request.partition, 0)
+                self._ends_told[request.partition] = max(known, reply.details["current_sequence"])
 
     def _stop(self, power_loss: bool) -> None:
         life = self.life
@@ -431,11 +354,15 @@ class ClientWorld:
         else:
             self.seen["broker killed"] += 1
             self.store.close()
-        for client in (*self.producers, *self.readers):
-            client.line.drop(True)
+        for line in self._lines():
+            line.drop(True)
         self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
 
     def _after_power_loss(self, ends: dict[str, int]) -> None:
+        for name, end in ends.items():
+            topic, _, partition = name.rpartition("/")
+            told = self._ends_told.get(int(partition), 0) if topic.startswith(SAFE) else 0
+            self._require(end >= told, f"{name}: a refusal told of {told} messages, {end} were durable")
         end = next(end for name, end in ends.items() if name.startswith(QUICK))
         for sent in self.ledger:
             stored = sent.batch.stored
@@ -445,6 +372,10 @@ class ClientWorld:
         for reader in self.readers:
             if reader.topic == QUICK:
                 reader.power_lost(0, end)
+
+    def _lines(self) -> list[Line]:
+        lines = [producer.line for producer in self.producers]
+        return lines + [reader.line for reader in self.readers]
 
     def _close_gracefully(self) -> None:
         life = self.life
@@ -496,7 +427,7 @@ class ClientWorld:
         self.later(int(self._trouble_us * self.random.random() * 2), self._trouble)
         kind = self.random.choice(("drop", "drop", "drop", "kill", "power", "close", "interval"))
         if kind == "drop":
-            self.random.choice([*self.producers, *self.readers]).line.drop(False)
+            self.random.choice(self._lines()).drop(False)
         elif kind == "close":
             self._close_gracefully()
         elif kind != "interval":

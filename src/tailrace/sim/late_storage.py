@@ -1,5 +1,5 @@
-"""Storage for simulated brokers: memory logs that a power loss can cut, behind threads that finish late, in any
-order between logs, and now and then with an error."""
+"""Storage for simulated brokers: memory logs that a power loss can cut, behind threads that finish late, in
+any order between logs, and now and then with an error."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class CutStore(MemoryStore):
         self._taken: dict[MemoryLog, str] = {}
 
     def log(self, name: str) -> MemoryLog:
-        """See `LogStore.log`."""
+        """See `LogStore.log`. Whoever opens a log makes durable what is there."""
         log = super().log(name)
         self._taken[log] = name
+        self.synced(log)
         return log
 
     def synced(self, log: MemoryLog) -> None:
@@ -40,10 +41,11 @@ class CutStore(MemoryStore):
         self.close()
         ends: dict[str, int] = {}
         for name in self.names():
+            durable = self.durable.get(name, 0)
             log = self.log(name)
             entry = log.recover().end_entry
-            durable = self.durable.get(name, 0)
             log.truncate(random.choice((durable, random.randint(durable, entry))))
+            self.synced(log)
             ends[name] = log.stats().end_offset
             log.close()
         return ends
@@ -68,8 +70,8 @@ class Lane:
 
 
 class LateThreads:
-    """See `broker.pump.Threads`; in virtual time. Work on one log is done in order, and what waits together is
-    written together, as the real threads do it."""
+    """See `broker.pump.Threads`; in virtual time. Work on one log is done in order, and what waits together
+    is written together, as the real threads do it."""
 
     def __init__(
         self, random: Random, later: Later, store: CutStore, notify: Callable[[], None], seen: Counter[str]
