@@ -428,6 +428,8 @@ class ClientWorld:
         kind = self.random.choice(("drop", "drop", "drop", "kill", "power", "close", "interval"))
         if kind == "drop":
             self.random.choice(self._lines()).drop(False)
+            if self.chance(0.2):  # While retries are under way, and the first attempts in storage.
+                self.later(self.random.choice((40_000, 150_000)), lambda: self._stop(True))
         elif kind == "close":
             self._close_gracefully()
         elif kind != "interval":

@@ -1,0 +1,209 @@
+"""The client world holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tailrace.broker.shard import NOTHING, Shard, Turn
+from tailrace.client.flow import Batch, PartitionFlow
+from tailrace.core.commands import Published
+from tailrace.format import frame
+from tailrace.sim import client_world
+
+SEEDS = 40
+BUG_SEEDS = 60
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Simulated brokers fail by the hundred, and say so."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_seed_holds_and_nearly_every_state_is_reached() -> None:
+    reached: set[str] = set()
+    for seed in range(SEEDS):
+        reached |= set(client_world.run(seed))
+    assert len(client_world.STATES - reached) <= 1, client_world.STATES - reached
+
+
+def test_same_seed_same_run() -> None:
+    assert client_world.run(7) == client_world.run(7)
+
+
+def _first_caught() -> int | None:
+    for seed in range(BUG_SEEDS):
+        try:
+            client_world.run(seed)
+        except Exception:  # a planted bug may also break the code under test in its own way
+            return seed
+    return None
+
+
+def _identity_kept_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is given up in doubt, and the next one gets its number."""
+
+    def renumber(self: PartitionFlow, numbered: list[Batch]) -> None:
+        waiting = [batch for batch in numbered if not batch.done]
+        used = [batch.sequence for batch in numbered if batch.sequence is not None]
+        self._next_sequence = min([*used, self._next_sequence - 1])
+        for batch in waiting:
+            batch.sequence, batch.doubtful = self._next_sequence, False
+            self._next_sequence += 1
+
+    monkeypatch.setattr(PartitionFlow, "_renew_identity", renumber)
+
+
+def _resent_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = PartitionFlow._answered
+
+    def hasty(self: PartitionFlow, batch: Batch, reply: Any) -> None:
+        answered(self, batch, reply)
+        if self._recovering and self.flight:
+            self._recover()
+
+    monkeypatch.setattr(PartitionFlow, "_answered", hasty)
+
+
+def _hole_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recover = PartitionFlow._recover
+
+    def keep(self: PartitionFlow) -> None:
+        self._hole = None
+        for batch in (*self._returned, *self.queue):
+            batch.gap = None
+        recover(self)
+
+    monkeypatch.setattr(PartitionFlow, "_recover", keep)
+
+
+def _stored_ones_before_a_hole_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is numbered anew from the first one that came back, also over numbers that are used."""
+    recover = PartitionFlow._recover
+
+    def close_up(self: PartitionFlow) -> None:
+        back = [batch.sequence for batch in self._returned if batch.sequence is not None and not batch.done]
+        if self._hole is not None and back:
+            self._hole = min(self._hole, min(back) - 1)
+            for batch in self._returned:
+                batch.doubtful = False
+        recover(self)
+
+    monkeypatch.setattr(PartitionFlow, "_recover", close_up)
+
+
+def _certain_in_spite_of_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Batch.settle
+
+    def trusting(self: Batch, stored: Any, error: Any) -> None:
+        if error is not None and error.code in ("fenced", "unavailable"):
+            error.outcome = "none"
+        settle(self, stored, error)
+
+    monkeypatch.setattr(Batch, "settle", trusting)
+
+
+def _answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Shard._write
+
+    def early(self: Shard, turn: Turn) -> None:
+        replies, turn.replies = turn.replies, []
+        write(self, turn)
+        for respond, reply in replies:
+            respond(reply, NOTHING)
+
+    monkeypatch.setattr(Shard, "_write", early)
+
+
+def _delivered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Shard._write
+
+    def early(self: Shard, turn: Turn) -> None:
+        for item in turn.frames:
+            if item.header.kind == frame.DATA:
+                self.tail.push(item)
+        self._notify()
+        self.tail.push = lambda item: None  # type: ignore[method-assign]
+        write(self, turn)
+        del self.tail.push
+
+    monkeypatch.setattr(Shard, "_write", early)
+
+
+def _decided_on_what_is_not_stored_yet(wanted: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that need no write leave at once, although they speak of what is being written."""
+    turn = Shard.turn
+
+    def eager(self: Shard, now_us: int) -> None:
+        waiting = list(self._turns)
+        known = {id(entry): len(entry.replies) for entry in waiting}
+        turn(self, now_us)
+        for entry in waiting:
+            late, entry.replies = entry.replies[known[id(entry)] :], entry.replies[: known[id(entry)]]
+            for respond, reply in late:
+                if isinstance(reply, Published) == (wanted is Published):
+                    respond(reply, NOTHING)
+                else:
+                    entry.replies.append((respond, reply))
+
+    monkeypatch.setattr(Shard, "turn", eager)
+
+
+def _retry_answered_before_the_first_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    _decided_on_what_is_not_stored_yet(Published, monkeypatch)
+
+
+def _refused_before_its_reason_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    _decided_on_what_is_not_stored_yet(object, monkeypatch)
+
+
+def _state_kept_after_a_failed_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    reopen = Shard._reopen
+
+    def keep(self: Shard) -> None:
+        ahead = self.state
+        adopt = self._adopt
+
+        def adopt_log_only(state: Any, *others: Any) -> None:
+            adopt(state, *others)
+            self.state = ahead
+
+        self._adopt = adopt_log_only  # type: ignore[method-assign]
+        reopen(self)
+
+    monkeypatch.setattr(Shard, "_reopen", keep)
+
+
+def _failed_sync_said_to_be_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail = Shard._fail
+
+    def certain(self: Shard, error: Exception, *, outcome: str | None = None) -> None:
+        fail(self, error, outcome="none")
+
+    monkeypatch.setattr(Shard, "_fail", certain)
+
+
+BUGS: list[Plant] = [
+    _identity_kept_in_doubt,
+    _resent_while_others_are_under_way,
+    _hole_not_closed,
+    _stored_ones_before_a_hole_forgotten,
+    _certain_in_spite_of_doubt,
+    _answered_before_it_is_stored,
+    _delivered_before_it_is_stored,
+    _retry_answered_before_the_first_is_stored,
+    _refused_before_its_reason_is_stored,
+    _state_kept_after_a_failed_append,
+    _failed_sync_said_to_be_harmless,
+]
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert _first_caught() is not None
