@@ -1,0 +1,43 @@
+"""docs/semantics.md and docs/operations.md say what the code does: errors, topic options, metrics."""
+
+import re
+from pathlib import Path
+
+from tailrace.broker.metrics import Metrics
+from tailrace.core.topics import TopicOptions
+from tailrace.errors import BY_CODE, EDGES
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def rows(page: str, first: str) -> dict[str, list[str]]:
+    """The rows of the table whose first column has this heading, by their first cell without ticks."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    table = re.search(rf"^\| {first} \|.*\n\|[-:|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table is not None, first
+    cells = [line.strip("| \n").split(" | ") for line in table.group(1).splitlines()]
+    return {row[0].strip("`"): [cell.strip("` ") for cell in row[1:]] for row in cells}
+
+
+def test_every_error_and_its_edges() -> None:
+    table = rows("semantics.md", "code")
+    assert list(table) == list(EDGES)
+    for code, edge in EDGES.items():
+        kind = BY_CODE[code]
+        expected = ["yes" if kind.retriable else "no", kind.default_outcome, str(edge.http), edge.grpc]
+        assert table[code][:6] == [*expected, f"0x{edge.mqtt:02X}", str(edge.exit)], code
+
+
+def test_every_option_of_topics() -> None:
+    assert list(rows("semantics.md", "option")) == list(TopicOptions.__struct_fields__)
+
+
+def test_every_metric() -> None:
+    metrics = Metrics()
+    rendered = {
+        line.split()[2]
+        for line in metrics.render().decode("utf-8").splitlines()
+        if line.startswith("# TYPE tailrace_")
+    }
+    listed = {name for name in rows("operations.md", "metric") if name.startswith("tailrace_")}
+    assert listed == rendered
