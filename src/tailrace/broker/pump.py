@@ -15,6 +15,9 @@ from typing import Any, Protocol
 from tailrace.format.frame import Frame
 from tailrace.ports import Clock, PartitionLog
 
+PRUNE_MIN = 1024
+"""So many timers are kept before the cancelled ones among them are looked for."""
+
 Done = Callable[[Any, Exception | None], None]
 """What a finished piece of storage work calls: with its result, or with the exception that ended it."""
 
@@ -32,6 +35,10 @@ class Threads(Protocol):
 
     def read(self, work: Callable[[], object], done: Done) -> None:
         """Work on the reader threads."""
+        ...
+
+    def forget(self, log: Any) -> None:
+        """Drop what is kept for a log that is gone."""
         ...
 
     def completed(self) -> Sequence[tuple[Done, Any, Exception | None]]:
@@ -85,6 +92,7 @@ class Pump:
         self._gathering = False
         self._timers: list[tuple[int, int, Timer]] = []
         self._timer_count = 0
+        self._prune_at = PRUNE_MIN
 
     def ready(self, member: Turnable) -> None:
         """Give a member its turn soon; it takes care not to ask twice."""
@@ -125,6 +133,11 @@ class Pump:
     def at(self, due_us: int, action: Callable[[int], None]) -> Timer:
         """Call `action(now_us)` at a time."""
         timer = Timer(due_us, action)
+        if len(self._timers) >= self._prune_at:
+            # Most timers are cancelled long before they are due: their memory goes in time, not at the end.
+            self._timers = [item for item in self._timers if item[2].action is not None]
+            heapq.heapify(self._timers)
+            self._prune_at = max(PRUNE_MIN, 2 * len(self._timers))
         self._timer_count += 1
         heapq.heappush(self._timers, (due_us, self._timer_count, timer))
         if self._timers[0][2] is timer:

@@ -120,13 +120,17 @@ class Producer:
 
     def _close(self) -> None:
         self.kill(Unavailable("the producer is closed"))
-        if self._timer is not None:
-            self._timer.cancel()
 
     def kill(self, error: TailraceError) -> None:
-        """Refuse everything from now on."""
+        """Refuse everything from now on; what has not been stored yet fails, so that nobody waits for it."""
         self._closed = error
-        self._plain = None
+        if self._timer is not None:
+            self._timer.cancel()
+        for flow in self._flows:
+            flow.end(error)
+        for batch in list(self._open.values()):
+            self._ship(batch)
+        _wake(self._room)
 
     async def _refresh(self) -> None:
         info = await ask(self._verbs, DescribeTopic(self.topic), self._timeout)
@@ -585,6 +589,8 @@ class Producer:
         self._buffered -= batch.nbytes
         if batch.error is not None:
             self._failed_messages += len(batch.ids) // 16 or 1
+            if len(self._failures) >= FAILURES_KEPT:
+                self._failures = [failed for failed in self._failures if not failed.noticed]
             if not batch.noticed and len(self._failures) < FAILURES_KEPT:
                 self._failures.append(batch)
         gathered = self._open.get(batch.partition)

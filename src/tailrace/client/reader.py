@@ -76,9 +76,9 @@ class Reader:
     async def __aenter__(self) -> Reader:
         self._loop = asyncio.get_running_loop()
         self._closed = None
-        await self.seek(self._start)
         if self._stop_at_end:
             self._ends = dict(enumerate(await self._find("latest")))
+        await self.seek(self._start)
         return self
 
     async def __aexit__(
@@ -262,19 +262,24 @@ class Reader:
         data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
         at = 0
         for partition, size, _, _ in reply.slices:
-            wanted = self._fetched.pop(partition)
-            for header, body in frame.walk(data[at : at + size]):
-                if header.kind == frame.DATA and header.end_offset > wanted:
-                    if header.base_offset > wanted and not header.count < header.span:
-                        place = f"{self.topic}/{partition}"
-                        raise Corrupt(f"{place}: offsets {wanted} to {header.base_offset - 1} are missing")
-                    rows = Rows(self.topic, partition, header, arrow.decode(body, header.flags))
-                    self._buffer.append((rows, rows.first_row(wanted)))
-                    self._ahead += header.size
-                    wanted = header.end_offset
             # Moved to the end of the dict: the partition that was served waits behind the others.
-            self._fetched[partition] = wanted
+            self._fetched[partition] = self._fetched.pop(partition)
+            for header, body in frame.walk(data[at : at + size]):
+                if header.kind == frame.DATA and header.end_offset > self._fetched[partition]:
+                    self._add(partition, header, body)
             at += size
+
+    def _add(self, partition: int, header: frame.Header, body: Buffer) -> None:
+        """Buffer a batch that was read, unless it lies behind the end to stop at."""
+        wanted = self._fetched[partition]
+        if header.base_offset > wanted and not header.count < header.span:
+            place = f"{self.topic}/{partition}"
+            raise Corrupt(f"{place}: offsets {wanted} to {header.base_offset - 1} are missing")
+        if self._ends is None or header.base_offset < self._ends.get(partition, 0):
+            rows = Rows(self.topic, partition, header, arrow.decode(body, header.flags))
+            self._buffer.append((rows, rows.first_row(wanted)))
+            self._ahead += header.size
+        self._fetched[partition] = header.end_offset
 
     def _grow(self) -> None:
         """Learn of partitions that were added; they are read from their beginning."""

@@ -45,6 +45,7 @@ class Wire(asyncio.BufferedProtocol):
         self._next_id = 1
         self.greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self.heard = True
+        self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it.
@@ -67,9 +68,9 @@ class Wire(asyncio.BufferedProtocol):
             self._fail(error)
 
     def _message(self, request_id: int, header: bytes, body: Buffer) -> None:
-        respond = self._waiting.pop(request_id, None)
-        if respond is not None:
-            respond(codec.decode_reply(header), (body,) if len(body) else ())
+        if request_id in self._waiting:
+            reply = codec.decode_reply(header)  # What cannot be read leaves the request waiting: it is lost.
+            self._waiting.pop(request_id)(reply, (body,) if len(body) else ())
         elif not self.greeting.done():
             self._greeted(header)
         elif request_id == 0:
@@ -93,6 +94,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.lost = True
         if not self.greeting.done():
             self.greeting.set_exception(
                 Unavailable(f"the broker closed the connection: {exc or 'no greeting'}")
@@ -158,14 +160,20 @@ class NetworkVerbs:
                 async with asyncio.timeout(timeout_s):
                     await loop.create_connection(lambda wire=wire: wire, host, port)  # type: ignore[misc]
                     welcome = await wire.greeting
-            except (TimeoutError, OSError) as error:
+                if wire.lost:
+                    raise Unavailable("the broker closed the connection")
+            except (TimeoutError, OSError, TailraceError) as error:
+                if isinstance(error, TailraceError) and not error.retriable:
+                    raise
                 reason = "no answer" if isinstance(error, TimeoutError) else str(error)
                 problems.append(f"{host}:{port}: {reason}")
-                wire.close()
                 self._hosts.append(self._hosts.pop(0))
-                continue
-            self._wire = wire
-            return welcome.idle_ms
+            else:
+                self._wire = wire
+                return welcome.idle_ms
+            finally:
+                if self._wire is not wire:
+                    wire.close()
         raise Unavailable(
             f"no broker answers ({'; '.join(problems)}); is one running? `tailrace serve` starts one, "
             "--url or TAILRACE_URL names it"
@@ -231,8 +239,10 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
         host, colon, port = item.strip().rpartition(":")
         if not colon or item.strip().endswith("]"):
             host, port = item.strip(), "7400"
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidRequest(f"url: {item.strip()!r} is not host:port")
+        bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if bracketed else host
+        good = host and (bracketed or not set(host) & set(":[]")) and port.isascii() and port.isdigit()
+        if not good or not 0 < int(port) < 65536:
+            raise InvalidRequest(f"url: {item.strip()!r} is not host:port (IPv6 addresses in brackets)")
         hosts.append((host, int(port)))
     return hosts

@@ -97,7 +97,7 @@ class LateThreads:
     def read(self, work: Callable[[], object], done: Done) -> None:
         """See `Threads.read`."""
         self._seen["cold read"] += 1
-        self._later(self._delay_us(), lambda: self._finish([self._act(None, Work(None, False, work, done))]))
+        self._later(self._delay_us(), lambda: self._finish([self._act(Work(None, False, work, done))]))
 
     def completed(self) -> list[tuple[Done, object, Exception | None]]:
         """See `Threads.completed`."""
@@ -143,7 +143,7 @@ class LateThreads:
                 continue
             finished += self._write(lane.log, joined)
             joined = []
-            finished.append(self._act(lane.log, item))
+            finished.append(self._act(item))
         finished += self._write(lane.log, joined)
         self._finish(finished)
         lane.busy = bool(lane.waiting)
@@ -181,11 +181,12 @@ class LateThreads:
             error = caught
         return [(item.done, None, error) for item in joined]
 
-    def _act(self, log: object, item: Work) -> tuple[Done, object, Exception | None]:
+    def _act(self, item: Work) -> tuple[Done, object, Exception | None]:
         try:
             result = item.run()
         except Exception as caught:  # whatever it is, the owner has to hear of it
             return item.done, None, caught
-        if isinstance(log, MemoryLog) and item.run == log.sync:
-            self._store.synced(log)
+        synced = getattr(item.run, "__self__", None)
+        if isinstance(synced, MemoryLog) and getattr(item.run, "__name__", "") in ("sync", "flush"):
+            self._store.synced(synced)
         return item.done, result, None
