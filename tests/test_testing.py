@@ -11,6 +11,7 @@ import tomllib
 import urllib.request
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SECOND_US = 1_000_000
 
 
-async def publish(*values: bytes, topic: str = "t", **fields: object) -> list[int]:
+async def publish(*values: bytes, topic: str = "t", **fields: Any) -> list[int]:
     async with tailrace.connect() as client, client.producer(topic) as producer:
         return [(await producer.publish(value, **fields)).offset for value in values]
 
@@ -108,7 +109,7 @@ def test_one(tailrace_broker, number):
 
 
 def test_the_fixture_is_quick() -> None:
-    """20 ms are the promise for set-up, a round trip and tear-down; the best of some leaves other load out."""
+    """20 ms are the promise for set-up, a round trip and tear-down; the best of some leaves load out."""
 
     def once() -> float:
         start_s = time.perf_counter()
@@ -250,6 +251,22 @@ def test_a_long_poll_ends_at_its_own_time(tailrace_broker: LocalBroker) -> None:
         clock.advance(60)
         await tailrace_broker.settle()
         assert seen == [(5.0, "Fetched"), (65.0, "Fetched")]
+        await link.close()
+
+    asyncio.run(main())
+
+
+def test_fetches_do_not_wait_for_each_other_while_time_stands_still(tailrace_broker: LocalBroker) -> None:
+    tailrace_broker.create_topic("t", partitions=1)
+    asyncio.run(publish(b"a"))
+    replies: list[Reply] = []
+
+    async def main() -> None:
+        link = await open_local(tailrace_broker.name)
+        for _ in range(3):
+            link.submit(Fetch("t", [(0, 0)], wait_ms=1000), b"", lambda reply, parts: replies.append(reply))
+        await tailrace_broker.settle()
+        assert [type(reply).__name__ for reply in replies] == ["Fetched"] * 3
         await link.close()
 
     asyncio.run(main())

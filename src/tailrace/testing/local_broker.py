@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.broker.clock import ManualClock
+from tailrace.broker.delivery import OpenGate
 from tailrace.broker.engine import Engine
 from tailrace.client.aio import Client
 from tailrace.client.calls import error_of
@@ -269,7 +270,8 @@ class LocalBroker:
                 if waiting is not None:
                     self._post(link, waiting, reply, parts)
 
-            self._engine.gateway.submit(request, body, answer)
+            # A gate of its own: pacing of answers, which is for load, would wait for time that stands still.
+            self._engine.gateway.submit(request, body, answer, OpenGate())
             self._run()
 
     def link(self) -> _Link:
