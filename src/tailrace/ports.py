@@ -68,6 +68,10 @@ class Disk(Protocol):
         """Replace `new` by `old` atomically."""
         ...
 
+    def uncache(self, path: str) -> None:
+        """Advice that few will read this file again: memory that caches it is better used elsewhere."""
+        ...
+
     def remove(self, path: str) -> None:
         """Unlink a file, or a whole folder."""
         ...
@@ -146,6 +150,11 @@ class PartitionLog(Protocol):
 
     def sync(self) -> None:
         """Make everything appended so far durable."""
+        ...
+
+    def flush(self) -> None:
+        """Make durable what was appended before the call. Unlike `sync` it may run beside `append`, in
+        another thread, and does not hold it up."""
         ...
 
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:

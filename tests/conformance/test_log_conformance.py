@@ -1,6 +1,7 @@
 """One suite for every engine behind `LogStore` and `PartitionLog`: the docstrings of the ports as tests."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,31 @@ def test_empty_append_and_sync_are_harmless(store: LogStore) -> None:
     log = opened(store)
     log.append([], sync=True)
     log.sync()
+    log.flush()
     assert log.stats().end_offset == 0
+
+
+def test_flush_beside_appends(store: LogStore) -> None:
+    """Rolls, syncs and appends go on while another thread flushes; nothing is lost or out of place."""
+    log = opened(store)
+    maker = FrameMaker()
+    going = True
+
+    def flush() -> None:
+        while going:
+            log.flush()
+
+    with ThreadPoolExecutor(1) as pool:
+        flushing = pool.submit(flush)
+        try:
+            for number in range(300):
+                log.append([maker.data(), maker.data()], sync=number % 7 == 0)
+        finally:
+            going = False
+        flushing.result()
+    log.flush()
+    _, recovery = reopened(store, log)
+    assert [header.entry for header, _ in recovery.frames] == list(range(600))
 
 
 @pytest.mark.parametrize("bytes_max", [1, 300, 1500, 1 << 20])

@@ -51,6 +51,7 @@ class Topics:
         self._hosts: dict[str, TopicHost] = {}
         self._changes: deque[tuple[Change, Respond]] = deque()
         self._changing = False
+        self._retired: list[Shard] = []
         self.catalog = coordinator.load()
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
@@ -221,6 +222,7 @@ class Topics:
             nonlocal waiting
             waiting -= 1
             if not waiting:
+                self._retired += host.shards
                 self.change(removal, lambda reply, parts: None)
 
         for shard in host.shards:
@@ -238,6 +240,9 @@ class Topics:
 
     def _removed(self, result: Any, error: Exception | None) -> None:
         self._changing = False
+        for shard in self._retired:
+            shard.forget()
+        self._retired.clear()
         if error is None:
             self.catalog = result
         else:

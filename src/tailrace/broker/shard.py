@@ -30,6 +30,7 @@ log = logging.getLogger("tailrace.shard")
 
 SNAPSHOT_LOG_BYTES = 64 * 1024 * 1024
 FULL_RETRY_US = 1_000_000
+FLUSH_BYTES = 16 * 1024 * 1024
 INLINE_BYTES_MAX = 32 * 1024
 SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
@@ -89,7 +90,8 @@ class Shard:
         self._watchers: dict[Callable[[], None], None] = {}
         self._reopening = False
         self._full_until_us = 0
-        self._dirty = False
+        self._flusher = object()
+        self._unsynced_bytes = 0
         self._synced_us = 0
         self._tail_bytes = options.ring_buffer_bytes
         self._failures = 0
@@ -295,7 +297,6 @@ class Shard:
             return
         assert self._turns[0] is turn, "a log completes its appends in order"
         self._turns.popleft()
-        self._dirty = True
         tail = self.tail
         messages = size = 0
         for item in turn.frames:
@@ -311,6 +312,7 @@ class Shard:
             )
             self._notify()
         self._log_bytes += size
+        self._unsynced_bytes += size
         if self._log_bytes > max(SNAPSHOT_LOG_BYTES, 4 * self._snapshot_bytes):
             self.save_snapshot()
 
@@ -395,23 +397,23 @@ class Shard:
 
     def sync(self, now_us: int) -> None:
         """Sync what was written since the last time, when it is due (`durability = interval`)."""
-        if (
-            not self._dirty
-            or self.options.durability != "interval"
-            or self.fault is not None
-            or self._reopening
-        ):
+        if self.options.durability != "interval" or self.fault is not None or self._reopening:
             return
-        if now_us - self._synced_us < self.options.sync_interval_ms * 1000:
-            return
-        self._dirty = False
-        self._synced_us = now_us
+        due_us = self._synced_us + self.options.sync_interval_ms * 1000
+        if self._unsynced_bytes and (now_us >= due_us or self._unsynced_bytes > FLUSH_BYTES):
+            self._synced_us = now_us
+            self._flush(lambda error: None)
+
+    def _flush(self, over: Callable[[Exception | None], None]) -> None:
+        """Make durable what is written, beside the appends, which do not wait for it."""
+        self._unsynced_bytes = 0
 
         def done(result: object, error: Exception | None) -> None:
             if error is not None:
                 self._fail(error, outcome="unknown")  # What waits may have been written all the same.
+            over(error)
 
-        self._run(self.log.sync, done)
+        self._pump.threads.run(self._flusher, self.log.flush, done)
 
     def sweep(self, now_us: int) -> None:
         """Apply retention: find what is past it, record the trim, free the segments."""
@@ -459,13 +461,14 @@ class Shard:
         self._log_bytes = 0
         self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
 
-        def synced(result: object, error: Exception | None) -> None:
+        def appended(result: object, error: Exception | None) -> None:
+            self._flush(flushed)
+
+        def flushed(error: Exception | None) -> None:
             if error is None and failures == self._failures:
                 self._run(lambda: self.log.save_snapshot(snapshot), saved)
                 return
             self._snapshotting = False  # Storage failed, or what the snapshot describes was partly dropped.
-            if error is not None:
-                self._fail(error, outcome="unknown")
             over()
 
         def saved(result: object, error: Exception | None) -> None:
@@ -473,7 +476,7 @@ class Shard:
             self._upkeep_done(result, error)
             over()
 
-        self._run(self.log.sync, synced)
+        self._run(lambda: None, appended)  # Behind everything that the state was built from.
 
     def _upkeep_done(self, result: object, error: Exception | None) -> None:
         """A snapshot or trim that fails costs replay time or space, never data: it is counted and tried
@@ -497,6 +500,11 @@ class Shard:
         self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
         self._run(self._close_log, closed)
         self._notify()
+
+    def forget(self) -> None:
+        """After `retire`: the storage threads need not know this log any more."""
+        self._pump.threads.forget(self.log)
+        self._pump.threads.forget(self._flusher)
 
     def _close_log(self) -> None:
         self.log.close()

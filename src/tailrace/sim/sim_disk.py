@@ -171,6 +171,9 @@ class SimDisk:
         self._folders[folder][target] = file
         self._names_waiting.setdefault(folder, []).append([(name, None), (target, file)])
 
+    def uncache(self, path: str) -> None:
+        """Nothing is cached here."""
+
     def remove(self, path: str) -> None:
         """See `Disk.remove`; a folder goes at once and for good."""
         self._step()

@@ -137,7 +137,10 @@ class StorageWorld(FlippedLog):
             self.seen["segment rolled"] += 1
 
     def _sync(self) -> None:
-        self.log.sync()
+        if self.random.random() < 0.5:
+            self.log.sync()
+        else:
+            self.log.flush()
         self.model.durable = len(self.model.frames)
 
     def _read(self) -> None:

@@ -91,6 +91,15 @@ class RealDisk:
         """Replace `new` by `old` atomically."""
         os.replace(self._path(old), self._path(new))
 
+    def uncache(self, path: str) -> None:
+        """posix_fadvise(DONTNEED), where the system has it."""
+        if hasattr(os, "posix_fadvise"):
+            handle = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
+
     def remove(self, path: str) -> None:
         """Unlink a file, or a whole folder."""
         full = self._path(path)

@@ -9,6 +9,7 @@ durable mark, then cuts, then syncs the cut, so that stale bytes can neither com
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Sequence
 
 from tailrace.errors import InvalidRequest, StorageFault
@@ -25,6 +26,9 @@ from tailrace.storage.snapshots import KEPT, SnapshotShelf
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 MARK_INTERVAL_US = 1_000_000
+CACHED_SEGMENTS = 4
+"""Sealed segments further back than this are not worth the memory that caches them: readers at the end are
+served from the hot tail, and those far behind read whole segments anyway."""
 
 
 class FileLog:
@@ -43,6 +47,8 @@ class FileLog:
         self._mark: MarkFile | None = None
         self._active: Segment | None = None
         self._handle = -1
+        self._flushing = threading.Lock()
+        """Held by `flush`, and by whatever closes the file or changes which one is active."""
         self._nonce = 0
         self._origin: int | None = None
         """The entry with which the log began; 0 when it began with a snapshot; None before its first
@@ -145,6 +151,10 @@ class FileLog:
 
     def close(self) -> None:
         """See `PartitionLog.close`. A log that is fenced or quarantined is only let go."""
+        with self._flushing:
+            self._close()
+
+    def _close(self) -> None:
         if self._state != "open":
             self._state = "closed"
             return
@@ -240,6 +250,14 @@ class FileLog:
     def _roll(self, old: Segment, size: int) -> Segment:
         """Seal the active segment and start the next; when the disk is full, the active one stays as it
         is."""
+        with self._flushing:
+            new = self._seal(old, size)
+        segments = self._reader.segments
+        if len(segments) > CACHED_SEGMENTS:
+            self._disk.uncache(self._reader.path(segments[-CACHED_SEGMENTS - 1]))
+        return new
+
+    def _seal(self, old: Segment, size: int) -> Segment:
         handle = self._handle
         self._sync_active(old)
         try:
@@ -279,25 +297,49 @@ class FileLog:
     def sync(self) -> None:
         """See `PartitionLog.sync`. The durable mark follows at most once a second."""
         self._require_writable()
-        active, mark = self._active, self._mark
-        if active is None or mark is None or self._synced == active.size:
+        active = self._active
+        if active is None or self._synced == active.size:
             return
-        with self._folder.guarded("syncing"):
+        with self._flushing, self._folder.guarded("syncing"):
             self._sync_active(active)
-            if self._folder.clock.now_us() - mark.written_us >= MARK_INTERVAL_US:
+            if self._mark_due():
                 self._write_mark()
+
+    def flush(self) -> None:
+        """See `PartitionLog.flush`. Only what changes the active segment or its file waits for it."""
+        with self._flushing:
+            if self._state == "closed":
+                return  # what was there went with the close
+            self._require_writable()
+            active = self._active
+            if active is None:
+                return
+            size = active.size  # grows only when the bytes are written, so all of it goes with the sync
+            if self._synced >= size:
+                return
+            with self._folder.guarded("syncing"):
+                self._folder.sync(self._handle)
+                self._synced = max(self._synced, size)
+                if self._mark_due():
+                    self._write_mark(beside_append=True)
+
+    def _mark_due(self) -> bool:
+        return (
+            self._mark is not None and self._folder.clock.now_us() - self._mark.written_us >= MARK_INTERVAL_US
+        )
 
     def _sync_active(self, active: Segment) -> None:
         self._folder.sync(self._handle)
         self._synced = active.size
 
-    def _write_mark(self, *, both: bool = False) -> None:
+    def _write_mark(self, *, both: bool = False, beside_append: bool = False) -> None:
         assert self._mark is not None, "the mark is open while the log is"
         active, origin = self._active, self._origin or 0
         if active is None:
             mark = Mark(0, 0, 0, self._end_entry, self._end_offset, 0, origin)
         else:
-            whole = self._synced == active.size
+            # Beside an append the end is moving: only the synced position is certain.
+            whole = self._synced == active.size and not beside_append
             entry = active.end_entry if whole else active.first_entry
             offset = active.end_offset if whole else active.base_offset
             mark = Mark(0, active.first_entry, self._synced, entry, offset, self._nonce, origin)
@@ -338,7 +380,7 @@ class FileLog:
                 "only later snapshots know what was trimmed"
             )
         kept = [segment for segment in segments if segment.first_entry <= entry]
-        with self._folder.guarded("cutting"):
+        with self._flushing, self._folder.guarded("cutting"):
             self._snapshots.drop(lambda at: at >= entry)
             self._cut(kept, segments[len(kept) :], entry)
 

@@ -87,6 +87,10 @@ class MemoryLog:
         """See `PartitionLog.room`."""
         return MEMORY_ROOM
 
+    def flush(self) -> None:
+        """See `PartitionLog.flush`."""
+        self.sync()
+
     def sync(self) -> None:
         """See `PartitionLog.sync`."""
         self._require_writable()
