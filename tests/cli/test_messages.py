@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.cli.conftest import Broker
+from tests.cli.conftest import Broker, run
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_bad_line_ends_the_stream_after_what_came_before(broker: Broker, topic: 
 
 
 def test_refused_message_names_its_line(broker: Broker, topic: str) -> None:
-    done = broker.run("publish", topic, stdin=b"small\n" + b"x" * (1 << 20) + b"y\nnever")
+    done = run("publish", topic, TAILRACE_URL=broker.url, stdin=b"small\n" + b"x" * (1 << 20) + b"y\nnever")
     assert done.status == 13
     assert "1 messages were acknowledged" in done.err
     assert "error: line 2: " in done.err
@@ -125,7 +125,7 @@ def test_refused_message_names_its_line(broker: Broker, topic: str) -> None:
 
 
 def test_endless_line_is_refused_without_being_held(broker: Broker, topic: str) -> None:
-    done = broker.run("publish", topic, stdin=b"ok\n" + b"x" * (25 * 1024 * 1024))
+    done = run("publish", topic, TAILRACE_URL=broker.url, stdin=b"ok\n" + b"x" * (25 * 1024 * 1024))
     assert done.status == 13
     assert "line 2: longer than" in done.err
 
@@ -174,7 +174,7 @@ def test_expectations_are_for_one_message(broker: Broker, flag: str) -> None:
     for more in (["a", "b"], ["-"]):
         done = broker.run("publish", "nowhere", *more, flag)
         assert done.status == 2
-        assert f"{flag.partition('=')[0]}: goes with exactly one VALUE" in done.err
+        assert "go with exactly one VALUE" in done.err
 
 
 def test_ttl_sets_the_expiry(broker: Broker, topic: str) -> None:

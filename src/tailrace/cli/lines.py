@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from tailrace.errors import InvalidRequest, TooLarge
 
+STANDARD_INPUT = 0
 CHUNK_BYTES = 64 * 1024
 CHUNKS_AHEAD = 4
 LINE_BYTES_MAX = 24 * 1024 * 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,41 +18,49 @@ if TYPE_CHECKING:
 messages = typer.Typer()
 
 
+Values = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="VALUE", help="The messages; none or - reads lines from standard input."),
+]
+JsonLines = Annotated[
+    bool, typer.Option("--jsonl", help="Lines of input are JSON records, as `read --json` prints them.")
+]
+Key = Annotated[str | None, typer.Option("--key", help="Key of every message.")]
+Header = Annotated[
+    list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Header (repeat for more).")
+]
+Priority = Annotated[
+    int | None, typer.Option("--priority", min=0, max=4, help="0 critical ... 4 background.")
+]
+Ttl = Annotated[str | None, typer.Option("--ttl", help="Time to live, such as 30s or 1h.")]
+Target = Annotated[int | None, typer.Option("--partition", min=0, help="Partition to append to.")]
+DedupId = Annotated[
+    str | None, typer.Option("--dedup-id", help="Id by which a repetition is recognised (one message).")
+]
+ExpectSequence = Annotated[
+    int | None,
+    typer.Option("--expect-sequence", min=1, help="Succeed only as this sequence (one message)."),
+]
+ExpectKeySequence = Annotated[
+    int | None,
+    typer.Option("--expect-key-sequence", min=-1, help="Succeed only if the key has so many (one message)."),
+]
+
+
 @messages.command()
 def publish(
     topic: TopicName,
-    values: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="VALUE", help="The messages; none or - reads lines from standard input."),
-    ] = None,
+    values: Values = None,
     *,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Lines of input are JSON records, as `read --json` prints them.")
-    ] = False,
-    key: Annotated[str | None, typer.Option("--key", help="Key of every message.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Header (repeat for more).")
-    ] = None,
-    priority: Annotated[
-        int | None, typer.Option("--priority", min=0, max=4, help="0 critical ... 4 background.")
-    ] = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", help="Time to live, such as 30s or 1h.")] = None,
-    partition: Annotated[
-        int | None, typer.Option("--partition", min=0, help="Partition to append to.")
-    ] = None,
-    dedup_id: Annotated[
-        str | None, typer.Option("--dedup-id", help="Id by which a repetition is recognised (one message).")
-    ] = None,
-    expect_sequence: Annotated[
-        int | None,
-        typer.Option("--expect-sequence", min=1, help="Succeed only as this sequence (one message)."),
-    ] = None,
-    expect_key_sequence: Annotated[
-        int | None,
-        typer.Option(
-            "--expect-key-sequence", min=-1, help="Succeed only as the key's next one (one message)."
-        ),
-    ] = None,
+    jsonl: JsonLines = False,
+    key: Key = None,
+    header: Header = None,
+    priority: Priority = None,
+    ttl: Ttl = None,
+    partition: Target = None,
+    dedup_id: DedupId = None,
+    expect_sequence: ExpectSequence = None,
+    expect_key_sequence: ExpectKeySequence = None,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -70,32 +77,24 @@ def publish(
         "priority": priority,
         "ttl": None if ttl is None else parse_span(ttl, "--ttl").total_seconds(),
         "partition": partition,
+    }
+    expected = {
         "dedup_id": None if dedup_id is None else _raw(dedup_id),
         "expected_sequence": expect_sequence,
         "expected_key_sequence": expect_key_sequence,
     }
-    shared = {name: value for name, value in given.items() if value is not None}
-    from_stdin = values is None or not values or values == ["-"]
-    if jsonl and not from_stdin:
+    shared = {name: value for name, value in (given | expected).items() if value is not None}
+    arguments = [] if values == ["-"] else values or []
+    if jsonl and arguments:
         raise InvalidRequest("--jsonl reads standard input: leave the values out")
-    single = shared.keys() & {"dedup_id", "expected_sequence", "expected_key_sequence"}
-    if single and (from_stdin or len(values or ()) != 1):
-        flags = ", ".join(
-            sorted("--" + name.replace("expected", "expect").replace("_", "-") for name in single)
-        )
-        raise InvalidRequest(f"{flags}: goes with exactly one VALUE")
-    as_table = output.terminal and not from_stdin
+    if shared.keys() & expected.keys() and len(arguments) != 1:
+        flags = "--dedup-id, --expect-sequence and --expect-key-sequence"
+        raise InvalidRequest(f"{flags} go with exactly one VALUE")
+    items = _argument_items(arguments, shared) if arguments else _input_items(shared, jsonl=jsonl)
 
     async def work(client: Client) -> None:
-        with publishing.Results(output, counted=from_stdin and publishing.counts_only(output)) as results:
-            if values is not None and len(values) == 1 and not from_stdin:
-                fields = {**shared, "value": _raw(values[0])}
-                await publishing.publish_one(client, topic, fields, results, as_table=as_table)
-            else:
-                items = (
-                    _input_items(shared, jsonl=jsonl) if from_stdin else _argument_items(values or [], shared)
-                )
-                await publishing.publish_all(client, topic, items, results, as_table=as_table)
+        with publishing.Results(output, streamed=not arguments) as results:
+            await publishing.publish_all(client, topic, items, results)
 
     with_client(url, timeout, work)
 
@@ -157,14 +156,14 @@ async def _argument_items(
     values: list[str], shared: dict[str, Any]
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     for number, value in enumerate(values, 1):
-        yield f"value {number}", {**shared, "value": _raw(value)}
+        yield f"value {number}" if len(values) > 1 else "", {**shared, "value": _raw(value)}
 
 
 async def _input_items(shared: dict[str, Any], *, jsonl: bool) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    from tailrace.cli.lines import read_lines
+    from tailrace.cli.lines import STANDARD_INPUT, read_lines
     from tailrace.cli.records import parse_line
 
-    async for number, line in read_lines(sys.stdin.fileno()):
+    async for number, line in read_lines(STANDARD_INPUT):
         where = f"line {number}"
         if not jsonl:
             yield where, {**shared, "value": line}

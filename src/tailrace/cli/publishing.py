@@ -37,12 +37,14 @@ Items = AsyncIterator[tuple[str, Fields]]
 class Results:
     """Shows the result of every message, in the form that fits: JSON, rows, one table, or a running count."""
 
-    def __init__(self, output: Output, *, counted: bool) -> None:
+    def __init__(self, output: Output, *, streamed: bool) -> None:
         self._output = output
+        self._as_table = output.terminal and not streamed
+        # Many messages come from a file or pipe while a person watches: a running count says more than rows.
+        self._counted = output.terminal and streamed and not sys.stdin.isatty()
         self.acknowledged = 0
         self.duplicates = 0
         self._rows: list[list[Any]] = []
-        self._counted = counted
         self._progress: Progress | None = None
 
     def __enter__(self) -> Results:
@@ -74,7 +76,7 @@ class Results:
         if error is not None and not self._output.as_json and self.acknowledged:
             self._output.note(f"{self.acknowledged} messages were acknowledged before this:")
 
-    def show(self, result: Result, *, as_table: bool) -> None:
+    def show(self, result: Result) -> None:
         """One more message is acknowledged."""
         self.acknowledged += 1
         self.duplicates += result.duplicate
@@ -92,21 +94,13 @@ class Results:
                 iso(result.append_time),
                 "yes" if result.duplicate else "no",
             ]
-            if as_table:
+            if self._as_table:
                 self._rows.append(row)
             else:
                 self._output.fields(map(str, row))
 
 
-async def publish_one(
-    client: Client, topic: str, fields: Fields, results: Results, *, as_table: bool
-) -> None:
-    """Publish a single message, which may carry expectations, and wait for it."""
-    async with client.producer(topic) as producer:
-        results.show(await producer.publish(**fields), as_table=as_table)
-
-
-async def publish_all(client: Client, topic: str, items: Items, results: Results, *, as_table: bool) -> None:
+async def publish_all(client: Client, topic: str, items: Items, results: Results) -> None:
     """Publish a stream of messages; ends at the first that fails."""
     pending: asyncio.Queue[tuple[str, Awaitable[Result]] | TailraceError | None] = asyncio.Queue(PENDING_MAX)
 
@@ -132,7 +126,7 @@ async def publish_all(client: Client, topic: str, items: Items, results: Results
                 result = await receipt
             except TailraceError as error:
                 raise _located(where, error) from None
-            results.show(result, as_table=as_table)
+            results.show(result)
 
     async with client.producer(topic) as producer:
         feeder = asyncio.ensure_future(feed())
@@ -156,12 +150,7 @@ async def _first_failure(feeder: asyncio.Future[None], show: Callable[[], Awaita
 
 
 def _located(where: str, error: TailraceError) -> TailraceError:
-    """The same error with the place in the input in front."""
+    """The same error with the place in the input in front, where it has one."""
+    if not where:
+        return error
     return type(error)(f"{where}: {error.message}", outcome=error.outcome, **error.details)
-
-
-def counts_only(output: Output) -> bool:
-    """Whether many messages come from a file or pipe while a person watches: then a running count says more
-    than rows.
-    """
-    return output.terminal and not sys.stdin.isatty()
