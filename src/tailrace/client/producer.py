@@ -46,6 +46,7 @@ BATCH_BYTES = 512 * 1024
 ROW_BYTES = 32
 """What a message costs besides its value in the estimate of a batch's size."""
 REFRESH_S = 30.0
+TTL_S_MAX = 1e11
 FAILURES_KEPT = 100
 
 Headers = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
@@ -71,6 +72,7 @@ class Producer:
         self._named_id = None if name is None else (mmh3.hash64(name.encode(), 1, True, signed=False)[0] or 1)
         self._linger_s = linger_ms / 1000
         self._buffer_bytes_max = buffer_bytes_max
+        self._batch_bytes = min(BATCH_BYTES, buffer_bytes_max)
         self._compression = compression
         self._loop: asyncio.AbstractEventLoop
         self._flows: list[PartitionFlow] = []
@@ -205,7 +207,7 @@ class Producer:
                 raise self._too_large("value", size, self._value_max)
             values.append(value)
             plain.nbytes += size + ROW_BYTES
-            if row + 1 >= BATCH_ROWS or plain.nbytes >= BATCH_BYTES:
+            if row + 1 >= BATCH_ROWS or plain.nbytes >= self._batch_bytes:
                 self._ship(plain)
                 self._full = True
             return Receipt(plain, row)
@@ -406,11 +408,13 @@ class Producer:
             if not 0 <= at_us <= now_us + TIMESTAMP_AHEAD_US_MAX:
                 raise InvalidRequest("timestamp: before 1970, or more than an hour ahead")
         if ttl is not None:
-            if expires_at is not None or not ttl > 0:
+            if expires_at is not None or not isinstance(ttl, int | float) or not 0 < ttl < TTL_S_MAX:
                 raise InvalidRequest("ttl: a positive number of seconds, and not together with expires_at")
             fields["expires_at"] = now_us + int(ttl * 1e6)
         elif expires_at is not None:
-            fields["expires_at"] = to_us(expires_at, "expires_at", InvalidRequest)
+            fields["expires_at"] = at_us = to_us(expires_at, "expires_at", InvalidRequest)
+            if not 0 <= at_us < 1 << 62:
+                raise InvalidRequest(f"expires_at: microseconds since 1970, not {at_us}")
         fields["size"] = size + ROW_BYTES
         return fields
 
@@ -456,7 +460,7 @@ class Producer:
 
     def _buffer(self, fields: dict[str, Any], partition: int) -> Receipt:
         batch = self._open.get(partition)
-        if batch is not None and batch.nbytes + fields["size"] > BATCH_BYTES:
+        if batch is not None and batch.nbytes + fields["size"] > self._batch_bytes:
             self._ship(batch)
             batch = None
         if batch is None:
@@ -467,7 +471,7 @@ class Producer:
         receipt = Receipt(batch, len(batch.values))
         _add(batch, fields)
         batch.nbytes += fields["size"]
-        if len(batch.values) >= BATCH_ROWS or batch.nbytes >= BATCH_BYTES:
+        if len(batch.values) >= BATCH_ROWS or batch.nbytes >= self._batch_bytes:
             self._ship(batch)
             self._full = True
         return receipt
@@ -478,6 +482,8 @@ class Producer:
         """A message with an expectation travels alone: its refusal must not touch others."""
         if type(sequence) is not int or sequence < 0:
             raise InvalidRequest(f"expected_sequence: 0 (append) or the sequence to take, not {sequence!r}")
+        if key_sequence is not None and (type(key_sequence) is not int or key_sequence < 0):
+            raise InvalidRequest(f"expected_key_sequence: how many the key has so far, not {key_sequence!r}")
         batch = self._follow(self._choose(fields, partition))
         _add(batch, fields)
         batch.nbytes = fields["size"]
@@ -651,6 +657,8 @@ def _bytes(data: Any, what: str, limit: int) -> bytes:
 
 
 def _headers(headers: Any) -> list[tuple[str, bytes]]:
+    if not isinstance(headers, Iterable):
+        raise InvalidRequest(f"headers: a mapping or pairs are needed, not {type(headers).__name__}")
     pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
     size = 0
     for pair in pairs:
