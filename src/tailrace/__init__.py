@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tailrace import errors
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
-    loaded = import_module(module)
+    loaded = importlib.import_module(module)
     return loaded if name == "sync" else getattr(loaded, name)
 
 
