@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,9 +92,10 @@ class Broker:
         assert done.status == 0, done.err
         return done.rows
 
-    def start(self, *arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, env: Mapping[str, str] = {}, **pipes: Any) -> subprocess.Popen[bytes]:
         """Start a command line and leave it running."""
-        return subprocess.Popen([*RUN, *arguments], env=environment(TAILRACE_URL=self.url), **pipes)
+        command = [*RUN, *arguments]
+        return subprocess.Popen(command, env=environment(TAILRACE_URL=self.url, **env), **pipes)
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """End it with a signal; exit status and what it wrote to standard error."""

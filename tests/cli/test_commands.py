@@ -134,6 +134,7 @@ def test_second_broker_on_the_same_folder_is_refused(broker: Broker) -> None:
     done = run("serve", "--data", str(broker.data), *ports)
     assert done.status == EDGES["unavailable"].exit
     assert f"pid {broker.process.pid}" in done.err
+    assert "choose another folder" in done.err
 
 
 def test_folder_that_cannot_be_used(tmp_path: Path) -> None:

@@ -266,11 +266,11 @@ def test_interactive_input_is_sent_line_by_line_and_ctrl_c_needs_no_key(broker: 
     os.close(here)
 
 
-def on_terminal(broker: Broker, *arguments: str, stdin: bytes | None = None) -> tuple[int, str]:
+def on_terminal(broker: Broker, *arguments: str, stdin: bytes | None = None, **env: str) -> tuple[int, str]:
     """Run a command whose output is a terminal; exit status and all that it shows."""
     here, there = pty.openpty()
     pipes = {"stdin": subprocess.PIPE if stdin is not None else there}
-    command = broker.start(*arguments, stdout=there, stderr=there, **pipes)
+    command = broker.start(*arguments, env={"TERM": "xterm", **env}, stdout=there, stderr=there, **pipes)
     os.close(there)
     if stdin is not None and command.stdin is not None:
         command.stdin.write(stdin)
@@ -291,7 +291,7 @@ def test_terminal_gets_colour_tables_and_a_count(broker: Broker, topic: str) -> 
     assert status == 0
     assert "partition" in shown
     assert "append_time" in shown
-    status, shown = on_terminal(broker, "read", topic)
+    status, shown = on_terminal(broker, "read", topic, NO_COLOR="")
     assert status == 0
     assert "\x1b[" in shown
     assert "value \\x1b]0;title\\x07" in shown
@@ -299,6 +299,16 @@ def test_terminal_gets_colour_tables_and_a_count(broker: Broker, topic: str) -> 
     status, shown = on_terminal(broker, "publish", topic, stdin=b"1\n2\n3\n")
     assert status == 0
     assert "3 messages acknowledged" in shown
+
+
+@pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_plain_text_on_a_terminal_that_wants_it(
+    broker: Broker, topic: str, variable: tuple[str, str]
+) -> None:
+    broker.rows("publish", topic, "value")
+    status, shown = on_terminal(broker, "read", topic, **{variable[0]: variable[1]})
+    assert (status, shown.split("\t")[-1]) == (0, "value\r\n")
+    assert "\x1b" not in shown
 
 
 def test_embedded_url_works_on_a_folder(broker: Broker, tmp_path: object) -> None:

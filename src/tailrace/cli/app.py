@@ -17,7 +17,7 @@ from tailrace.cli.about import about
 from tailrace.cli.execution import EXIT_INTERRUPTED, EXIT_READER_GONE, report
 from tailrace.cli.message_commands import messages
 from tailrace.cli.offline import logs
-from tailrace.cli.output import ReaderGone
+from tailrace.cli.output import ReaderGone, decorated
 from tailrace.cli.serving import serving
 from tailrace.cli.topic_commands import topics
 from tailrace.errors import EDGES, InvalidRequest, TailraceError
@@ -58,7 +58,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else None,
+    rich_markup_mode="rich" if decorated() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A distributed, persistent message queue: one topic is a log and a queue at the same time.",
 )

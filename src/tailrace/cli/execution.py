@@ -44,9 +44,19 @@ def with_client(url: str | None, timeout: float, work: Callable[[Client], Awaita
     asyncio.run(session())
 
 
+def _hint(error: TailraceError) -> str | None:
+    """What to do about an error, unless its message says so already."""
+    if "hint" in error.details:
+        hint: str | None = error.details["hint"]
+        return hint
+    if error.code == "unavailable" and "path" in error.details:
+        return "work through the broker that holds the folder, stop it, or choose another folder"
+    return None if "`tailrace " in error.message else HINTS.get(error.code)
+
+
 def report(error: TailraceError, *, as_json: bool) -> int:
     """Tell standard error what went wrong and what to do; returns the exit status."""
-    hint = error.details.get("hint") or HINTS.get(error.code)
+    hint = _hint(error)
     if as_json:
         import msgspec
 

@@ -48,6 +48,12 @@ def _escaped(code: int) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
+def decorated() -> bool:
+    """Whether standard output is a terminal that wants tables and colour."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
+
+
 def _shown(value: Any) -> str:
     """A value for a person."""
     if value is None:
@@ -68,7 +74,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.terminal = not as_json and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self.terminal = not as_json and decorated()
 
     def record(self, record: Mapping[str, Any]) -> None:
         """One JSON line."""
