@@ -74,6 +74,15 @@ def test_not_ready_names_the_reasons() -> None:
     with_listener(check, reasons=lambda: ["orders/0 is quarantined"])
 
 
+def test_page_that_fails_is_an_answer_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def check(_: HttpListener, address: tuple[str, int]) -> None:
+        assert status(await exchange(address, get("/metrics"))) == 500
+        assert status(await exchange(address, get("/healthz"))) == 200
+
+    with_listener(check, metrics=lambda: bytes(1 // 0))
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_head_has_the_length_and_no_body() -> None:
     async def check(_: HttpListener, address: tuple[str, int]) -> None:
         answer = await exchange(address, get("/metrics", method="HEAD"))

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+log = logging.getLogger("tailrace.http")
 
 HEAD_BYTES_MAX = 8 * 1024
 REQUEST_SECONDS = 5.0
@@ -86,6 +89,7 @@ class HttpListener:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all of an answer is taken
         try:
             if len(self._tasks) > self._connections_max:
                 writer.write(_encode(_Answer(503, b"too many connections\n", keep=False), head_only=False))
@@ -101,7 +105,10 @@ class HttpListener:
         finally:
             self._tasks.discard(task)
             # A peer that does not read must not keep the buffer of its answer alive.
-            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+            if writer.transport.get_write_buffer_size():
+                writer.transport.abort()
+            else:
+                writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Requests of one connection, one after another, until one of both sides has enough."""
@@ -153,7 +160,11 @@ class HttpListener:
         keep = "close" not in wishes and (version == "HTTP/1.1" or "keep-alive" in wishes)
         if method not in ("GET", "HEAD"):
             return _refusal(405, "only GET and HEAD")
-        return self._page(target.partition("?")[0])._replace(keep=keep)
+        try:
+            return self._page(target.partition("?")[0])._replace(keep=keep)
+        except Exception:
+            log.exception("%s failed", target)
+            return _refusal(500, "the page could not be made; the log says why")
 
     def _page(self, path: str) -> _Answer:
         if path == "/healthz":
