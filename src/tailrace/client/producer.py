@@ -12,7 +12,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -21,21 +21,23 @@ import mmh3
 import pyarrow as pa
 
 from tailrace.client.calls import ask
+from tailrace.client.fields import (
+    ROW_BYTES,
+    Fields,
+    Headers,
+    add_fields,
+    check_expectations,
+    check_fields,
+    encode_batch,
+    too_large,
+    value_bytes,
+)
 from tailrace.client.flow import Batch, PartitionFlow
-from tailrace.client.results import Receipt, Receipts, Result, to_us
+from tailrace.client.results import Receipt, Receipts, Result
 from tailrace.client.tables import split_table
 from tailrace.core.commands import DescribeTopic, Reply, TopicInfo
-from tailrace.core.model import (
-    BATCH_ROWS_MAX,
-    DEDUP_ID_BYTES_MAX,
-    HEADER_BYTES_MAX,
-    KEY_BYTES_MAX,
-    PRIORITY_DEFAULT,
-    PRIORITY_MAX,
-    TIMESTAMP_AHEAD_US_MAX,
-    partition_of,
-)
-from tailrace.errors import InvalidRequest, TailraceError, Timeout, TooLarge, Unavailable
+from tailrace.core.model import BATCH_ROWS_MAX, partition_of
+from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
 from tailrace.format import batch as arrow
 from tailrace.format import tabular
 from tailrace.format.frame import Buffer, crc32c
@@ -43,13 +45,8 @@ from tailrace.ports import BrokerVerbs
 
 BATCH_ROWS = 1000
 BATCH_BYTES = 512 * 1024
-ROW_BYTES = 32
-"""What a message costs besides its value in the estimate of a batch's size."""
 REFRESH_S = 30.0
-TTL_S_MAX = 1e11
 FAILURES_KEPT = 100
-
-Headers = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
 
 class Producer:
@@ -204,14 +201,23 @@ class Producer:
             row = len(values)
             size = len(value)
             if size > self._value_max:
-                raise self._too_large("value", size, self._value_max)
+                raise too_large("value", size, self._value_max)
             values.append(value)
             plain.nbytes += size + ROW_BYTES
             if row + 1 >= BATCH_ROWS or plain.nbytes >= self._batch_bytes:
                 self._ship(plain)
                 self._full = True
             return Receipt(plain, row)
-        fields = self._check(value, key, headers, timestamp, priority, ttl, expires_at, dedup_id)
+        fields = self._check(
+            value,
+            key=key,
+            headers=headers,
+            timestamp=timestamp,
+            priority=priority,
+            ttl=ttl,
+            expires_at=expires_at,
+            dedup_id=dedup_id,
+        )
         if expected_sequence or expected_key_sequence is not None:
             return self._conditional(fields, partition, expected_sequence, expected_key_sequence)
         return self._buffer(fields, self._choose(fields, partition))
@@ -252,8 +258,14 @@ class Producer:
             and dedup_ids is None
         ):
             return await self._send_plain(values, partition)
-        columns = (keys, headers, timestamps, priorities, dedup_ids)
-        for column in columns:
+        columns: dict[str, Any] = {
+            "key": keys,
+            "headers": headers,
+            "timestamp": timestamps,
+            "priority": priorities,
+            "dedup_id": dedup_ids,
+        }
+        for column in columns.values():
             if column is not None and len(column) != len(values):
                 raise InvalidRequest(f"send_many: {len(values)} values, but a column of {len(column)}")
         places: dict[int, tuple[Batch, list[int], list[int]]] = {}
@@ -261,10 +273,8 @@ class Producer:
         for at, value in enumerate(values):
             if self._buffered >= self._buffer_bytes_max:
                 await self._yield()
-            key, header, timestamp, priority, dedup_id = (
-                None if column is None else column[at] for column in columns
-            )
-            fields = self._check(value, key, header, timestamp, priority, None, None, dedup_id)
+            given = {name: column[at] for name, column in columns.items() if column is not None}
+            fields = self._check(value, **given)
             receipt = self._buffer(fields, self._choose(fields, partition))
             batch = receipt._batch
             assert isinstance(batch, Batch)
@@ -297,9 +307,9 @@ class Producer:
         if set(map(type, chunk)) == {bytes}:
             lengths = list(map(len, chunk))  # type: ignore[arg-type]
         else:
-            lengths = [self._value_bytes(value) for value in chunk]
+            lengths = [value_bytes(value) for value in chunk]
         if max(lengths) > self._value_max:
-            raise self._too_large("value", max(lengths), self._value_max)
+            raise too_large("value", max(lengths), self._value_max)
         size = sum(lengths) + ROW_BYTES * len(chunk)
         if size <= 8 * BATCH_BYTES:
             return len(chunk), size
@@ -357,82 +367,24 @@ class Producer:
 
     async def _yield(self) -> None:
         """Let the loop send what is ready; wait while the buffer is full."""
-        self._full = False
         await asyncio.sleep(0)
         while self._buffered >= self._buffer_bytes_max:
             waiter = self._loop.create_future()
             self._room.append(waiter)
             await waiter
+        self._full = False
         self._check_open()
+
+    def _check(self, value: Buffer | None, **given: Any) -> Fields:
+        """The fields of a message, checked; raises what is wrong with them, or with this producer."""
+        self._check_open()
+        return check_fields(value, self._value_max, **given)
 
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
 
-    def _check(
-        self,
-        value: Any,
-        key: Any,
-        headers: Any,
-        timestamp: Any,
-        priority: Any,
-        ttl: Any,
-        expires_at: Any,
-        dedup_id: Any,
-    ) -> dict[str, Any]:
-        """The fields of a message that are there, checked, so that one bad message cannot fail the batch of
-        others.
-        """
-        self._check_open()
-        fields: dict[str, Any] = {"value": value}
-        size = self._value_bytes(value)
-        if size > self._value_max:
-            raise self._too_large("value", size, self._value_max)
-        if key is not None:
-            fields["key"] = key = _bytes(key, "key", KEY_BYTES_MAX)
-            size += len(key)
-        elif value is None:
-            raise InvalidRequest("value: None (a tombstone) needs a key")
-        if dedup_id is not None:
-            fields["dedup_id"] = _bytes(dedup_id, "dedup_id", DEDUP_ID_BYTES_MAX)
-        if headers is not None:
-            fields["headers"] = pairs = _headers(headers)
-            size += sum(len(name) + len(data) for name, data in pairs)
-        if priority is not None:
-            if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
-                raise InvalidRequest(f"priority: 0 to {PRIORITY_MAX}, not {priority!r}")
-            fields["priority"] = priority
-        now_us = time.time_ns() // 1000
-        if timestamp is not None:
-            fields["timestamp"] = at_us = to_us(timestamp, "timestamp", InvalidRequest)
-            if not 0 <= at_us <= now_us + TIMESTAMP_AHEAD_US_MAX:
-                raise InvalidRequest("timestamp: before 1970, or more than an hour ahead")
-        if ttl is not None:
-            if expires_at is not None or not isinstance(ttl, int | float) or not 0 < ttl < TTL_S_MAX:
-                raise InvalidRequest("ttl: a positive number of seconds, and not together with expires_at")
-            fields["expires_at"] = now_us + int(ttl * 1e6)
-        elif expires_at is not None:
-            fields["expires_at"] = at_us = to_us(expires_at, "expires_at", InvalidRequest)
-            if not 0 <= at_us < 1 << 62:
-                raise InvalidRequest(f"expires_at: microseconds since 1970, not {at_us}")
-        fields["size"] = size + ROW_BYTES
-        return fields
-
-    @staticmethod
-    def _value_bytes(value: Any) -> int:
-        if value is None:
-            return 0
-        if isinstance(value, bytes | bytearray):
-            return len(value)
-        if isinstance(value, memoryview):
-            return value.nbytes
-        raise InvalidRequest(f"value: bytes are needed, not {type(value).__name__}; encode it first")
-
-    @staticmethod
-    def _too_large(what: str, size: int, limit: int) -> TooLarge:
-        return TooLarge(f"{what}: {size} bytes, the limit is {limit}", limit=limit)
-
-    def _choose(self, fields: dict[str, Any] | None, partition: int | None) -> int:
+    def _choose(self, fields: Fields | None, partition: int | None) -> int:
         count = len(self._flows)
         if partition is not None:
             if type(partition) is not int or not 0 <= partition < count:
@@ -458,7 +410,7 @@ class Producer:
             self._ship(before)
         return self._new_batch(partition)
 
-    def _buffer(self, fields: dict[str, Any], partition: int) -> Receipt:
+    def _buffer(self, fields: Fields, partition: int) -> Receipt:
         batch = self._open.get(partition)
         if batch is not None and batch.nbytes + fields["size"] > self._batch_bytes:
             self._ship(batch)
@@ -469,7 +421,7 @@ class Producer:
                 self._plain = batch
             self._schedule(batch)
         receipt = Receipt(batch, len(batch.values))
-        _add(batch, fields)
+        add_fields(batch, fields)
         batch.nbytes += fields["size"]
         if len(batch.values) >= BATCH_ROWS or batch.nbytes >= self._batch_bytes:
             self._ship(batch)
@@ -477,15 +429,12 @@ class Producer:
         return receipt
 
     def _conditional(
-        self, fields: dict[str, Any], partition: int | None, sequence: int, key_sequence: int | None
+        self, fields: Fields, partition: int | None, sequence: int, key_sequence: int | None
     ) -> Receipt:
         """A message with an expectation travels alone: its refusal must not touch others."""
-        if type(sequence) is not int or sequence < 0:
-            raise InvalidRequest(f"expected_sequence: 0 (append) or the sequence to take, not {sequence!r}")
-        if key_sequence is not None and (type(key_sequence) is not int or key_sequence < 0):
-            raise InvalidRequest(f"expected_key_sequence: how many the key has so far, not {key_sequence!r}")
+        check_expectations(sequence, key_sequence)
         batch = self._follow(self._choose(fields, partition))
-        _add(batch, fields)
+        add_fields(batch, fields)
         batch.nbytes = fields["size"]
         batch.expected_sequence = sequence
         if key_sequence is not None:
@@ -530,35 +479,11 @@ class Producer:
 
     def _enqueue(self, batch: Batch) -> None:
         """Encode a batch and send it, or fail it alone."""
-        values = batch.values
-        batch.ids = self._ids(len(values))
-        now_us = time.time_ns() // 1000
-        timestamps: Any = now_us
-        if batch.timestamps is not None:
-            timestamps = [
-                now_us if time_us is None else time_us
-                for time_us in _full_column(batch.timestamps, len(values))
-            ]
-        priorities = batch.priorities
-        if priorities is not None:
-            filled = _full_column(priorities, len(values))
-            priorities = [PRIORITY_DEFAULT if priority is None else priority for priority in filled]
         try:
-            batch.columns, batch.body = arrow.encode(
-                values,
-                ids=batch.ids,
-                timestamps=timestamps,
-                keys=_full_column(batch.keys, len(values)),
-                headers=_full_column(batch.headers, len(values)),
-                priorities=priorities,
-                expires_at=_full_column(batch.expires, len(values)),
-                dedup_ids=_full_column(batch.dedup_ids, len(values)),
-                compression=self._compression,
-            )
+            encode_batch(batch, self._ids(len(batch.values)), self._compression)
         except TailraceError as error:
             batch.settle(None, error)
             return
-        batch.crc = crc32c(batch.body)
         self._hand_over(batch)
 
     def _hand_over(self, batch: Batch) -> None:
@@ -614,65 +539,6 @@ def _wake(waiters: list[asyncio.Future[None]]) -> None:
         if not waiter.done():
             waiter.set_result(None)
     waiters.clear()
-
-
-_LISTS = {
-    "key": "keys",
-    "headers": "headers",
-    "priority": "priorities",
-    "timestamp": "timestamps",
-    "expires_at": "expires",
-    "dedup_id": "dedup_ids",
-}
-
-
-def _add(batch: Batch, fields: dict[str, Any]) -> None:
-    """Append a message to the parallel lists of a batch; a list begins when a message first needs it."""
-    row = len(batch.values)
-    batch.values.append(fields["value"])
-    for field, slot in _LISTS.items():
-        item = fields.get(field)
-        if item is not None:
-            column = getattr(batch, slot)
-            if column is None:
-                column = []
-                setattr(batch, slot, column)
-            column.extend([None] * (row - len(column)))
-            column.append(item)
-
-
-def _full_column(column: list[Any] | None, rows: int) -> Any:
-    """A column as long as the batch: messages behind the last that used it have none."""
-    if column is not None and len(column) < rows:
-        column.extend([None] * (rows - len(column)))
-    return column
-
-
-def _bytes(data: Any, what: str, limit: int) -> bytes:
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise InvalidRequest(f"{what}: bytes are needed, not {type(data).__name__}; encode it first")
-    if len(data) > limit:
-        raise TooLarge(f"{what}: {len(data)} bytes, the limit is {limit}", limit=limit)
-    return bytes(data)
-
-
-def _headers(headers: Any) -> list[tuple[str, bytes]]:
-    if not isinstance(headers, Iterable):
-        raise InvalidRequest(f"headers: a mapping or pairs are needed, not {type(headers).__name__}")
-    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
-    size = 0
-    for pair in pairs:
-        if not (
-            isinstance(pair, tuple)
-            and len(pair) == 2
-            and isinstance(pair[0], str)
-            and isinstance(pair[1], bytes)
-        ):
-            raise InvalidRequest(f"headers: pairs of str and bytes are needed, not {pair!r}")
-        size += len(pair[0].encode("utf-8", "surrogatepass")) + len(pair[1])
-    if size > HEADER_BYTES_MAX:
-        raise TooLarge(f"headers: {size} bytes, the limit is {HEADER_BYTES_MAX}", limit=HEADER_BYTES_MAX)
-    return pairs
 
 
 assert BATCH_ROWS <= BATCH_ROWS_MAX

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.client import producer, results
+from tailrace.client.fields import Headers
 from tailrace.client.flow import Batch
-from tailrace.client.producer import Headers
 from tailrace.client.results import Result
 from tailrace.errors import TailraceError
 from tailrace.format.frame import Buffer
@@ -126,7 +126,16 @@ class Producer:
         """Buffer a message; blocks only while the buffer is full. The receipt's `result` is the durable one.
         See `tailrace.Producer.send` for the fields."""
         # Checked here, so that mistakes are raised where they are made, and not on the other thread.
-        fields = self._inner._check(value, key, headers, timestamp, priority, ttl, expires_at, dedup_id)
+        fields = self._inner._check(
+            value,
+            key=key,
+            headers=headers,
+            timestamp=timestamp,
+            priority=priority,
+            ttl=ttl,
+            expires_at=expires_at,
+            dedup_id=dedup_id,
+        )
         if partition is not None:
             self._inner._choose(None, partition)
         receipt = Receipt(self)
