@@ -146,6 +146,7 @@ class Shard:
     def _adopt(self, state: core.Partition, end_entry: int, fault: str | None, end_offset: int) -> None:
         self.state = state
         self._entry = end_entry
+        self._begun = end_entry > 0
         if fault is not None:
             self.fault = Refusal("corrupt", fault, "none")
         self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), end_offset)
@@ -161,6 +162,8 @@ class Shard:
 
     def turn(self, now_us: int) -> None:
         """Decide all that waits, apply it, and hand the frames to storage in one piece."""
+        if self._turns and not self._begun:
+            return  # An empty log may begin anywhere: the second turn waits until the first is in it.
         inbox, self._inbox = self._inbox, []
         refusal = self._closed(now_us)
         if refusal is not None:
@@ -297,6 +300,9 @@ class Shard:
             return
         assert self._turns[0] is turn, "a log completes its appends in order"
         self._turns.popleft()
+        if not self._begun:
+            self._begun = True
+            self._go_on()
         tail = self.tail
         messages = size = 0
         for item in turn.frames:
@@ -328,12 +334,18 @@ class Shard:
             for respond, _ in turn.replies:
                 # A refusal decided on state that is gone must not be believed either.
                 respond(refusal, NOTHING)
+        self._go_on()
         if isinstance(error, Full):
             self._full_until_us = self._pump.clock.now_us() + FULL_RETRY_US
             self._reopen()
         elif self.fault is None:
             advice = "this partition takes no writes until the broker is restarted; reads go on"
             self.fault = Refusal("storage_fault", f"{refusal.message}; {advice}", "none", refusal.details)
+
+    def _go_on(self) -> None:
+        """Take up commands that waited for the first turn of an empty log."""
+        if self._inbox:
+            self._pump.ready(self)
 
     def _reopen(self) -> None:
         if self._reopening:
