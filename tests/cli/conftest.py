@@ -101,16 +101,28 @@ class Broker:
         """End it with a signal; exit status and what it wrote to standard error."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, err = self.process.communicate(timeout=30)
+        try:
+            _, err = self.process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            _, err = self.process.communicate()
+            pytest.fail(f"the broker did not end within 30 s: {err.decode('utf-8')}")
         return self.process.returncode, err.decode("utf-8")
+
+    def __enter__(self) -> "Broker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is left running, whatever became of the test."""
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.communicate()
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One broker for the tests of a file; each test uses topics of its own."""
-    running = Broker(tmp_path_factory.mktemp("broker"))
-    try:
+    with Broker(tmp_path_factory.mktemp("broker")) as running:
         yield running
-    finally:
         status, err = running.stop()
         assert status == 0, err

@@ -154,15 +154,13 @@ def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_gracefully_and_data_stays(tmp_path: Path, number: int) -> None:
-    first = Broker(tmp_path / "data")
-    first.rows("topic", "create", "t", "--partitions", "1")
-    first.rows("publish", "t", "kept")
-    status, err = first.stop(number)
-    assert status == 0, err
-    second = Broker(tmp_path / "data")
-    try:
+    with Broker(tmp_path / "data") as first:
+        first.rows("topic", "create", "t", "--partitions", "1")
+        first.rows("publish", "t", "kept")
+        status, err = first.stop(number)
+        assert status == 0, err
+    with Broker(tmp_path / "data") as second:
         assert [row["value"] for row in second.rows("read", "t")] == ["kept"]
-    finally:
         assert second.stop()[0] == 0
 
 
@@ -236,8 +234,7 @@ def test_damage_is_shown_everywhere_and_nothing_is_cut(stored: Path) -> None:
     segment.write_bytes(content)
     for snapshot in stored.rglob("*.snap"):
         snapshot.unlink()  # Else the frame is not replayed, and damage shows only when it is read.
-    broker = Broker(stored)
-    try:
+    with Broker(stored) as broker:
         assert page(broker, "/readyz").startswith(b"HTTP/1.1 503")
         assert b"t/0" in page(broker, "/readyz")
         assert b'quarantined{partition="0",topic="t"} 1.0' in page(broker, "/metrics")
@@ -245,9 +242,8 @@ def test_damage_is_shown_everywhere_and_nothing_is_cut(stored: Path) -> None:
         assert topic["partitions"][0]["fault"]
         assert broker.run("publish", "t", "four").status == EDGES["corrupt"].exit
         assert [row["value"] for row in broker.rows("read", "t")] == ["one", "two"]
-    finally:
         status, err = broker.stop()
-    assert status == 0, err
+        assert status == 0, err
     assert len(segment.read_bytes()) == len(content)
 
 
