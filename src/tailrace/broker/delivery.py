@@ -23,6 +23,7 @@ PACE_US = 1_000
 """A reader that was answered less than this ago is not answered again for less than `PACE_BYTES`: at
 thousands of small appends a second, an answer for each would cost more than the appends themselves."""
 PACE_BYTES = 64 * 1024
+_DROPPED = Refusal("unavailable", "the receiver is gone")
 
 
 class Gate(Protocol):
@@ -34,6 +35,18 @@ class Gate(Protocol):
         """False: go on. True: there is no room, `resume` will be called."""
         ...
 
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
+        """Whether there is room for bytes from the disk; if so they count until `release`, else `resume` will
+        be called.
+        """
+        ...
+
+    def release(self, nbytes: int) -> None:
+        """Bytes that were reserved have been handed over, or are not needed."""
+        ...
+
+    fetches: set[FetchJob]
+    """Those under way; a receiver that goes away drops them."""
     answered_us: dict[str, int]
     """When data was last handed over, by topic; kept by the fetches themselves."""
 
@@ -43,10 +56,18 @@ class OpenGate:
 
     def __init__(self) -> None:
         self.answered_us: dict[str, int] = {}
+        self.fetches: set[FetchJob] = set()
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """Never."""
         return False
+
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
+        """Always."""
+        return True
+
+    def release(self, nbytes: int) -> None:
+        """Nothing is counted."""
 
 
 class FetchJob:
@@ -79,6 +100,7 @@ class FetchJob:
 
     def start(self) -> None:
         """Look for the first time; set the deadline when there is nothing yet."""
+        self._gate.fetches.add(self)
         self.look()
         if self._respond is not None and not self._expired:
             wait_us = min(self._fetch.wait_ms, WAIT_MS_MAX) * 1000
@@ -88,6 +110,10 @@ class FetchJob:
         """The time is up: answer, be it with nothing."""
         self._expired = True
         self.look()
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._answer(_DROPPED, NOTHING)
 
     def look(self) -> None:
         """Answer if there is something to say; else wait."""
@@ -160,22 +186,30 @@ class FetchJob:
         return Refusal("not_found", message, "none", details)
 
     def _read_cold(self, partition: int, shard: Shard, offset: int) -> None:
-        self._reading = True
         log, end, room = shard.log, shard.end_offset, self._bytes_max
+        if not self._gate.reserve(room, self.look):
+            return
+        self._reading = True
+
+        def work() -> Sequence[Buffer]:
+            return NOTHING if self._respond is None else log.read(offset, end, room)
 
         def done(result: Any, error: Exception | None) -> None:
             self._reading = False
-            if error is not None:
-                self._answer(shard.gone or refuse(error), NOTHING)
-                return
-            size = sum(len(part) for part in result)
-            self._metrics.delivered(self._fetch.topic, size, 0)
-            self._answer(Fetched([(partition, size, shard.state.start_offset, end)]), result)
+            if self._respond is not None:
+                if error is not None:
+                    self._answer(shard.gone or refuse(error), NOTHING)
+                else:
+                    size = sum(len(part) for part in result)
+                    self._metrics.delivered(self._fetch.topic, size, 0)
+                    self._answer(Fetched([(partition, size, shard.state.start_offset, end)]), result)
+            self._gate.release(room)
 
-        self._pump.threads.read(lambda: log.read(offset, end, room), done)
+        self._pump.threads.read(work, done)
 
     def _answer(self, reply: Fetched | Refusal, parts: Sequence[Buffer]) -> None:
         respond, self._respond = self._respond, None
+        self._gate.fetches.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._pace is not None:

@@ -112,7 +112,6 @@ class Gateway:
         return count
 
     # -- messages
-    # --------------------------------------------------------------------------------------------------
 
     def _ping(self, request: Ping, body: Buffer, respond: Respond, gate: Gate) -> None:
         respond(Pong(), NOTHING)
@@ -129,6 +128,8 @@ class Gateway:
             raise InvalidRequest(
                 f"positions: 1 to {FETCH_PARTITIONS_MAX} partitions, not {len(request.positions)}"
             )
+        if len({partition for partition, _ in request.positions}) < len(request.positions):
+            raise InvalidRequest("positions: a partition is listed twice")
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
         shards = [self._shard(request.topic, partition) for partition, _ in request.positions]
@@ -176,7 +177,6 @@ class Gateway:
         shard.submit(request, b"", self._counted(trimmed))
 
     # -- catalog
-    # ---------------------------------------------------------------------------------------------------
 
     def _catalog(
         self, request: CreateTopic | AlterTopic | DeleteTopic, body: Buffer, respond: Respond, gate: Gate

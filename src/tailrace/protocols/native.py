@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -46,7 +47,14 @@ SWEEP_S = 1.0
 PARTIAL_BYTES_MAX = 128 * 1024 * 1024
 PARTIAL_BYTES_HARD_MAX = 512 * 1024 * 1024
 PARTIAL_GRACE_US = 1_000_000
-_HELLO = msgspec.msgpack.Decoder(Hello)
+UNSENT_BYTES_MAX = 64 * 1024 * 1024
+"""What all connections together may hold of answers that their peers do not take, and of reads for them."""
+CONNECTION_READ_BYTES_MAX = 8 * 1024 * 1024
+STUCK_US = 30_000_000
+STUCK_GRACE_US = 1_000_000
+HEADER_WEIGHT = 64
+"""A waiting request takes so many times the bytes of its header: a fetch of many partitions watches each."""
+_decode_hello = codec.decoder_of(Hello, "the first message must be a hello")
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -64,8 +72,13 @@ class Gate(Protocol):
     """See `broker.delivery.Gate`: whether a receiver has room."""
 
     answered_us: dict[str, int]
+    fetches: set[Any]
 
     def blocked(self, resume: Callable[[], None]) -> bool: ...
+
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool: ...
+
+    def release(self, nbytes: int) -> None: ...
 
 
 class Verbs(Protocol):
@@ -87,6 +100,8 @@ class Listener:
         self.links: set[Link] = set()
         self.held_bytes = 0
         self.partial_bytes = 0
+        self.unsent_bytes = 0
+        self._waiting: deque[Callable[[], None]] = deque()
         self._server: asyncio.Server | None = None
         self._empty: asyncio.Event | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -127,6 +142,16 @@ class Listener:
     def full(self) -> bool:
         """Whether all connections together hold as much as the node allows."""
         return self.held_bytes > self.limits.in_flight_bytes_max
+
+    def wait_for_room(self, resume: Callable[[], None]) -> None:
+        """Call `resume` when less than the node's share is on its way out."""
+        self._waiting.append(resume)
+
+    def count_unsent(self, nbytes: int) -> None:
+        """Count what waits to be taken by peers, or uncount it; reads that waited for room go on."""
+        self.unsent_bytes += nbytes
+        while self._waiting and self.unsent_bytes < UNSENT_BYTES_MAX:
+            self._waiting.popleft()()
 
     def shed(self, now_us: int) -> None:
         """Too much is held by bodies that are not complete: close whoever holds the most, unless it is only
@@ -175,10 +200,15 @@ class Link(asyncio.BufferedProtocol):
         self._heard_us = self._began_us = listener.clock.now_us()
         self._peer = "?"
         self.answered_us: dict[str, int] = {}
+        self.fetches: set[Any] = set()
+        self._queued_bytes = 0
+        self._unsent_bytes = 0
+        self._left_bytes = 0
+        self._stuck_us = 0
+        self._reading_bytes = 0
         self.partial_bytes = 0
 
     # -- asyncio
-    # ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it.
@@ -233,19 +263,24 @@ class Link(asyncio.BufferedProtocol):
         self.partial_bytes = 0
         # Requests under way still answer, into the void; what they hold is given back then.
         self._writable = True
-        self._unpark()
+        self._parked.clear()
+        self._measure()
+        for fetch in list(self.fetches):
+            fetch.drop()
 
     def pause_writing(self) -> None:
         self._writable = False
+        self._stuck_us = self._listener.clock.now_us()
+        self._measure()
         self.adjust()
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._measure()
         self._unpark()
         self.adjust()
 
     # -- messages
-    # --------------------------------------------------------------------------------------------------
 
     def _message(self, request_id: int, header: bytes, body: Buffer) -> None:
         if not self._greeted:
@@ -260,8 +295,9 @@ class Link(asyncio.BufferedProtocol):
             self._refuse(request_id, Refusal(error.code, error.message))
             return
         nbytes = len(body)
+        weight = nbytes + HEADER_WEIGHT * len(header)
         self._pending += 1
-        self._held_bytes += nbytes
+        self._held_bytes += weight
         self._listener.hold(nbytes)
         answered = False
 
@@ -270,7 +306,7 @@ class Link(asyncio.BufferedProtocol):
             assert not answered, "a request is answered once"
             answered = True
             self._pending -= 1
-            self._held_bytes -= nbytes
+            self._held_bytes -= weight
             self._send(request_id, codec.encode_reply(reply), parts)
             self._listener.release(nbytes)
             if not self._reading:
@@ -279,10 +315,7 @@ class Link(asyncio.BufferedProtocol):
         self._listener.verbs.submit(request, body, respond, self)
 
     def _greet(self, request_id: int, header: bytes) -> None:
-        try:
-            hello = _HELLO.decode(header)
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"the first message must be a hello: {error}") from error
+        hello = _decode_hello(header)
         if PROTOCOL_VERSION not in hello.versions:
             spoken = ", ".join(map(str, hello.versions[:10]))
             raise InvalidRequest(
@@ -304,16 +337,20 @@ class Link(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        size = sum(len(part) for part in parts)
+        if self._writable:
+            self._queued_bytes = transport.get_write_buffer_size()
+        self._queued_bytes += len(header) + size
         if parts:
-            size = sum(len(part) for part in parts)
             transport.writelines([prefix(header, size, request_id), *parts])
         else:
             transport.write(prefix(header, 0, request_id))
+        if not self._writable:
+            self._measure()
         if self._finishing and not self._pending:
             self._close()
 
     # -- flow
-    # ------------------------------------------------------------------------------------------------------
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """As a `Gate`: while the peer does not take what it was sent, its fetches wait."""
@@ -323,8 +360,35 @@ class Link(asyncio.BufferedProtocol):
         return True
 
     def _unpark(self) -> None:
-        while self._parked and self._writable:
+        while self._parked and self._writable and self._reading_bytes < CONNECTION_READ_BYTES_MAX:
             self._parked.pop(0)()
+
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
+        """As a `Gate`: one large read at a time, or several small ones, while the node has room for them."""
+        if self._reading_bytes and self._reading_bytes + nbytes > CONNECTION_READ_BYTES_MAX:
+            self._parked.append(resume)
+            return False
+        if self._listener.unsent_bytes >= UNSENT_BYTES_MAX:
+            self._listener.wait_for_room(resume)
+            return False
+        self._reading_bytes += nbytes
+        self._listener.count_unsent(nbytes)
+        return True
+
+    def release(self, nbytes: int) -> None:
+        """As a `Gate`: the read is over; what came of it is counted while the peer does not take it."""
+        self._reading_bytes -= nbytes
+        self._listener.count_unsent(-nbytes)
+        self._unpark()
+
+    def _measure(self) -> None:
+        """Count what the peer has not taken, while that is more than a little. A large answer counts whole
+        until all of it is gone: so long it stays in memory.
+        """
+        before = self._unsent_bytes
+        self._unsent_bytes = 0 if self._writable else self._queued_bytes
+        if self._unsent_bytes != before:
+            self._listener.count_unsent(self._unsent_bytes - before)
 
     def adjust(self) -> None:
         """Read on, or stop reading, as the windows say."""
@@ -346,7 +410,16 @@ class Link(asyncio.BufferedProtocol):
             transport.pause_reading()
 
     def check(self, now_us: int) -> None:
-        """Close when the peer is silent, or does not finish what it began."""
+        """Close when the peer is silent, does not finish what it began, or does not take its answers."""
+        if self._transport is not None and not self._writable:
+            left_bytes, self._left_bytes = self._left_bytes, self._transport.get_write_buffer_size()
+            if self._left_bytes < left_bytes:
+                self._stuck_us = now_us
+            crowded = self._listener.unsent_bytes > UNSENT_BYTES_MAX
+            if now_us - self._stuck_us > (STUCK_GRACE_US if crowded else STUCK_US):
+                log.warning("%s: does not take its answers, %d bytes", self._peer, self._unsent_bytes)
+                self.abort()
+                return
         if not self._reading:
             self._heard_us = self._began_us = now_us  # It is us who do not listen.
             return
