@@ -1,4 +1,4 @@
-"""One partition at work: replies wait for durability, failures drop what was speculative, damage stops writes."""
+"""One partition at work: replies wait for durability, failures drop what was speculative."""
 
 from pathlib import Path
 

@@ -149,7 +149,7 @@ def test_a_batch_refused_for_good_leaves_no_hole() -> None:
 
 
 def test_numbers_before_a_hole_stay_because_those_between_are_stored() -> None:
-    """Retries: the first is refused for now, the next is known as stored, the last one is refused for good."""
+    """Retries: the first is refused for now, the second known as stored, the third refused for good."""
     world, flow = make()
     put(world, flow, 4)
     world.answer(BUSY, stored(5), CONFLICT, gap(2))

@@ -128,9 +128,9 @@ def _delivered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
             if item.header.kind == frame.DATA:
                 self.tail.push(item)
         self._notify()
-        self.tail.push = lambda item: None  # type: ignore[method-assign]
+        monkeypatch.setattr(self.tail, "push", lambda item: None)
         write(self, turn)
-        del self.tail.push
+        del self.tail.push  # type: ignore[misc]
 
     monkeypatch.setattr(Shard, "_write", early)
 
@@ -173,7 +173,7 @@ def _state_kept_after_a_failed_append(monkeypatch: pytest.MonkeyPatch) -> None:
             adopt(state, *others)
             self.state = ahead
 
-        self._adopt = adopt_log_only  # type: ignore[method-assign]
+        monkeypatch.setattr(self, "_adopt", adopt_log_only)
         reopen(self)
 
     monkeypatch.setattr(Shard, "_reopen", keep)
