@@ -67,7 +67,11 @@ def test_every_goes_on_from_when_it_ran() -> None:
 
 def test_a_timer_set_while_another_runs_is_armed() -> None:
     clock, pump, _, armed = make()
-    pump.at(10, lambda now: pump.at(15, lambda later: None) and None)
+
+    def chain(now_us: int) -> None:
+        pump.at(15, lambda later: None)
+
+    pump.at(10, chain)
     clock.set_us(10)
     pump.tick()
     assert armed[-1] == 15

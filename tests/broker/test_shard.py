@@ -1,6 +1,7 @@
 """One partition at work: replies wait for durability, failures drop what was speculative."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.broker.held_engine import HeldEngine, values_of
 Answers = list[tuple[Reply, bytes]]
 
 
-def held(**options: object) -> HeldEngine:
+def held(**options: Any) -> HeldEngine:
     """A broker with the topic `t`, whose storage waits from now on."""
     broker = HeldEngine()
     broker.create(**options)

@@ -1,4 +1,4 @@
-"""The hot tail against a plain list of frames: what it holds, what it gives, and that it stays within its bound."""
+"""The hot tail against a plain list of frames: what it holds, what it gives, its bound."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -286,12 +286,12 @@ def test_not_connected_is_tried_again_after_a_pause() -> None:
 def test_a_named_producer_claims_its_epoch_first() -> None:
     world, flow = make(named=77)
     (batch,) = put(world, flow)
-    assert isinstance(world.requests[0][0], ClaimProducer)
+    assert type(world.requests[0][0]) is ClaimProducer
     assert flow.busy
     world.answer(LOST)
     world.resume()
     world.answer(Claimed(4))
-    request = world.requests[0][0]
+    request: Any = world.requests[0][0]
     assert (request.producer_id, request.producer_epoch, request.producer_sequence) == (77, 4, 0)
     world.answer(stored(9))
     assert batch.stored is not None

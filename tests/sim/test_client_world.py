@@ -130,7 +130,7 @@ def _delivered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
         self._notify()
         monkeypatch.setattr(self.tail, "push", lambda item: None)
         write(self, turn)
-        del self.tail.push  # type: ignore[misc]
+        del self.tail.push
 
     monkeypatch.setattr(Shard, "_write", early)
 
