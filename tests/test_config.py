@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import config
-from tailrace.config import RANGES, Limits, ServerOptions, env_name, known_keys, load, split_address, to_toml
+from tailrace.config import RANGES, ServerOptions, env_name, known_keys, load, split_address, to_toml
 from tailrace.errors import InvalidRequest
+from tailrace.protocols.native import Limits
 
 
 def problems(path: str | None = None, env: dict[str, str] | None = None, **flags: Any) -> list[str]:

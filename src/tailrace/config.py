@@ -20,23 +20,13 @@ import msgspec
 from tailrace.core.model import Refusal
 from tailrace.core.topics import parse_options
 from tailrace.errors import InvalidRequest
+from tailrace.protocols.native import Limits
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """Bounds that protect the broker from its clients."""
-
-    connections_max: int = 10_000
-    frame_bytes_max: int = 64 * MIB
-    in_flight_bytes_max: int = 32 * MIB
-    connection_in_flight_bytes_max: int = 8 * MIB
-    idle_ms: int = 90_000
-    drain_ms: int = 10_000
 
 
 class Storage(msgspec.Struct, frozen=True):

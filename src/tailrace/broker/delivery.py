@@ -14,6 +14,7 @@ from tailrace.broker.pump import Pump, Timer
 from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core.commands import Fetch, Fetched
 from tailrace.core.model import Refusal
+from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 
@@ -191,8 +192,9 @@ class FetchJob:
             return
         self._reading = True
 
-        def work() -> Sequence[Buffer]:
-            return NOTHING if self._respond is None else log.read(offset, end, room)
+        def work() -> tuple[Sequence[Buffer], int]:
+            parts = NOTHING if self._respond is None else log.read(offset, end, room)
+            return parts, sum(_rows_of(part) for part in parts)
 
         def done(result: Any, error: Exception | None) -> None:
             self._reading = False
@@ -200,9 +202,10 @@ class FetchJob:
                 if error is not None:
                     self._answer(shard.gone or refuse(error), NOTHING)
                 else:
-                    size = sum(len(part) for part in result)
-                    self._metrics.delivered(self._fetch.topic, size, 0)
-                    self._answer(Fetched([(partition, size, shard.state.start_offset, end)]), result)
+                    parts, rows = result
+                    size = sum(len(part) for part in parts)
+                    self._metrics.delivered(self._fetch.topic, size, rows)
+                    self._answer(Fetched([(partition, size, shard.state.start_offset, end)]), parts)
             self._gate.release(room)
 
         self._pump.threads.read(work, done)
@@ -220,3 +223,9 @@ class FetchJob:
         if respond is not None:
             self._metrics.fetched((self._pump.clock.now_us() - self._started_us) / 1e6)
             respond(reply, parts)
+
+
+def _rows_of(frames: Buffer) -> int:
+    """Messages in raw frames."""
+    headers = (header for header, _ in frame.walk(frames, check=False))
+    return sum(header.count for header in headers if header.kind == frame.DATA)

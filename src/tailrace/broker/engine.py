@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tailrace.broker.gateway import Gateway
 from tailrace.broker.host import Topics
@@ -34,17 +35,26 @@ class Engine:
         wake: Callable[[], None] = lambda: None,
         arm: Callable[[int], None] = lambda due_us: None,
         sync_check_us: int = SYNC_CHECK_US,
+        topic_defaults: dict[str, Any] | None = None,
     ) -> None:
         self._sync_check_us = sync_check_us
         self.metrics = Metrics(self._figures)
         self.pump = Pump(clock, threads, wake, arm)
         self.stores = stores
-        self.topics = Topics(stores, coordinator, self.pump, self.metrics)
+        self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
         self.gateway = Gateway(self.topics, self.pump, self.metrics)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
-        """Recover everything; blocking. Upkeep begins."""
+        """Recover everything (blocking), and start."""
+        self.recover(progress)
+        self.start()
+
+    def recover(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
+        """Recover every partition; blocking, in any thread, before `start`."""
         self.topics.open(progress)
+
+    def start(self) -> None:
+        """Begin the upkeep."""
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
 

@@ -78,6 +78,7 @@ class Gateway:
         try:
             if self._closing:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
+            self._metrics.requested(str(request.__struct_config__.tag))
             self._verbs[type(request)](request, body, respond, self._gate if gate is None else gate)
         except TailraceError as error:
             self._metrics.refused(error.code)

@@ -42,9 +42,16 @@ class Topics:
     """
 
     def __init__(
-        self, stores: dict[str, LogStore], coordinator: Coordinator, pump: Pump, metrics: Metrics
+        self,
+        stores: dict[str, LogStore],
+        coordinator: Coordinator,
+        pump: Pump,
+        metrics: Metrics,
+        *,
+        defaults: dict[str, Any],
     ) -> None:
         self._stores = stores
+        self._defaults = defaults
         self._coordinator = coordinator
         self._pump = pump
         self._metrics = metrics
@@ -133,7 +140,6 @@ class Topics:
         return TopicInfo(entry.name, entry.id, msgspec.structs.asdict(entry.options), rows or [], created)
 
     # -- changes
-    # ---------------------------------------------------------------------------------------------------
 
     def change(self, request: Change, respond: Respond) -> None:
         """Queue a change of the catalog."""
@@ -151,6 +157,8 @@ class Topics:
             self._changing = True
             self._pump.threads.run(self, lambda: self._remove(self.catalog, removal), self._removed)
             return
+        if isinstance(request, CreateTopic):
+            request = CreateTopic(request.name, self._with_defaults(request.options), request.if_missing)
         outcome = core.change(self.catalog, request, self._pump.clock.now_us())
         if isinstance(outcome, Refusal):
             respond(outcome, NOTHING)
@@ -163,6 +171,13 @@ class Topics:
         self._pump.threads.run(
             self, lambda: self._prepare(catalog, entry, request), self._finisher(entry, request, respond)
         )
+
+    def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What the request does not say is taken from the node's configuration, then from Tailrace's own."""
+        defaults = dict(self._defaults)
+        if "storage" in options and "durability" not in options:
+            defaults.pop("durability", None)  # It was chosen for another kind of storage.
+        return {**defaults, **options}
 
     def _prepare(self, catalog: core.Catalog, entry: core.TopicEntry, request: Change) -> object:
         """On a storage thread: open the new logs, then make the catalog durable; all of it or nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import signal
@@ -16,7 +17,7 @@ from tailrace.cluster.embedded import FileCoordinator
 from tailrace.config import ServerOptions, split_address
 from tailrace.ports import LogStore
 from tailrace.protocols.http import HttpListener
-from tailrace.protocols.native import Limits, Listener
+from tailrace.protocols.native import Listener
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
@@ -25,6 +26,7 @@ from tailrace.storage.threads import StorageThreads
 log = logging.getLogger("tailrace.node")
 
 LAG_S = 0.1
+CLOSE_S = 60.0
 SWITCH_S = 1e-4
 """Storage threads return from blocking calls beside a busy loop; at the default of 5 ms they would wait that
 long for the interpreter.
@@ -34,18 +36,26 @@ long for the interpreter.
 class LoopHost:
     """An engine on the running loop: wakes its pump, arms its timer, drains its storage threads."""
 
-    def __init__(self, data: str, *, segment_bytes: int, storage_threads: int) -> None:
+    def __init__(self, options: ServerOptions) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due_us = 0
         self.clock = SystemClock()
-        root = Path(data)
+        root = Path(options.data)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = FileStore(root / "topics", self.clock, segment_bytes=segment_bytes)
+        files = FileStore(root / "topics", self.clock, segment_bytes=options.storage.segment_bytes)
         stores: dict[str, LogStore] = {"file": files, "memory": MemoryStore()}
-        threads = StorageThreads(self._storage_ready, count=storage_threads)
+        threads = StorageThreads(self._storage_ready, count=options.storage.storage_threads)
         coordinator = FileCoordinator(RealDisk(root))
-        self.engine = Engine(self.clock, threads, stores, coordinator, wake=self._wake, arm=self._arm)
+        self.engine = Engine(
+            self.clock,
+            threads,
+            stores,
+            coordinator,
+            wake=self._wake,
+            arm=self._arm,
+            topic_defaults=options.topic_defaults,
+        )
         self._pump = self.engine.pump
 
     def _wake(self) -> None:
@@ -62,9 +72,12 @@ class LoopHost:
 
     async def close(self) -> None:
         """Everything that was accepted is finished, synced and marked."""
-        closed = self._loop.create_future()
-        self.engine.close(lambda: closed.set_result(None))
-        await closed
+        closed = asyncio.Event()
+        self.engine.close(closed.set)
+        with contextlib.suppress(TimeoutError):
+            # Whatever a broken log does, the process ends; what was acknowledged is safe by then.
+            async with asyncio.timeout(CLOSE_S):
+                await closed.wait()
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.to_thread(self.engine.release)
@@ -84,18 +97,15 @@ class Node:
         """Recover, then listen."""
         options = self._options
         sys.setswitchinterval(SWITCH_S)
-        self._host = LoopHost(
-            options.data,
-            segment_bytes=options.storage.segment_bytes,
-            storage_threads=options.storage.storage_threads,
-        )
+        self._host = LoopHost(options)
         engine = self._host.engine
         self._http = HttpListener(reasons=self._reasons, metrics=self._render)
-        self._native = Listener(engine.gateway, self._host.clock, _limits(options), secrets.token_hex(8))
+        self._native = Listener(engine.gateway, self._host.clock, options.limits, secrets.token_hex(8))
         try:
             # Health is visible while recovery runs; the port of the clients opens after it.
             self.http_address = await self._http.start(*split_address(options.http_listen))
-            engine.open(_progress)
+            await asyncio.to_thread(engine.recover, _progress)
+            engine.start()
             self.native_address = await self._native.start(*split_address(options.listen))
         except BaseException:
             await self._http.close()
@@ -129,17 +139,6 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await self._host.close()
-
-
-def _limits(options: ServerOptions) -> Limits:
-    limits = options.limits
-    return Limits(
-        connections_max=limits.connections_max,
-        frame_bytes_max=limits.frame_bytes_max,
-        in_flight_bytes_max=limits.in_flight_bytes_max,
-        connection_in_flight_bytes_max=limits.connection_in_flight_bytes_max,
-        idle_ms=limits.idle_ms,
-    )
 
 
 def _progress(name: str, done: int, total: int) -> None:
@@ -176,9 +175,10 @@ class EmbeddedVerbs:
 
     async def open(self) -> None:
         """Recover and start."""
-        self._host = LoopHost(self._data, segment_bytes=64 * 1024 * 1024, storage_threads=4)
+        self._host = LoopHost(ServerOptions(data=self._data))
         try:
-            self._host.engine.open()
+            await asyncio.to_thread(self._host.engine.recover)
+            self._host.engine.start()
         except BaseException:
             await self._host.close()
             raise

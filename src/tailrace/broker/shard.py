@@ -104,13 +104,15 @@ class Shard:
         self._adopt(*self._recover(self.log))
 
     # -- opening
-    # ---------------------------------------------------------------------------------------------------
 
     def _recover(self, log: PartitionLog) -> tuple[core.Partition, int, str | None, int]:
         """Rebuild the state from snapshot and log; may run on a storage thread."""
-        recovery = log.recover()
-        fault = recovery.fault
         state = core.Partition(self.options)
+        try:
+            recovery = log.recover()
+        except StorageFault as error:
+            return state, 0, error.message, 0
+        fault = recovery.fault
         try:
             if recovery.snapshot is not None:
                 state = core.Partition.restore(self.options, recovery.snapshot.chunks)
@@ -152,7 +154,6 @@ class Shard:
         self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), end_offset)
 
     # -- commands
-    # --------------------------------------------------------------------------------------------------
 
     def submit(self, work: Work, body: Buffer, respond: Respond) -> None:
         """Queue a command for the next turn."""
@@ -287,7 +288,6 @@ class Shard:
         return Frame(header, frame.pack(header), body)
 
     # -- completions
-    # -----------------------------------------------------------------------------------------------
 
     def landed(self) -> None:
         """One piece of storage work less is under way."""
@@ -372,7 +372,6 @@ class Shard:
         self._run(work, done)
 
     # -- readers
-    # ---------------------------------------------------------------------------------------------------
 
     @property
     def end_offset(self) -> int:
@@ -394,7 +393,6 @@ class Shard:
                 action()
 
     # -- upkeep
-    # ----------------------------------------------------------------------------------------------------
 
     def limit_tail(self, bytes_max: int) -> None:
         """This partition's share of the memory for hot tails."""
@@ -454,6 +452,8 @@ class Shard:
         """Give back the segments below the start, as far as snapshots allow."""
 
         def trim() -> None:
+            if self.fault is not None or self.gone is not None:
+                return
             offset = self.state.start_offset
             self._run(lambda: self.log.trim(offset), self._upkeep_done)
 
@@ -495,9 +495,8 @@ class Shard:
         again later.
         """
         if error is not None:
-            if not isinstance(error, StorageFault):
-                raise error
-            self._metrics.refused("upkeep_" + error.code)
+            log.error("%s: upkeep failed", self.name, exc_info=error)
+            self._metrics.refused("upkeep")
 
     def stats(self) -> LogStats:
         """Figures of the log."""

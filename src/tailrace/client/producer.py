@@ -90,7 +90,6 @@ class Producer:
         )
 
     # -- life
-    # ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Producer:
         self._loop = asyncio.get_running_loop()
@@ -156,7 +155,6 @@ class Producer:
         self._timer = self._loop.call_later(1.0, tick)
 
     # -- sending
-    # ---------------------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -363,7 +361,6 @@ class Producer:
             await waiter
 
     # -- buffering
-    # -------------------------------------------------------------------------------------------------
 
     async def _yield(self) -> None:
         """Let the loop send what is ready; wait while the buffer is full."""
@@ -493,7 +490,6 @@ class Producer:
             self._full = True
 
     # -- what the flows ask for
-    # ------------------------------------------------------------------------------------
 
     def submit(self, request: Any, body: Buffer, respond: Callable[[Reply, Sequence[Buffer]], None]) -> None:
         """Send a request of a flow."""

@@ -95,7 +95,6 @@ class Reader:
         self._wake()
 
     # -- places
-    # ----------------------------------------------------------------------------------------------------
 
     async def _find(self, at: str | int | datetime) -> list[int]:
         reply = await ask(self._verbs, FindOffsets(self.topic, point(at)), self._timeout)
@@ -142,7 +141,6 @@ class Reader:
         return places
 
     # -- messages
-    # --------------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> Reader:
         return self
@@ -212,7 +210,6 @@ class Reader:
             raise self._closed
 
     # -- fetching
-    # --------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
         """Ask for more, if none is asked for and the buffer has room."""

@@ -59,13 +59,14 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Bounds of the listener."""
+    """Bounds that protect the broker from its clients."""
 
     connections_max: int = 10_000
     frame_bytes_max: int = 64 * 1024 * 1024
     in_flight_bytes_max: int = 32 * 1024 * 1024
     connection_in_flight_bytes_max: int = 8 * 1024 * 1024
     idle_ms: int = 90_000
+    drain_ms: int = 10_000
 
 
 class Gate(Protocol):
@@ -150,8 +151,9 @@ class Listener:
     def count_unsent(self, nbytes: int) -> None:
         """Count what waits to be taken by peers, or uncount it; reads that waited for room go on."""
         self.unsent_bytes += nbytes
-        while self._waiting and self.unsent_bytes < UNSENT_BYTES_MAX:
-            self._waiting.popleft()()
+        if nbytes < 0:  # Those who go on count again: the loop must not run inside itself.
+            while self._waiting and self.unsent_bytes < UNSENT_BYTES_MAX:
+                self._waiting.popleft()()
 
     def shed(self, now_us: int) -> None:
         """Too much is held by bodies that are not complete: close whoever holds the most, unless it is only

@@ -204,7 +204,7 @@ class Producer:
 
         self._portal.call(flushed)
 
-    # -- from the callers' threads to the loop ---------------------------------------------------------------
+    # -- from the callers' threads to the loop
 
     def _hand_over(self, item: _Item) -> None:
         self._portal.check()

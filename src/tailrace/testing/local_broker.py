@@ -119,7 +119,7 @@ class LocalBroker:
             self._break_links()
         _brokers.pop(self.name, None)
 
-    # -- what tests do to it ---------------------------------------------------------------------------------
+    # -- what tests do to it
 
     def restart(self) -> None:
         """As after a SIGKILL and a new start: all state is rebuilt from the logs. Requests under way end with
@@ -184,7 +184,7 @@ class LocalBroker:
                 return
         raise Timeout(f"clients keep asking: {self._requests} requests so far")
 
-    # -- running ---------------------------------------------------------------------------------------------
+    # -- running
 
     def _start(self) -> Engine:
         stores: dict[str, LogStore] = {"file": self._store, "memory": self._store}
