@@ -24,7 +24,7 @@ class NotReady(Exception):
 
 
 def inject(*rules: str, paths: Sequence[str] = ()) -> list[str]:
-    """A strace prefix that injects faults (`fdatasync:error=EIO:when=3`), where wanted into some paths only."""
+    """A strace prefix that injects faults (`fdatasync:error=EIO:when=3`), if wanted into some paths only."""
     calls = ",".join(dict.fromkeys(rule.partition(":")[0] for rule in rules))
     prefix = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}"]
     for rule in rules:

@@ -1,4 +1,4 @@
-"""A client without manners: writes any bytes to the native port, and reads replies only when it is asked to."""
+"""A client without manners: writes any bytes to the native port, and reads replies only when asked to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile clients against a real broker, while a good one publishes and reads: nobody else may notice them."""
+"""Hostile clients against a real broker, while a good one publishes and reads: it must not notice them."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,6 @@ import random
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ from tests.e2e.raw_client import GREETING, HELLO, RawClient, publish
 from tests.format.hostile import mutate, sample
 
 WORST_MS = 1500.0
-"""What one publish and one look at a topic may take together while a test and all its clients share the cores."""
+"""What a publish and a look at the topic may take together, while all clients share two cores."""
 GROWTH_MB = 150.0
 LEFT_MB = 100.0
 """Memory that the allocator keeps; it does not grow with further attacks."""
@@ -357,12 +356,14 @@ def test_damaged_and_hostile_bodies(siege: Siege) -> None:
 
     async def readable() -> None:
         """What the broker took, every reader can read."""
-        async with tailrace.connect(siege.broker.url) as client:
-            async with client.reader("any", start="earliest", stop_at_end=True) as reader:
-                count = 0
-                async for message in reader:
-                    repr((message.id, message.key, message.headers, message.timestamp, message.expires_at))
-                    count += 1
+        count = 0
+        async with (
+            tailrace.connect(siege.broker.url) as client,
+            client.reader("any", start="earliest", stop_at_end=True) as reader,
+        ):
+            async for message in reader:
+                repr((message.id, message.key, message.headers, message.timestamp, message.expires_at))
+                count += 1
         assert count >= taken
 
     asyncio.run(readable())

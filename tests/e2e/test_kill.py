@@ -1,4 +1,4 @@
-"""SIGKILL under load, again and again: what was acknowledged is there, once and in order, and clients go on."""
+"""SIGKILL under load, again and again: all that was acknowledged is there, once and in order."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Reading a real broker: from any offset and time, across segments, after a trim, at the end, and while topics grow."""
+"""Reading: from any offset and time, across segments, after a trim, at the end, and while topics grow."""
 
 import asyncio
 import random

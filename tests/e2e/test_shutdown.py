@@ -1,4 +1,4 @@
-"""The end of a broker: graceful, in time, with everything that was acknowledged; and starts that must fail."""
+"""The end of a broker: graceful, in time, with all that was acknowledged; and starts that must fail."""
 
 import asyncio
 import time

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tailrace
 from tailrace.client.aio import Client
 from tailrace.client.producer import Producer
+from tailrace.client.results import Message
 from tailrace.errors import TailraceError
 from tests.history.record import (
     Drained,
@@ -91,19 +92,12 @@ class Load:
     # -- readers -------------------------------------------------------------------------------------------
 
     async def _read(self, topic: str) -> None:
-        async with tailrace.connect(self.url, timeout=self._timeout_s) as client:
-            async with client.reader(topic, start="earliest") as reader:
-                async for message in reader:
-                    self.history.note(
-                        Read(
-                            "follower",
-                            topic,
-                            message.partition,
-                            message.offset,
-                            decode_value(message.value),
-                            now_ns(),
-                        )
-                    )
+        async with (
+            tailrace.connect(self.url, timeout=self._timeout_s) as client,
+            client.reader(topic, start="earliest") as reader,
+        ):
+            async for message in reader:
+                self.history.note(_read("follower", message))
 
     # -- producers -----------------------------------------------------------------------------------------
 
@@ -114,24 +108,24 @@ class Load:
         rng = random.Random(f"{self._seed}/{name}")
         counter = 0
         waiting: set[asyncio.Task[None]] = set()
-        async with tailrace.connect(self.url, timeout=self._timeout_s) as client:
-            async with client.producer(topic, timeout=self._timeout_s) as producer:
-                while not self.stop.is_set():
-                    count = rng.choice((1, 1, 1, 3, 40))
-                    values = [Value(name, counter + at) for at in range(count)]
-                    counter += count
-                    task = await self._send(producer, topic, values, rng)
-                    if task is not None:
-                        waiting.add(task)
-                    if len(waiting) > rng.choice((1, 4, 30)):
-                        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                        for finished in done:
-                            finished.result()
-                    if rng.random() < 0.5:
-                        await asyncio.sleep(rng.random() * pause_s)
-                for finished in await asyncio.gather(*waiting, return_exceptions=True):
-                    if isinstance(finished, BaseException):
-                        raise finished
+        async with (
+            tailrace.connect(self.url, timeout=self._timeout_s) as client,
+            client.producer(topic, timeout=self._timeout_s) as producer,
+        ):
+            while not self.stop.is_set():
+                count = rng.choice((1, 1, 1, 3, 40))
+                values = [Value(name, counter + at) for at in range(count)]
+                counter += count
+                sent = await self._send(producer, topic, values, rng)
+                if sent is not None:
+                    waiting.add(sent)
+                if len(waiting) > rng.choice((1, 4, 30)):
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for finished in done:
+                        finished.result()
+                if rng.random() < 0.5:
+                    await asyncio.sleep(rng.random() * pause_s)
+            await asyncio.gather(*waiting)
 
     async def _send(
         self, producer: Producer, topic: str, values: list[Value], rng: random.Random
@@ -168,15 +162,11 @@ async def drain(client: Client, topic: str, history: History, reader_name: str =
     found = await client.admin().describe_topic(topic)
     async with client.reader(topic, start="earliest", stop_at_end=True) as reader:
         async for message in reader:
-            history.note(
-                Read(
-                    reader_name,
-                    topic,
-                    message.partition,
-                    message.offset,
-                    decode_value(message.value),
-                    now_ns(),
-                )
-            )
+            history.note(_read(reader_name, message))
     for row in found.partitions:
         history.note(Drained(topic, row["partition"], row["start_offset"], row["end_offset"], reader_name))
+
+
+def _read(reader: str, message: Message) -> Read:
+    value = decode_value(message.value)
+    return Read(reader, message.topic, message.partition, message.offset, value, now_ns())
