@@ -40,7 +40,7 @@ format: setup-dev ## let ruff format and fix what it can
 	@.venv/bin/ruff check --fix -q . ; .venv/bin/ruff format .
 
 clean: ## remove the environment and caches; ./data is yours and stays
-	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build bench/scratch
+	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build bench/.scratch
 	find src tests bench scripts \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} + 2>/dev/null || true
 
 setup-base:
