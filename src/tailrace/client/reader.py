@@ -190,9 +190,9 @@ class Reader:
                 raise error
             if self._at_end():
                 raise StopAsyncIteration
-            self._fetch()
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
+            self._fetch()  # A broker in this process may answer at once.
             await waiter
         rows, first = self._buffer.popleft()
         self._ahead -= rows.header.size
