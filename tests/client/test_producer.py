@@ -276,6 +276,19 @@ def test_leaving_raises_what_nobody_awaited_unless_something_else_failed() -> No
     run(scenario())
 
 
+def test_the_failure_of_many_is_told_once() -> None:
+    async def scenario() -> None:
+        verbs = Verbs()
+        async with make(verbs) as producer:
+            receipts = await producer.send_many([b"x"] * (BATCH_ROWS + 1))
+            await rounds()
+            verbs.answer(GONE, GONE)
+            with pytest.raises(NotFound):
+                await receipts
+
+    run(scenario())
+
+
 def test_noticed_failures_do_not_crowd_out_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAILURES_KEPT", 5)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.core.commands import ClaimProducer, Done, Publish, Published, TrimTopic
+from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
 from tailrace.core.facts import Appended, ProducerAdvanced
 from tailrace.core.model import (
     BATCH_BYTES_MAX,
@@ -279,6 +279,23 @@ def test_trim_and_sweep() -> None:
 def test_producer_0_cannot_be_claimed() -> None:
     assert code(Partition(TopicOptions()).decide(ClaimProducer("t", 0, 0), T0)) == "invalid_request"
     assert code(Partition(TopicOptions()).decide(ClaimProducer("t", 0, -1), T0)) == "invalid_request"
+
+
+def test_a_claim_that_goes_on_from_an_epoch_is_refused_when_somebody_has_claimed_since() -> None:
+    partition = Partition(TopicOptions())
+    for command, expected in (
+        (ClaimProducer("t", 0, 7), Claimed(1)),
+        (ClaimProducer("t", 0, 7, 1), Claimed(2)),
+        (ClaimProducer("t", 0, 7), Claimed(3)),
+        (ClaimProducer("t", 0, 7, 9), Claimed(4)),  # the broker lost what came after: nobody newer is known
+    ):
+        decision = partition.decide(command, T0)
+        assert decision.reply == expected
+        for fact in decision.facts:
+            partition.apply(fact)
+    decision = partition.decide(ClaimProducer("t", 0, 7, 2), T0)
+    assert code(decision) == "fenced"
+    assert not decision.facts
 
 
 def test_a_snapshot_may_come_back_in_one_piece() -> None:

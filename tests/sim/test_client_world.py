@@ -108,6 +108,23 @@ def _certain_in_spite_of_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Batch, "settle", trusting)
 
 
+def _fenced_one_claims_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In doubt, an older producer of a name takes it back from the newer one."""
+    claim = PartitionFlow._claim
+
+    def forgetful(self: PartitionFlow) -> None:
+        self._claimed, known = None, self._claimed
+        renewed = known is not None
+        submit = self._outside.submit
+        if renewed:  # the world shall not take it for a producer that opens
+            monkeypatch.setattr(self._outside, "submit", self._outside.line.submit)  # type: ignore[attr-defined]
+        claim(self)
+        if renewed:
+            monkeypatch.setattr(self._outside, "submit", submit)
+
+    monkeypatch.setattr(PartitionFlow, "_claim", forgetful)
+
+
 def _answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     write = Shard._write
 
@@ -194,6 +211,7 @@ BUGS: list[Plant] = [
     _hole_not_closed,
     _stored_ones_before_a_hole_forgotten,
     _certain_in_spite_of_doubt,
+    _fenced_one_claims_again,
     _answered_before_it_is_stored,
     _delivered_before_it_is_stored,
     _retry_answered_before_the_first_is_stored,

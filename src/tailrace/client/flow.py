@@ -169,6 +169,7 @@ class PartitionFlow:
         self._named = named_id is not None
         self._producer_id = named_id if named_id is not None else outside.new_producer_id()
         self._epoch: int | None = None if self._named else 0
+        self._claimed: int | None = None
         self._claiming = False
         self._advancing = False
         self._next_sequence = 0
@@ -360,7 +361,7 @@ class PartitionFlow:
         def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
             self._claiming = False
             if isinstance(reply, Claimed):
-                self._epoch = reply.epoch
+                self._epoch = self._claimed = reply.epoch
                 self.advance()
                 return
             assert isinstance(reply, Refusal)
@@ -371,7 +372,9 @@ class PartitionFlow:
                 self.dead = error
                 self._bury()
 
-        self._outside.submit(ClaimProducer(self._topic, self._partition, self._producer_id), b"", answered)
+        # Its own epoch goes along: one that was fenced without knowing must not fence its successor in turn.
+        claim = ClaimProducer(self._topic, self._partition, self._producer_id, self._claimed)
+        self._outside.submit(claim, b"", answered)
 
     def end(self, error: TailraceError) -> None:
         """Nothing leaves any more; what is on its way fails, with an unknown outcome where it may arrive."""

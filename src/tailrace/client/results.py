@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tailrace.core.commands import Published, TopicInfo
 from tailrace.core.model import PRIORITY_DEFAULT
+from tailrace.errors import TailraceError
 from tailrace.format import tabular
 from tailrace.format.frame import Header
 
@@ -223,6 +224,9 @@ class Stored(msgspec.Struct, frozen=True, eq=False):
 class Pending:
     """What receipts need of a batch under way."""
 
+    noticed = False
+    """Whether somebody was told of its failure, or will be."""
+
     def wait(self) -> Generator[Any, None, Stored]:
         """Suspend until the batch is settled; returns what was stored, or raises."""
         raise NotImplementedError
@@ -257,8 +261,13 @@ class Receipts:
     def __await__(self) -> Generator[Any, None, list[Result]]:
         results: list[Any] = [None] * len(self)
         at = 0
-        for batch, rows, places in self._places:
-            stored = yield from batch.wait()
+        for number, (batch, rows, places) in enumerate(self._places):
+            try:
+                stored = yield from batch.wait()
+            except TailraceError:
+                for other, _, _ in self._places[number:]:
+                    other.noticed = True  # One failure stands for all of them.
+                raise
             for index, row in enumerate(rows):
                 results[at + index if places is None else places[index]] = stored.result(row)
             at += len(rows)

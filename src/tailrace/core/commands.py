@@ -85,11 +85,15 @@ class Publish(Command, frozen=True, tag="publish"):
 
 
 class ClaimProducer(Command, frozen=True, tag="claim_producer"):
-    """Take over a named producer on one partition: the epoch grows and older ones are fenced."""
+    """Take over a named producer on one partition: the epoch grows and older ones are fenced.
+
+    With `epoch`, it goes on from its own: refused as `Fenced` when somebody has claimed it since.
+    """
 
     topic: str
     partition: int
     producer_id: int
+    epoch: int | None = None
 
 
 class Fetch(Command, frozen=True, tag="fetch"):

@@ -42,7 +42,7 @@ from tailrace.core.model import (
 from tailrace.core.producers import BatchResult, Producers
 from tailrace.core.table import Buffer
 from tailrace.core.topics import DURABILITIES, TopicOptions
-from tailrace.errors import Corrupt, InvalidRequest, SequenceConflict, TooLarge
+from tailrace.errors import Corrupt, Fenced, InvalidRequest, SequenceConflict, TooLarge
 
 SNAPSHOT_VERSION = 1
 NOTHING: tuple[Appended | Fact, ...] = ()
@@ -205,6 +205,9 @@ class Partition:
         epoch = self.producers.next_epoch(command.producer_id, time_us)
         if isinstance(epoch, Refusal):
             return Decision(NOTHING, epoch)
+        if command.epoch is not None and command.epoch < epoch - 1:
+            text = f"epoch {command.epoch} of the producer is fenced by {epoch - 1}"
+            return Decision(NOTHING, Refusal(Fenced.code, text, details={"epoch": epoch - 1}))
         return Decision((ProducerClaimed(command.producer_id, epoch, time_us),), Claimed(epoch))
 
     def _trim(self, command: TrimTopic, now_us: int) -> Decision:

@@ -22,6 +22,7 @@ from tailrace.client.flow import Batch, PartitionFlow
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.core.commands import (
     Claimed,
+    ClaimProducer,
     CreateTopic,
     Fetch,
     Fetched,
@@ -148,7 +149,19 @@ class SimProducer:
             )
             self._world.seen["identity renewed"] += before[0] != now[0]
             self._numbers[request.crc] = now
+        elif not isinstance(request, ClaimProducer):
+            raise AssertionError(f"a flow does not send {request}")
+        elif request.epoch is None:
+            respond = self._first_claim((request.topic, request.partition), respond)
         self.line.submit(request, body, respond)
+
+    def _first_claim(self, place: tuple[str, int], respond: Respond) -> Respond:
+        def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
+            if isinstance(reply, Claimed):
+                self._world.taken_over.append((place, self, len(self._world.ledger)))
+            respond(reply, parts)
+
+        return answered
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """See `Outside.later`."""
@@ -261,6 +274,8 @@ class ClientWorld:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._event_count = self._value_count = 0
         self._ends_told: dict[int, int] = {}
+        self.taken_over: list[tuple[tuple[str, int], SimProducer, int]] = []
+        """When which producer was told that a name is its own now: place, producer, entries in the ledger."""
         calm = self.random.random() < 0.1
         mood = self.random.choice((0.3, 1.0, 3.0))
         self._trouble_us = 0 if calm else int(SECOND_US / mood)
@@ -470,12 +485,22 @@ class ClientWorld:
                 self.seen["unknown outcome, stored" if there else "unknown outcome, not stored"] += 1
             late = batch.error is not None and batch.error.code != "fenced"
             self._require(not (sent.probe and late), f"{name} failed after the trouble: {batch.error}")
+        self._check_fencing()
         for reader in self.readers:
             for partition, values in reader.seen.items():
                 self._require(
                     values == logs[reader.topic, partition],
                     f"{reader.topic}/{partition}: the reader was given something else than the log has",
                 )
+
+    def _check_fencing(self) -> None:
+        """What an older producer of a name was given after the newer one took over is never stored."""
+        for at, (place, owner, since) in enumerate(self.taken_over):
+            for where, older, _ in self.taken_over[:at]:
+                if where == place and older is not owner:
+                    late = [sent for sent in self.ledger[since:] if sent.flow is older.flows[place]]
+                    came_back = any(sent.batch.stored is not None for sent in late)
+                    self._require(not came_back, f"{place}: a fenced producer came back")
 
     def _content(self, place: tuple[str, int]) -> list[bytes]:
         assert self.life is not None
