@@ -48,6 +48,10 @@ class Disk(Protocol):
         """Up to `length` bytes; fewer only at the end of the file."""
         ...
 
+    def view(self, handle: int, position: int, length: int) -> memoryview:
+        """As `read`, for large pieces that are handed on as they are."""
+        ...
+
     def sync(self, handle: int) -> None:
         """fdatasync."""
         ...

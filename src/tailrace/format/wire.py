@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
+import pyarrow as pa
 
 from tailrace.errors import InvalidRequest, TooLarge
 from tailrace.format.frame import Buffer
@@ -151,9 +151,9 @@ class WireReader:
     def _begin_body(
         self, request_id: int, header: bytes, at: int, have: int, body_bytes: int
     ) -> tuple[int, bytes, Buffer] | None:
-        # Untouched pages of a fresh numpy buffer cost nothing, so a peer that announces much and sends little
-        # holds little.
-        body = np.empty(body_bytes, np.uint8).data.cast("B")
+        # Untouched pages of a fresh buffer cost nothing, so a peer that announces much and sends little holds
+        # little. Arrow's pool reuses pages, where malloc would map and fault new ones for each large body.
+        body = memoryview(pa.allocate_buffer(body_bytes)).cast("B")
         body[:have] = self._view[at : at + have]
         self._start = at + have
         self._small = True

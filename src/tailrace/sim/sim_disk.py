@@ -123,6 +123,10 @@ class SimDisk:
         """See `Disk.read`."""
         return bytes(self._file(handle).cache[position : position + length])
 
+    def view(self, handle: int, position: int, length: int) -> memoryview:
+        """See `Disk.view`."""
+        return memoryview(self.read(handle, position, length))
+
     def sync(self, handle: int) -> None:
         """See `Disk.sync`."""
         file = self._file(handle)

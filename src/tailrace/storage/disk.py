@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from tailrace.format.frame import Buffer
 
 _PARTS_MAX = os.sysconf("SC_IOV_MAX")
@@ -64,6 +66,17 @@ class RealDisk:
             pieces.append(data)
             got += len(data)
         return b"".join(pieces) if len(pieces) > 1 else pieces[0]
+
+    def view(self, handle: int, position: int, length: int) -> memoryview:
+        """Into memory of Arrow's pool, which reuses pages where malloc would map and fault new ones."""
+        view = memoryview(pa.allocate_buffer(length)).cast("B")
+        got = 0
+        while got < length:
+            count = os.preadv(handle, [view[got:]], position + got)
+            if not count:
+                break
+            got += count
+        return view[:got]
 
     def sync(self, handle: int) -> None:
         """fdatasync."""

@@ -196,15 +196,15 @@ class LogReader:
         path = self.path(segment)
         handle = self.disk.open(path)
         try:
-            chunk = self.disk.read(handle, base, min(room + INDEX_STEP + HEADER_BYTES, limit - base))
+            chunk = self.disk.view(handle, base, min(room + INDEX_STEP + HEADER_BYTES, limit - base))
             at, begin, stop = 0, -1, -1
             while base + at < limit:
                 if begin < 0 and len(chunk) - at < HEADER_BYTES:
                     base += at
-                    chunk, at = self.disk.read(handle, base, min(max(room, INDEX_STEP), limit - base)), 0
+                    chunk, at = self.disk.view(handle, base, min(max(room, INDEX_STEP), limit - base)), 0
                 try:
                     if at + HEADER_BYTES > len(chunk) and begin >= 0:
-                        return memoryview(chunk)[begin:stop], False
+                        return chunk[begin:stop], False
                     header = parse(chunk, at)
                     size = header.size
                     data = header.kind == DATA
@@ -220,7 +220,7 @@ class LogReader:
                             break
                         if at + size > len(chunk):
                             base += at
-                            chunk, at = self.disk.read(handle, base, min(max(room, size), limit - base)), 0
+                            chunk, at = self.disk.view(handle, base, min(max(room, size), limit - base)), 0
                     check_body(header, chunk, at)
                 except Corrupt as error:
                     if begin >= 0:
@@ -231,8 +231,8 @@ class LogReader:
                     stop = at + size
                 at += size
             else:
-                return memoryview(chunk)[begin:stop] if begin >= 0 else memoryview(b""), True
-            return memoryview(chunk)[begin:stop] if begin >= 0 else memoryview(b""), False
+                return chunk[begin:stop] if begin >= 0 else memoryview(b""), True
+            return chunk[begin:stop] if begin >= 0 else memoryview(b""), False
         finally:
             self.disk.close(handle)
 
