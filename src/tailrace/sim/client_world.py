@@ -158,7 +158,7 @@ class SimProducer:
     def _first_claim(self, place: tuple[str, int], respond: Respond) -> Respond:
         def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
             if isinstance(reply, Claimed):
-                self._world.taken_over.append((place, self, len(self._world.ledger)))
+                self._world.taken_over.append((place, self, reply.epoch, len(self._world.ledger)))
             respond(reply, parts)
 
         return answered
@@ -274,8 +274,8 @@ class ClientWorld:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._event_count = self._value_count = 0
         self._ends_told: dict[int, int] = {}
-        self.taken_over: list[tuple[tuple[str, int], SimProducer, int]] = []
-        """When which producer was told that a name is its own now: place, producer, entries in the ledger."""
+        self.taken_over: list[tuple[tuple[str, int], SimProducer, int, int]] = []
+        """Who was told that a name is its own now: place, producer, epoch, and how long the ledger was."""
         calm = self.random.random() < 0.1
         mood = self.random.choice((0.3, 1.0, 3.0))
         self._trouble_us = 0 if calm else int(SECOND_US / mood)
@@ -495,9 +495,9 @@ class ClientWorld:
 
     def _check_fencing(self) -> None:
         """What an older producer of a name was given after the newer one took over is never stored."""
-        for at, (place, owner, since) in enumerate(self.taken_over):
-            for where, older, _ in self.taken_over[:at]:
-                if where == place and older is not owner:
+        for place, _, newest, since in self.taken_over:
+            for where, older, epoch, _ in self.taken_over:
+                if where == place and epoch < newest:
                     late = [sent for sent in self.ledger[since:] if sent.flow is older.flows[place]]
                     came_back = any(sent.batch.stored is not None for sent in late)
                     self._require(not came_back, f"{place}: a fenced producer came back")
