@@ -66,6 +66,7 @@ STATES = frozenset(
         "fenced",
         "full",
         "full seen by a producer",
+        "healed without a restart",
         "identity renewed",
         "numbers closed up behind a refused batch",
         "overloaded",
@@ -91,6 +92,8 @@ class Life:
 
     def __init__(self, world: ClientWorld) -> None:
         self.alive = True
+        self.spoilt = False
+        """Whether a failure is waiting to happen in one of its logs."""
         self.world = world
         self.threads = LateThreads(world.random, self.later, world.store, self._drain, world.seen)
         stores: Any = {"file": world.store}
@@ -413,13 +416,22 @@ class ClientWorld:
             self.later(self._trouble_us, self._trouble)
         self.later(self.random.randrange(1, 8) * SECOND_US, self._newer_producer)
         self.run_for(self.random.choice((5, 10, 15)))
-        self._healed, self.overload, self._odd = True, 0, 0
-        self._stop(False)
+        self._heal()
         self.run_for(4)
         self._probe()
         self.run_for(HEALED_S)
         self._check()
         return +self.seen
+
+    def _heal(self) -> None:
+        """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
+        self._healed, self.overload, self._odd = True, 0, 0
+        life = self.life
+        if life is None or life.spoilt or life.engine.faults() or self.chance(0.5):
+            self._stop(False)
+        else:
+            self.seen["healed without a restart"] += 1
+            life.threads.full = life.threads.sync_fails = 0
 
     def _newer_producer(self) -> None:
         """Somebody takes over the name of a producer."""
@@ -453,6 +465,7 @@ class ClientWorld:
             error = self.random.choice((Full("no space is left"), StorageFault("fdatasync failed")))
             log: Any = self.life.engine.topics.get(QUICK).shards[0].log
             log.fail_next(error)
+            self.life.spoilt = True
 
     def _probe(self) -> None:
         """The trouble is over: whatever is sent now has to be stored."""
