@@ -1,5 +1,7 @@
 """The pump: turns, timers in order, cancelled ones that cost nothing."""
 
+import pytest
+
 from tailrace.broker.clock import ManualClock
 from tailrace.broker.pump import PRUNE_MIN, Pump
 from tests.broker.held_engine import HeldThreads
@@ -94,3 +96,32 @@ def test_drain_hands_out_results_and_errors() -> None:
     assert pump.drain()
     assert seen == [7, ZeroDivisionError]
     assert not pump.drain()
+
+
+def test_a_failure_is_raised_and_takes_nothing_from_the_others() -> None:
+    clock, pump, _, armed = make()
+
+    class Broken:
+        def turn(self, now_us: int) -> None:
+            raise ZeroDivisionError
+
+    other = Member(pump)
+    pump.ready(Broken())
+    pump.ready(other)
+    with pytest.raises(ZeroDivisionError):
+        pump.turn()
+    assert other.turns == 1
+
+    seen: list[object] = []
+    pump.threads.run(object(), lambda: 1, lambda result, error: Broken().turn(0))
+    pump.threads.run(object(), lambda: 2, lambda result, error: seen.append(result))
+    with pytest.raises(ZeroDivisionError):
+        pump.drain()
+    assert seen == [2]
+
+    pump.at(5, Broken().turn)
+    pump.at(9, seen.append)
+    clock.set_us(5)
+    with pytest.raises(ZeroDivisionError):
+        pump.tick()
+    assert armed[-1] == 9

@@ -117,17 +117,29 @@ class Pump:
         return bool(self._ready)
 
     def turn(self) -> None:
-        """One turn for every member that asked for it."""
+        """One turn for every member that asked for it; one that fails does not take it from the others."""
         ready, self._ready = self._ready, []
         now_us = self.clock.now_us()
+        problem: Exception | None = None
         for member in ready:
-            member.turn(now_us)
+            try:
+                member.turn(now_us)
+            except Exception as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def drain(self) -> bool:
         """Hand out the completions of storage work; true when there were any."""
         finished = self.threads.completed()
+        problem: Exception | None = None
         for done, result, error in finished:
-            done(result, error)
+            try:
+                done(result, error)
+            except Exception as failure:  # The others still have to hear of theirs.
+                problem = problem or failure
+        if problem is not None:
+            raise problem
         return bool(finished)
 
     def at(self, due_us: int, action: Callable[[int], None]) -> Timer:
@@ -162,9 +174,12 @@ class Pump:
     def tick(self) -> None:
         """Run what is due, and arm the next."""
         now_us = self.clock.now_us()
-        while (due_us := self.next_deadline_us()) is not None and due_us <= now_us:
-            timer = heapq.heappop(self._timers)[2]
-            if timer.action is not None:
-                timer.action(now_us)
-        if due_us is not None:
-            self._arm(due_us)
+        try:
+            while (due_us := self.next_deadline_us()) is not None and due_us <= now_us:
+                timer = heapq.heappop(self._timers)[2]
+                if timer.action is not None:
+                    timer.action(now_us)
+        finally:
+            due_us = self.next_deadline_us()
+            if due_us is not None:
+                self._arm(due_us)

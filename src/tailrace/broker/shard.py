@@ -450,11 +450,11 @@ class Shard:
 
     def free(self) -> None:
         """Give back the segments below the start, as far as snapshots allow."""
+        offset = self.state.start_offset  # As in the snapshot: what it does not say stays.
 
         def trim() -> None:
             if self.fault is not None or self.gone is not None:
                 return
-            offset = self.state.start_offset
             self._run(lambda: self.log.trim(offset), self._upkeep_done)
 
         self.save_snapshot(trim)
