@@ -20,7 +20,7 @@ from tailrace.core.commands import (
     TopicList,
 )
 from tailrace.core.model import Refusal
-from tailrace.errors import StorageFault
+from tailrace.errors import Full, StorageFault
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 from tests.broker.held_engine import HeldEngine
 
@@ -218,6 +218,29 @@ def test_those_who_wait_for_a_deleted_topic_are_told() -> None:
     for answers in (reader, broker.publish(b"3"), broker.submit(FindOffsets("t", -1))):
         assert isinstance(answers[0][0], Refusal)
         assert answers[0][0].code == "not_found"
+
+
+def test_a_topic_is_deleted_while_one_of_its_logs_is_opened_anew() -> None:
+    broker, store, coordinator = make()
+    broker.create("t")
+    broker.publish(b"1")
+    log = broker.log()
+    broker.threads.holding = True
+    log.fail_next(Full("no space is left"))
+    refused = broker.publish(b"2")
+    broker.threads.run_held()
+    broker.settle()
+    assert isinstance(refused[0][0], Refusal)
+    assert len(broker.threads.held) == 1, "the log is about to be opened anew"
+    deleted = broker.submit(DeleteTopic("t"))
+    broker.threads.run_held(2)  # both are done before anybody hears of either
+    broker.settle()
+    while broker.threads.held:
+        broker.threads.run_held(1)
+        broker.settle()
+    assert isinstance(deleted[0][0], TopicInfo)
+    assert list(store.names()) == []
+    assert coordinator.load().removing == ()
 
 
 def test_many_changes_that_change_nothing_need_no_depth() -> None:
