@@ -8,24 +8,31 @@ _SLEW = 0.01
 """At most one part in a hundred: a wall clock that jumps is followed, slowly."""
 
 
+_REVIEW_US = 10_000
+"""How often the wall clock is looked at."""
+
+
 class SystemClock:
     """`Clock` on the machine's clocks."""
 
     def __init__(self) -> None:
         self._monotonic_ns = time.monotonic_ns()
-        self._now_us = time.time_ns() // 1000
+        self._base_us = self._last_us = time.time_ns() // 1000
 
     def now_us(self) -> int:
         """Microseconds since 1970 UTC, never less than before."""
-        monotonic_ns = time.monotonic_ns()
-        elapsed_us = (monotonic_ns - self._monotonic_ns) // 1000
-        if elapsed_us <= 0:
-            return self._now_us
-        self._monotonic_ns += elapsed_us * 1000
-        drift_us = time.time_ns() // 1000 - (self._now_us + elapsed_us)
-        step_us = int(elapsed_us * _SLEW) + 1
-        self._now_us += elapsed_us + max(-step_us, min(step_us, drift_us))
-        return self._now_us
+        elapsed_us = (time.monotonic_ns() - self._monotonic_ns) // 1000
+        now_us = self._base_us + elapsed_us
+        if elapsed_us >= _REVIEW_US:
+            drift_us = time.time_ns() // 1000 - now_us
+            step_us = int(elapsed_us * _SLEW)
+            now_us += max(-step_us, min(step_us, drift_us))
+            self._monotonic_ns += elapsed_us * 1000
+            self._base_us = now_us
+        if now_us < self._last_us:
+            return self._last_us
+        self._last_us = now_us
+        return now_us
 
 
 class ManualClock:

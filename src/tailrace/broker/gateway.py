@@ -49,6 +49,9 @@ log = logging.getLogger("tailrace.gateway")
 FETCH_PARTITIONS_MAX = 10_000
 
 
+Verb = Callable[[Any, Buffer, Respond, Gate], None]
+
+
 class Gateway:
     """`BrokerVerbs` of one node. Not thread-safe: everything runs on the pump's thread."""
 
@@ -59,7 +62,7 @@ class Gateway:
         self._closing = False
         self._gate = OpenGate()
         self._jobs: set[FetchJob] = set()
-        self._verbs: dict[type, Callable[[Any, Buffer, Respond, Gate], None]] = {
+        verbs: dict[type[Request], Verb] = {
             Ping: self._ping,
             Publish: self._publish,
             Fetch: self._fetch,
@@ -72,14 +75,17 @@ class Gateway:
             ListTopics: self._list,
             DescribeTopic: self._describe,
         }
+        self._verbs = {kind: (str(kind.__struct_config__.tag), verb) for kind, verb in verbs.items()}
+        self.gather = pump.gather
 
     def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate | None = None) -> None:
         """Take a request; `respond` is called exactly once."""
         try:
             if self._closing:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
-            self._metrics.requested(str(request.__struct_config__.tag))
-            self._verbs[type(request)](request, body, respond, self._gate if gate is None else gate)
+            name, verb = self._verbs[type(request)]
+            self._metrics.requested(name)
+            verb(request, body, respond, self._gate if gate is None else gate)
         except TailraceError as error:
             self._metrics.refused(error.code)
             respond(refuse(error), NOTHING)
@@ -87,10 +93,6 @@ class Gateway:
             log.exception("request %s failed", type(request).__name__)
             self._metrics.refused("error")
             respond(refuse(error), NOTHING)
-
-    def gather(self, gathering: bool) -> None:
-        """See `Pump.gather`."""
-        self._pump.gather(gathering)
 
     def close(self) -> None:
         """Refuse new requests, and answer the fetches that wait with what there is."""
@@ -122,7 +124,7 @@ class Gateway:
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
         view = measure(body, request.columns, want_keys=shard.options.key_index)
-        shard.submit(core.PublishBatch(request, view), body, self._counted(respond))
+        shard.submit(core.PublishBatch(request, view), body, respond)
 
     def _fetch(self, request: Fetch, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= len(request.positions) <= FETCH_PARTITIONS_MAX:
@@ -163,7 +165,7 @@ class Gateway:
         self._pump.threads.read(work, done)
 
     def _claim(self, request: ClaimProducer, body: Buffer, respond: Respond, gate: Gate) -> None:
-        self._shard(request.topic, request.partition).submit(request, b"", self._counted(respond))
+        self._shard(request.topic, request.partition).submit(request, b"", respond)
 
     def _trim(self, request: TrimTopic, body: Buffer, respond: Respond, gate: Gate) -> None:
         shard = self._shard(request.topic, request.partition)
@@ -175,7 +177,7 @@ class Gateway:
             if type(reply) is not Refusal:
                 shard.free()
 
-        shard.submit(request, b"", self._counted(trimmed))
+        shard.submit(request, b"", trimmed)
 
     # -- catalog
 

@@ -199,7 +199,10 @@ class Shard:
             for fact in decision.facts:
                 frames.append(self._frame(fact, work, body, decision.keep))
                 self.state.apply(fact)
-            replies.append((respond, decision.reply))
+            reply = decision.reply
+            if type(reply) is Refusal:
+                self._metrics.refused(reply.code)
+            replies.append((respond, reply))
         return frames, replies
 
     def _write(self, turn: Turn) -> None:
@@ -223,14 +226,13 @@ class Shard:
             self._outstanding += 1
             pump.threads.append(self.log, turn.frames, self.options.durability == "fsync", turn.stored)
             return
-        before_us = pump.clock.now_us()
         error: Exception | None = None
         try:
             self.log.append(turn.frames, sync=False)
         except StorageFault as fault:
             error = fault
         now_us = pump.clock.now_us()
-        if now_us - before_us > SLOW_WRITE_US:
+        if now_us - turn.started_us > SLOW_WRITE_US:
             pump.threads_only_until_us = now_us + THREADS_ONLY_US
         self._outstanding += 1
         turn.stored(None, error)

@@ -33,9 +33,19 @@ class Result(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     offset: int
-    id: UUID
-    append_time: datetime
-    duplicate: bool = False
+    duplicate: bool
+    id_bytes: bytes
+    append_time_us: int
+
+    @property
+    def id(self) -> UUID:
+        """The UUIDv7 that the producer gave it."""
+        return UUID(bytes=self.id_bytes)
+
+    @property
+    def append_time(self) -> datetime:
+        """The broker's time when it was appended."""
+        return moment(self.append_time_us)
 
     @property
     def sequence(self) -> int:
@@ -217,8 +227,8 @@ class Stored(msgspec.Struct, frozen=True, eq=False):
                 break
             if other < row:
                 offset -= 1
-        id = UUID(bytes=self.ids[16 * row : 16 * row + 16])
-        return Result(self.topic, self.partition, offset, id, moment(reply.append_time_us), duplicate)
+        id_bytes = self.ids[16 * row : 16 * row + 16]
+        return Result(self.topic, self.partition, offset, duplicate, id_bytes, reply.append_time_us)
 
 
 class Pending:

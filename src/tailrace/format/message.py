@@ -55,6 +55,12 @@ def _template(columns: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, b
     return layout, (first, second, third, fourth)
 
 
+@cache
+def head_bytes(columns: int) -> int:
+    """Length of the head that `assemble` writes: everything before the buffers."""
+    return _template(columns)[0].size
+
+
 def assemble(columns: int, rows: int, nodes: Sequence[int], parts: Sequence[Part]) -> bytes:
     """The message of uncompressed buffers; `nodes` are pairs of length and null count, flat."""
     layout, (first, second, third, fourth) = _template(columns)

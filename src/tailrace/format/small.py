@@ -9,12 +9,13 @@ whatever seems wrong, goes the long way, which then also finds the words for a r
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from tailrace.core.model import HAS_KEY, KEY_BYTES_MAX, VALUE_BYTES_MAX, BatchView
 from tailrace.errors import TailraceError
 from tailrace.format.batch import TIME_US_END, open_body
 from tailrace.format.frame import Buffer
-from tailrace.format.message import Message, inspect
+from tailrace.format.message import Message, head_bytes, inspect
 
 ROWS_MAX = 8
 BYTES_MAX = 64 * 1024
@@ -29,9 +30,13 @@ def measure(body: Buffer, columns: int, *, want_keys: bool = False, want_dedup: 
     return open_body(body, columns, want_keys=want_keys, want_dedup=want_dedup)[0]
 
 
-def _quick(body: Buffer, columns: int) -> BatchView | None:
+@lru_cache(maxsize=1024)
+def _shape(head: bytes, size: int, columns: int) -> Message | None:
+    """What the head of a body of `size` bytes says, if it is one for this module. It says the same each time:
+    a producer's messages have few different shapes, and each is looked at once.
+    """
     try:
-        message = inspect(body, columns)
+        message = inspect(head + bytes(size - len(head)), columns)
     except TailraceError:
         return None
     rows = message.rows
@@ -41,13 +46,23 @@ def _quick(body: Buffer, columns: int) -> BatchView | None:
     # Per column: validity and data for the id, validity, offsets and data for what has a length of its own.
     if lengths[1] < 16 * rows or lengths[6] < 8 * rows:
         return None
+    if columns & HAS_KEY and lengths[11] < 8 * rows:
+        return None
+    return message
+
+
+def _quick(body: Buffer, columns: int) -> BatchView | None:
+    message = _shape(bytes(body[: head_bytes(columns)]), len(body), columns)
+    if message is None:
+        return None
+    rows = message.rows
     value_max = _longest(body, message, 3)
     if not 0 <= value_max <= VALUE_BYTES_MAX:
         return None
     key_max = 0
     if columns & HAS_KEY:
         key_max = _longest(body, message, 8)
-        if not 0 <= key_max <= KEY_BYTES_MAX or lengths[11] < 8 * rows:
+        if not 0 <= key_max <= KEY_BYTES_MAX:
             return None
     times = struct.unpack_from(f"<{rows}q", body, message.start + message.buffers[12])
     greatest = max(times)

@@ -199,7 +199,7 @@ class FileLog:
         for frame in frames:
             parts += frame.parts()
             size += frame.header.size
-        with self._folder.guarded("writing to"):
+        try:
             segment = self._room_for(size, first_entry, first_offset)
             origin = self._origin or 0
             parts[0] = barrier(first_entry, first_offset, self._synced, self._nonce, origin)
@@ -208,6 +208,8 @@ class FileLog:
             except OSError as error:
                 self._undo(segment)
                 raise refused(f"writing {size} bytes to {self._reader.path(segment)}", error) from error
+        except OSError as error:
+            raise self._folder.fence("writing to", error) from error
         position = segment.size + HEADER_BYTES
         for frame in frames:
             segment.note(frame.header, position)

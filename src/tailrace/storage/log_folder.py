@@ -59,8 +59,12 @@ class LogFolder:
         try:
             yield
         except OSError as error:
-            self.fault = StorageFault(f"{act} {self.folder} failed: {error}; open the log again")
-            raise self.fault from error
+            raise self.fence(act, error) from error
+
+    def fence(self, act: str, error: OSError) -> StorageFault:
+        """Refuse everything from now on; returns what to raise."""
+        self.fault = StorageFault(f"{act} {self.folder} failed: {error}; open the log again")
+        return self.fault
 
     def require_usable(self) -> None:
         """Raise what fenced or quarantined the log, if anything did; nothing has been tried, so the outcome
