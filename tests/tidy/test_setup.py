@@ -71,6 +71,7 @@ class Machine:
             "APT_LISTS_DIR": str(self.lists),
             "APT_RETRY_S": "0",
             "PYTHON": "",
+            "SYSTEM_PYTHON": str(self.here / "absent"),
             **extra,
         }
         command = ["bash", str(self.tree / "scripts" / "setup.sh"), mode]
@@ -224,3 +225,10 @@ def test_within_ends_what_takes_too_long() -> None:
     slow = subprocess.run([within, "1", "slow", "sleep", "9"], capture_output=True, text=True, timeout=20)
     assert slow.returncode == 124
     assert "slow: OVER BUDGET" in slow.stderr
+
+
+def test_the_distributions_python_is_preferred(machine: Machine) -> None:
+    (machine.here / "absent").symlink_to(machine.bin / "python3")
+    machine.program("python3.11", "#!/bin/bash\nexit 1\n")
+    assert machine.run().returncode == 0
+    assert any("venv" in call for call in machine.calls())
