@@ -40,7 +40,7 @@ def test_what_was_acknowledged_survives_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", range(2, 8))
 def test_many_kills(tmp_path: Path, seed: int) -> None:
     with BrokerProcess(tmp_path / "data", storage_segment_bytes=1 << 20).start() as broker:

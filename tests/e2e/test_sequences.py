@@ -158,7 +158,7 @@ def test_cut_connections_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", range(20, 26))
 def test_many_cut_connections(tmp_path: Path, seed: int) -> None:
     with BrokerProcess(tmp_path / "data").start() as broker:

@@ -492,35 +492,48 @@ def test_time_does_not_count_while_the_broker_does_not_listen() -> None:
 # -- bodies that are not complete -------------------------------------------------------------------------
 
 
+BODY = 32 * MB
+
+
 def announce(peer: Peer, nbytes: int) -> None:
-    peer.send(prefix(codec.encode_request(Publish("t", 0, 0, 0)), MB, 1) + b"x" * nbytes)
+    peer.send(prefix(codec.encode_request(Publish("t", 0, 0, 0)), BODY, 1) + b"x" * nbytes)
 
 
 def test_hoarders_of_unfinished_bodies_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 100_000)
+    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 10 * MB)
     bench = Bench()
     old, young = bench.peer(), bench.peer()
-    announce(old, 90_000)
+    announce(old, 9 * MB)
     bench.sleep(2 * SECOND_US)
-    announce(young, 50_000)
+    announce(young, 5 * MB)
     assert (old.transport.aborted, young.transport.aborted) == (True, False)
     old.lose()
-    assert bench.listener.partial_bytes == 50_000
-    young.send(b"x" * (MB - 50_000))
+    assert bench.listener.partial_bytes == 5 * MB
+    young.send(b"x" * (BODY - 5 * MB))
     assert bench.listener.partial_bytes == 0
     assert len(bench.verbs.asked) == 1
 
 
 def test_those_on_their_way_are_not_cut_off_until_it_is_far_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 100_000)
-    monkeypatch.setattr(native, "PARTIAL_BYTES_HARD_MAX", 300_000)
+    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 10 * MB)
+    monkeypatch.setattr(native, "PARTIAL_BYTES_HARD_MAX", 30 * MB)
     bench = Bench()
     peers = [bench.peer() for _ in range(4)]
     for size, peer in enumerate(peers[:3], 7):
-        announce(peer, size * 10_000)
+        announce(peer, size * MB)
     assert not any(peer.transport.aborted for peer in peers)
-    announce(peers[3], 200_000)
+    announce(peers[3], 20 * MB)
     assert [peer.transport.aborted for peer in peers] == [False, False, False, True]
+
+
+def test_announced_bodies_count_before_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 10 * MB)
+    bench = Bench()
+    peers = [bench.peer() for _ in range(8)]
+    for peer in peers:
+        bench.sleep(2 * SECOND_US)
+        announce(peer, 1)
+    assert sum(peer.transport.aborted for peer in peers) > 0
 
 
 # -- the end ----------------------------------------------------------------------------------------------

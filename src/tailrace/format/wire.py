@@ -31,6 +31,8 @@ GREETING_BYTES_MAX = 4096
 SCRATCH_BYTES = 64 * 1024
 _SMALL_WINDOW = 4096
 _SMALL_BODY = 8192
+_BUFFER_BYTES = 2 * 1024 * 1024
+"""Arrow's pool begins a large buffer with a huge page."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -87,8 +89,10 @@ class WireReader:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes held of a body that is not complete."""
-        return 0 if self._body is None else self._filled
+        """Memory held by a body that is not complete: what has arrived, or the first pages that its buffer
+        takes whatever arrives.
+        """
+        return 0 if self._body is None else max(self._filled, min(len(self._body), _BUFFER_BYTES))
 
     def window(self) -> memoryview:
         """Where the next bytes of the socket belong; never empty."""
@@ -152,7 +156,8 @@ class WireReader:
         self, request_id: int, header: bytes, at: int, have: int, body_bytes: int
     ) -> tuple[int, bytes, Buffer] | None:
         # Untouched pages of a fresh buffer cost nothing, so a peer that announces much and sends little holds
-        # little. Arrow's pool reuses pages, where malloc would map and fault new ones for each large body.
+        # little (see `partial_bytes`). Arrow's pool reuses pages, where malloc would map and fault new ones for
+        # each large body.
         body = memoryview(pa.allocate_buffer(body_bytes)).cast("B")
         body[:have] = self._view[at : at + have]
         self._start = at + have
