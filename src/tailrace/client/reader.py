@@ -27,8 +27,8 @@ from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
-FETCH_BYTES = 2 * 1024 * 1024
-AHEAD_BYTES = 4 * 1024 * 1024
+FETCH_BYTES = 4 * 1024 * 1024
+AHEAD_BYTES = 12 * 1024 * 1024
 WAIT_MS = 30_000
 REFRESH_S = 30.0
 
