@@ -156,8 +156,8 @@ class WireReader:
         self, request_id: int, header: bytes, at: int, have: int, body_bytes: int
     ) -> tuple[int, bytes, Buffer] | None:
         # Untouched pages of a fresh buffer cost nothing, so a peer that announces much and sends little holds
-        # little (see `partial_bytes`). Arrow's pool reuses pages, where malloc would map and fault new ones for
-        # each large body.
+        # little (see `partial_bytes`). Arrow's pool reuses pages, where malloc would map and fault new ones
+        # for each large body.
         body = memoryview(pa.allocate_buffer(body_bytes)).cast("B")
         body[:have] = self._view[at : at + have]
         self._start = at + have
