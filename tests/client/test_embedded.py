@@ -604,3 +604,32 @@ def test_timeouts(tmp_path: Path) -> None:
             await client.admin().create_topic("u", timeout=0.0)
 
     embedded(tmp_path, scenario, durability="fsync")
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_bad_message_among_many_leaves_nothing_behind(tmp_path: Path, keyed: bool) -> None:
+    async def scenario(client: tailrace.Client) -> None:
+        many: list[Any] = [b"good"] * 2500
+        keys = [b"k"] * len(many) if keyed else None
+        async with client.producer("t") as producer:
+            for bad in ("text", None if not keyed else 7, b"x" * (2 << 20)):
+                many[-1] = bad
+                with pytest.raises((InvalidRequest, TooLarge), match="value"):
+                    await producer.send_many(many, keys=keys)
+        assert await values(client) == []
+
+    embedded(tmp_path, scenario)
+
+
+def test_one_reader_is_for_one_task(tmp_path: Path) -> None:
+    async def scenario(client: tailrace.Client) -> None:
+        async with client.reader("t", start="earliest") as reader:
+            first = asyncio.create_task(anext(reader))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidRequest, match="one task at a time"):
+                await anext(reader)
+            async with client.producer("t") as producer:
+                await producer.publish(b"for the first")
+            assert (await first).value == b"for the first"
+
+    embedded(tmp_path, scenario)

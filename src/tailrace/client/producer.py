@@ -285,13 +285,17 @@ class Producer:
         for column in columns.values():
             if column is not None and len(column) != len(values):
                 raise InvalidRequest(f"send_many: {len(values)} values, but a column of {len(column)}")
+        used = {name: column for name, column in columns.items() if column is not None}
+        # All are checked before the first is buffered: a bad one among them leaves nothing behind.
+        checked = [
+            self._check(value, **{name: column[at] for name, column in used.items()})
+            for at, value in enumerate(values)
+        ]
         places: dict[int, tuple[Batch, list[int], list[int]]] = {}
         await self._yield()
-        for at, value in enumerate(values):
+        for at, fields in enumerate(checked):
             if self._buffered >= self._buffer_bytes_max:
                 await self._yield()
-            given = {name: column[at] for name, column in columns.items() if column is not None}
-            fields = self._check(value, **given)
             receipt = self._buffer(fields, self._choose(fields, partition))
             batch = receipt._batch
             assert isinstance(batch, Batch)
@@ -302,20 +306,22 @@ class Producer:
 
     async def _send_plain(self, values: Sequence[Buffer | None], partition: int | None) -> Receipts:
         places: list[tuple[Any, range, None]] = []
+        pieces: list[tuple[int, int, int]] = []
         at = 0
-        await self._yield()
         while at < len(values):
+            rows, size = self._fitting(values, at)
+            pieces.append((at, rows, size))
+            at += rows
+        await self._yield()
+        for at, rows, size in pieces:
             if self._buffered >= self._buffer_bytes_max:
                 await self._yield()
-            rows, size = self._fitting(values, at)
-            self._check_open()
             batch = self._follow(self._choose(None, partition))
             batch.values = list(values[at : at + rows])
             batch.nbytes = size
             self._buffered += size
             self._enqueue(batch)
             places.append((batch, range(rows), None))
-            at += rows
         return Receipts(places)
 
     def _fitting(self, values: Sequence[Buffer | None], at: int) -> tuple[int, int]:
@@ -325,6 +331,8 @@ class Producer:
             lengths = list(map(len, chunk))  # type: ignore[arg-type]
         else:
             lengths = [value_bytes(value) for value in chunk]
+            if None in chunk:
+                raise InvalidRequest("value: None (a tombstone) needs a key")
         if max(lengths) > self._value_max:
             raise too_large("value", max(lengths), self._value_max)
         size = sum(lengths) + ROW_BYTES * len(chunk)

@@ -62,6 +62,7 @@ class Reader:
         self._current: Iterator[Message] = iter(())
         self._rows: Rows | None = None
         self._fetching = False
+        self._taking = False
         self._generation = 0
         self._pause_s = PAUSE_S_MIN
         self._error: TailraceError | None = None
@@ -179,6 +180,15 @@ class Reader:
 
     async def _take(self) -> tuple[Rows, int]:
         """The next batch, from the local buffer or as soon as one arrives."""
+        if self._taking:
+            raise InvalidRequest("a reader serves one task at a time: open one for each")
+        self._taking = True
+        try:
+            return await self._wait()
+        finally:
+            self._taking = False
+
+    async def _wait(self) -> tuple[Rows, int]:
         if self._rows is not None:
             self._next[self._rows.partition] = self._rows.header.end_offset
             self._rows = self._last = None

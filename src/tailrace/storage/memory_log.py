@@ -89,7 +89,8 @@ class MemoryLog:
 
     def flush(self) -> None:
         """See `PartitionLog.flush`."""
-        self.sync()
+        if not self.closed:
+            self.sync()
 
     def sync(self) -> None:
         """See `PartitionLog.sync`."""
