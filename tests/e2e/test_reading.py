@@ -128,13 +128,11 @@ def test_trim_moves_the_start_and_frees_segments(broker: BrokerProcess) -> None:
     async def check(client: Client) -> None:
         await fill(client, "trimmed")
         (before,) = (await client.admin().describe_topic("trimmed")).partitions
-        async with client.reader("trimmed", start="earliest") as early:
-            assert (await anext(aiter(early))).offset == 0
-            await client.admin().trim_topic("trimmed", 0, 350)
-            # A reader that stands before the start is told where it is.
+        await client.admin().trim_topic("trimmed", 0, 350)
+        # A reader that stands before the start is told where that is.
+        async with client.reader("trimmed", start=0) as early:
             with pytest.raises(NotFound, match="the log starts at 350") as caught:
-                async for _ in early:
-                    pass
+                await anext(aiter(early))
             assert caught.value.start_offset == 350
             await early.seek(caught.value.start_offset)
             assert (await anext(aiter(early))).offset == 350
