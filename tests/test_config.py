@@ -31,7 +31,7 @@ def file(folder: Path, text: str) -> str:
 def test_defaults_are_the_promised_ones() -> None:
     assert load(None, {}, {}) == ServerOptions()
     assert ServerOptions().listen == "127.0.0.1:7400"
-    assert ServerOptions().limits == Limits(10_000, 64 << 20, 32 << 20, 8 << 20, 90_000, 10_000)
+    assert ServerOptions().limits == Limits(10_000, 64 << 20, 32 << 20, 2 << 20, 90_000, 10_000)
 
 
 def test_later_sources_win(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True):
     connections_max: int = 10_000
     frame_bytes_max: int = 64 * 1024 * 1024
     in_flight_bytes_max: int = 32 * 1024 * 1024
-    connection_in_flight_bytes_max: int = 8 * 1024 * 1024
+    connection_in_flight_bytes_max: int = 2 * 1024 * 1024
     idle_ms: int = 90_000
     drain_ms: int = 10_000
 
