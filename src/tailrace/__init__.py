@@ -1,4 +1,4 @@
-"""Tailrace: a distributed, persistent message queue that is a log and a queue at the same time."""
+"""Tailrace: a persistent message queue on a partitioned log, as a server or inside the process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every seam of the broker in one file: the clock, the disk, the log of a partition, the coordinator, the
-verbs.
+"""Every seam of the broker in one file: clock, disk, log of a partition, coordinator, verbs.
 
 Each port is small, and each has one conformance suite that every implementation passes
 (`tests/conformance`).

@@ -1,5 +1,4 @@
-"""The broker's verbs: checks each request, routes it to its partition or to the catalog, and refuses what is
-wrong.
+"""The broker's verbs: each request is checked, routed to its partition or to the catalog, or refused.
 
 Whatever a request contains, the answer to it is a reply or a refusal on that request alone. The gateway
 never raises.

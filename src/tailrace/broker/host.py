@@ -1,6 +1,4 @@
-"""The topics that a node hosts: the catalog, its changes one after another, and the shards behind each
-topic.
-"""
+"""The topics that a node hosts: the catalog, its changes one by one, and the shards behind each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The one loop: takes the commands that wait, lets each partition decide, and releases replies when their
-facts are durable.
+"""The one loop: commands that wait get their turn, and replies leave when their facts are durable.
 
 The pump owns no thread and no event loop. Its host calls `turn` soon after `wake` was called, `drain`
 after storage reported completions, and `tick` when the time of `next_deadline_us` has come. So the same

@@ -101,17 +101,18 @@ class Shard:
         self.log: PartitionLog = store.log(name)
         self.state: core.Partition
         self.tail: Tail
-        self._adopt(*self._recover(self.log))
+        try:
+            self._adopt(*self._recover(self.log))
+        except StorageFault as error:
+            # This partition cannot be opened; the others can.
+            self._adopt(core.Partition(options), 0, error.message, 0)
 
     # -- opening
 
     def _recover(self, log: PartitionLog) -> tuple[core.Partition, int, str | None, int]:
         """Rebuild the state from snapshot and log; may run on a storage thread."""
+        recovery = log.recover()
         state = core.Partition(self.options)
-        try:
-            recovery = log.recover()
-        except StorageFault as error:
-            return state, 0, error.message, 0
         fault = recovery.fault
         try:
             if recovery.snapshot is not None:
@@ -350,20 +351,31 @@ class Shard:
             self._pump.ready(self)
 
     def _reopen(self) -> None:
-        if self._reopening:
-            return
-        self._reopening = True
+        if not self._reopening:
+            self._reopening = True
+            self._open_again()
 
+    def _open_again(self) -> None:
         def work() -> object:
             self.log.close()
             log = self._store.log(self.name)
-            return log, self._recover(log)
+            try:
+                return log, self._recover(log)
+            except StorageFault:
+                log.close()
+                raise
 
         def done(result: Any, error: Exception | None) -> None:
+            later_us = self._pump.clock.now_us() + FULL_RETRY_US
+            if isinstance(error, Full):
+                self._pump.at(later_us, lambda now_us: self._open_again())
+                return
             self._reopening = False
             if error is not None:
                 self.fault = refuse(error)
                 return
+            old = self.log
+            self._pump.at(later_us, lambda now_us: self._pump.threads.forget(old))
             self.log, recovered = result
             if self.gone is not None:
                 self.log.close()  # The topic was deleted meanwhile.

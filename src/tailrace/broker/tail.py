@@ -1,6 +1,4 @@
-"""The hot tail of a partition: the newest committed frames kept in memory, so that readers at the end never
-touch the disk.
-"""
+"""The hot tail of a partition: the newest committed frames, kept in memory for readers at the end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One request, one answer: the call that admin, producers and readers make, with a timeout and retries where
-they are harmless.
-"""
+"""One request, one answer: a call with a timeout, and retries where they are harmless."""
 
 from __future__ import annotations
 

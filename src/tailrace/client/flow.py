@@ -1,5 +1,4 @@
-"""A producer's flow to one partition, without I/O: batches, sequence numbers, what is in flight, and what to
-do when it fails.
+"""A producer's flow to one partition, without I/O: batches, their numbers, and what to do when they fail.
 
     open ──full or due──▶ queue ──≤ 16──▶ flight ──stored──▶ settled
                             ▲               │

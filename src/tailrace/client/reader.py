@@ -1,5 +1,4 @@
-"""The broadcast reader: a cursor of one's own over a topic, fed by long polls that run ahead of the
-application.
+"""The broadcast reader: a cursor of one's own over a topic, fed by long polls that run ahead.
 
 Frames come as the broker stored them and are checked and decoded here. Nothing is stored about the
 reader; `position` and `seek` are all there is to it. Cancelling a wait loses nothing: what arrives

@@ -1,5 +1,4 @@
-"""The frame: the unit of the log, of replication and of reads; a fixed header of 128 bytes, then a padded
-body.
+"""The frame: the unit of the log and of reads; a fixed header of 128 bytes, then a padded body.
 
 A frame is `HEADER_BYTES` of header, `length` bytes of body and zeros up to the next multiple of 64, so
 that the Arrow buffers in the body stay aligned in the file. All numbers are little-endian.

@@ -1,5 +1,4 @@
-"""The native protocol's framing: a prefix of 16 bytes, a msgpack header and an optional body, many in
-flight.
+"""The native protocol's framing: a prefix of 16 bytes, a msgpack header and an optional body.
 
     prefix   uint32 header length, uint32 body length, uint64 request id      (little-endian)
     header   a tagged msgpack array: a request, a reply, or one of the two greetings below

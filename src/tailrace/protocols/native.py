@@ -1,5 +1,4 @@
-"""The native listener: one `Link` per connection, bounded windows in both directions, keep-alive and
-graceful close.
+"""The native listener: one `Link` per connection, bounded windows in both directions, keep-alive.
 
 Back-pressure is TCP's own. A connection is not read while it has too many unanswered requests or request
 bytes, while the whole node holds too many, or while its peer does not take the answers; a fetch is not

@@ -1,5 +1,4 @@
-"""A world of producers, readers and a broker in virtual time: the real flows and the real engine, with a
-network that breaks, storage that is late or fails, and a broker that stops and comes back.
+"""A world of producers, readers and a broker in virtual time, with a network and storage that break.
 
 What has to hold: a batch that was reported as stored is in the log exactly once, at the offset told, in the
 order sent; one that failed for certain is not there; one with an unknown outcome is there at most once. A

@@ -1,5 +1,4 @@
-"""Storage for simulated brokers: memory logs that a power loss can cut, behind threads that finish late, in
-any order between logs, and now and then with an error."""
+"""Storage for simulated brokers: memory logs behind threads that finish late, or with an error."""
 
 from __future__ import annotations
 
