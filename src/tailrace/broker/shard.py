@@ -214,8 +214,8 @@ class Shard:
         cannot keep up would stall the loop in it, so after one slow write everything goes through the
         threads for a while.
         """
-        size = sum(item.size for item in turn.frames)
-        pump = self._pump
+        frames, pump = turn.frames, self._pump
+        size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
         if (
             self.options.durability == "fsync"
             or size > INLINE_BYTES_MAX

@@ -95,11 +95,22 @@ def _announce(node: Node, options: ServerOptions, output: Output) -> None:
     where = "" if native == f"127.0.0.1:{DEFAULT_PORT}" else f" --url tailrace://{native}"
     output.line(f"tailrace is ready on tailrace://{native} with its data in {printable(options.data)}")
     output.line(f"health and metrics: http://{http}/readyz and http://{http}/metrics")
+    command = _command()
     output.line("next, in another terminal:")
-    output.line(f"  tailrace topic create hello{where}")
-    output.line(f"  tailrace publish hello 'first message'{where}")
-    output.line(f"  tailrace read hello{where}")
+    output.line(f"  {command} topic create hello{where}")
+    output.line(f"  {command} publish hello 'first message'{where}")
+    output.line(f"  {command} read hello{where}")
     output.flush()
+
+
+def _command() -> str:
+    """What to type for this command here: its name where the shell finds it, else its path."""
+    import shutil
+    import sys
+
+    if shutil.which("tailrace") is not None or os.path.basename(sys.argv[0]) != "tailrace":
+        return "tailrace"
+    return os.path.relpath(sys.argv[0])
 
 
 def _text(address: tuple[str, int] | str) -> str:

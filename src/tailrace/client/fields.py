@@ -157,6 +157,7 @@ def add_fields(batch: Batch, fields: Fields) -> None:
     batch.values.append(fields["value"])
     if len(fields) == 2:
         return  # Nothing but the value.
+    batch.fielded = True
     for field, slot in _LISTS.items():
         item = fields.get(field)
         if item is not None:
@@ -173,6 +174,10 @@ def encode_batch(batch: Batch, ids: bytes, compression: str | None) -> None:
     values, rows = batch.values, len(batch.values)
     batch.ids = ids
     now_us = time.time_ns() // 1000
+    if not batch.fielded and compression is None:
+        batch.columns, batch.body = arrow.encode(values, ids=ids, timestamps=now_us)
+        batch.crc = crc32c(batch.body)
+        return
     timestamps: Any = now_us
     if batch.timestamps is not None:
         given = _whole(batch.timestamps, rows)

@@ -78,6 +78,7 @@ class Batch(Pending):
         "expected_key_sequences",
         "expected_sequence",
         "expires",
+        "fielded",
         "gap",
         "give_up_s",
         "headers",
@@ -109,6 +110,7 @@ class Batch(Pending):
         self.dedup_ids: list[Any] | None = None
         self.expected_sequence = 0
         self.expected_key_sequences: list[int] | None = None
+        self.fielded = False
         self.nbytes = 0
         self.columns = 0
         self.ids = b""

@@ -359,14 +359,14 @@ class Link(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        size = sum(len(part) for part in parts)
-        if self._writable:
-            self._queued_bytes = transport.get_write_buffer_size()
-        self._queued_bytes += len(header) + size
-        if parts:
-            transport.writelines([prefix(header, size, request_id), *parts])
-        else:
+        if not parts and self._writable:
             transport.write(prefix(header, 0, request_id))
+        else:
+            size = sum(len(part) for part in parts)
+            if self._writable:
+                self._queued_bytes = transport.get_write_buffer_size()
+            self._queued_bytes += len(header) + size
+            transport.writelines([prefix(header, size, request_id), *parts])
         if not self._writable:
             self._measure()
         if self._finishing and not self._pending:
