@@ -97,7 +97,7 @@ class Shard:
         self._failures = 0
         self._outstanding = 0
         self._log_bytes = self._snapshot_bytes = 0
-        self._snapshotting = False
+        self._snapshot_over: list[Callable[[], None]] = []
         self.log: PartitionLog = store.log(name)
         self.state: core.Partition
         self.tail: Tail
@@ -475,15 +475,17 @@ class Shard:
 
     def save_snapshot(self, over: Callable[[], None] = lambda: None) -> None:
         """Store the state as of now, once everything that it was built from is on the disk; then call
-        `over`, whatever came of it.
+        `over`, whatever came of it. While one is under way, its end is waited for instead.
         """
-        if self._snapshotting or self.fault is not None or self._reopening or not self._entry:
+        if self.fault is not None or self._reopening or not self._entry:
             over()
+            return
+        self._snapshot_over.append(over)
+        if len(self._snapshot_over) > 1:
             return
         chunks = self.state.snapshot()
         snapshot = Snapshot(self._entry - 1, self.state.end_offset, chunks)
         failures = self._failures
-        self._snapshotting = True
         self._log_bytes = 0
         self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
 
@@ -493,14 +495,17 @@ class Shard:
         def flushed(error: Exception | None) -> None:
             if error is None and failures == self._failures:
                 self._run(lambda: self.log.save_snapshot(snapshot), saved)
-                return
-            self._snapshotting = False  # Storage failed, or what the snapshot describes was partly dropped.
-            over()
+            else:
+                finished()  # Storage failed, or what the snapshot describes was partly dropped.
 
         def saved(result: object, error: Exception | None) -> None:
-            self._snapshotting = False
             self._upkeep_done(result, error)
-            over()
+            finished()
+
+        def finished() -> None:
+            waiting, self._snapshot_over = self._snapshot_over, []
+            for action in waiting:
+                action()
 
         self._run(lambda: None, appended)  # Behind everything that the state was built from.
 
