@@ -121,7 +121,7 @@ pick_python() {
         return 0
     fi
     # The distribution's build is optimised with profiles; one compiled at home often is not, and runs everything
-    # here a third slower.
+    # here about a quarter slower.
     if new_enough "$system_python" && can_make_venv "$system_python"; then python=$system_python; return 0; fi
     for name in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do
         if command -v "$name" >/dev/null && new_enough "$name"; then python=$name; return 0; fi

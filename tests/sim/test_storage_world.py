@@ -75,6 +75,19 @@ def _damage_cut_like_a_torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "read_mark", lambda disk, folder: None)
 
 
+def _barriers_behind_damage_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_synced_by_barriers", lambda chunk, position, nonce: 0)
+
+
+def _every_barrier_taken_for_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scan._synced_by_barriers
+
+    def all_of_it(chunk: bytes, position: int, nonce: int | None) -> int:
+        return position + len(chunk) if found(chunk, position, nonce) else 0
+
+    monkeypatch.setattr(scan, "_synced_by_barriers", all_of_it)
+
+
 def _mark_not_lowered_before_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     write = log_folder.MarkFile.write
 
@@ -92,6 +105,8 @@ BUGS = [
     _acknowledged_before_sync,
     _unproven_tail_not_rewritten,
     _damage_cut_like_a_torn_tail,
+    _barriers_behind_damage_ignored,
+    _every_barrier_taken_for_synced,
     _mark_not_lowered_before_a_cut,
 ]
 
