@@ -2,8 +2,7 @@
 
 Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value; a slot
 whose hash is all zero is empty, which is why `hash128` never gives zero. The low bits of the hash are the
-home slot. At most two thirds are in use, then the table doubles. Deletion shifts the run behind it back: no
-tombstones.
+home slot. At most two thirds are in use, then the table doubles. Nothing is ever deleted.
 
 The layout depends only on the calls and their order: two replicas that apply the same facts have equal bytes.
 """
@@ -116,27 +115,6 @@ class HashTable:
             keys[at], keys[at + 1] = low, high
             self._count += 1
         self._values[at + 2] = value
-
-    def delete(self, low: int, high: int) -> bool:
-        """Remove an entry; False when there was none."""
-        keys, values, mask = self._keys, self._values, self._mask
-        hole = self._find(low, high)
-        if not keys[hole] and not keys[hole + 1]:
-            return False
-        at = hole
-        while True:
-            at = at + 3 if at < mask * 3 else 0
-            if not keys[at] and not keys[at + 1]:
-                break
-            slot = at // 3
-            # An entry may move into the hole unless its home lies behind the hole.
-            if ((slot - keys[at]) & mask) >= ((slot - hole // 3) & mask):
-                keys[hole], keys[hole + 1], values[hole + 2] = keys[at], keys[at + 1], values[at + 2]
-                hole = at
-        keys[hole] = keys[hole + 1] = 0
-        values[hole + 2] = 0
-        self._count -= 1
-        return True
 
     def get_many(self, hashes: Hashes) -> Numbers:
         """One value per row, `MISSING` where there is none; no row may be all zero."""
