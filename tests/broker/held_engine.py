@@ -148,5 +148,5 @@ def values_of(data: bytes) -> list[bytes]:
         value
         for header, body in frame.walk(data)
         if header.kind == frame.DATA
-        for value in arrow.decode(body, header.flags)["value"].to_pylist()
+        for value in arrow.decode(body, header.columns)["value"].to_pylist()
     ]

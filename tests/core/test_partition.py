@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
+from tailrace.core.decisions import Decision
 from tailrace.core.facts import Appended, ProducerAdvanced
+from tailrace.core.inner_commands import PublishBatch, Sweep
 from tailrace.core.model import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
@@ -22,7 +24,7 @@ from tailrace.core.model import (
     BatchView,
     Refusal,
 )
-from tailrace.core.partition import Decision, Partition, PublishBatch, Sweep
+from tailrace.core.partition import Partition
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt
 from tests.core.oracle import Row, view_of

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tailrace.core.commands import Claimed, ClaimProducer, Publish, TrimTopic
 from tailrace.core.facts import Appended, Fact
+from tailrace.core.inner_commands import PublishBatch, Sweep
 from tailrace.core.model import Refusal
-from tailrace.core.partition import Partition, PublishBatch, Sweep
+from tailrace.core.partition import Partition
 from tailrace.core.topics import TopicOptions
 from tests.core.oracle import IDLE_US, Oracle, Row, offsets_of, view_of
 

@@ -26,8 +26,9 @@ import pytest
 
 from tailrace.core.commands import Claimed, ClaimProducer, Publish, Published, Reply, TrimTopic
 from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Trimmed
+from tailrace.core.inner_commands import PublishBatch, Sweep
 from tailrace.core.model import HAS_DELIVER_AT, Refusal
-from tailrace.core.partition import Partition, PartitionCommand, PublishBatch, Sweep
+from tailrace.core.partition import Partition
 from tailrace.core.topics import TopicOptions, parse_options
 from tests.core.oracle import Row, offsets_of, view_of
 
@@ -131,7 +132,7 @@ class Stage:
         )
         return self.decide(PublishBatch(publish, view), messages)
 
-    def decide(self, command: PartitionCommand, messages: list[str]) -> list[str]:
+    def decide(self, command: Any, messages: list[str]) -> list[str]:
         decision = self.partition.decide(command, self.now_us)
         for fact in decision.facts:
             self.partition.apply(fact)

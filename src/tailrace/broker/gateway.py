@@ -17,7 +17,6 @@ from tailrace.broker.host import TopicHost, Topics
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.shard import NOTHING, Shard, refuse
-from tailrace.core import partition as core
 from tailrace.core.commands import (
     EARLIEST,
     LATEST,
@@ -37,6 +36,7 @@ from tailrace.core.commands import (
     Request,
     TrimTopic,
 )
+from tailrace.core.inner_commands import PublishBatch
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import batch, frame
@@ -123,7 +123,7 @@ class Gateway:
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
         view = measure(body, request.columns, want_keys=shard.options.key_index)
-        shard.submit(core.PublishBatch(request, view), body, respond)
+        shard.submit(PublishBatch(request, view), body, respond)
 
     def _fetch(self, request: Fetch, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= len(request.positions) <= FETCH_PARTITIONS_MAX:
@@ -200,7 +200,7 @@ def locate(log: PartitionLog, start: int, end: int, timestamp_us: int) -> int:
     for part in log.read(base, end, 1):
         for header, body in frame.walk(part, check=False):
             if header.kind == frame.DATA and header.timestamp_max_us >= timestamp_us:
-                times = batch.decode(body, header.flags).column("timestamp").cast("int64")
+                times = batch.decode(body, header.columns).column("timestamp").cast("int64")
                 row = int(np.argmax(np.asarray(times) >= timestamp_us))
                 return max(start, header.base_offset + row)
     return end

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from tailrace.broker.at_hand import FramesAtHand
+from tailrace.broker.framing import TurnFrames, facts_of
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.tail import Tail
 from tailrace.core import partition as core
-from tailrace.core.commands import ClaimProducer, Reply, TrimTopic
-from tailrace.core.facts import Appended, Fact
+from tailrace.core.commands import Reply
+from tailrace.core.inner_commands import Sweep
 from tailrace.core.model import Refusal
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt, Full, StorageFault, TailraceError
-from tailrace.format import batch, codec, frame
-from tailrace.format.frame import Buffer, Frame, Header
+from tailrace.format import frame
+from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import LogStats, LogStore, PartitionLog, Respond, Snapshot
 
 log = logging.getLogger("tailrace.shard")
@@ -34,22 +36,28 @@ FLUSH_BYTES = 16 * 1024 * 1024
 INLINE_BYTES_MAX = 32 * 1024
 SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
-_decode_facts: Callable[[Buffer], list[Fact]] = codec.facts_decoder(Fact)
 NOTHING: tuple[Buffer, ...] = ()
 
-Work = core.PublishBatch | ClaimProducer | TrimTopic | core.Sweep
-Item = tuple[Work, Buffer, Respond]
+Item = tuple[Any, Buffer, Respond]
+"""A command for the partition (`core.commands`, `core.inner_commands`), its body, and who waits."""
 
 
 class Turn:
     """What one turn wrote and which replies wait for it."""
 
-    __slots__ = ("_shard", "dropped", "frames", "replies", "started_us")
+    __slots__ = ("_shard", "dropped", "frames", "hard", "replies", "started_us")
 
     def __init__(
-        self, shard: Shard, frames: list[Frame], replies: list[tuple[Respond, Reply]], started_us: int
+        self,
+        shard: Shard,
+        frames: list[Frame],
+        replies: list[tuple[Respond, Reply]],
+        started_us: int,
+        hard: bool,
     ) -> None:
         self._shard = shard
+        self.hard = hard
+        """Whether somebody waits for it to be durable."""
         self.frames = frames
         self.replies = replies
         self.started_us = started_us
@@ -118,7 +126,7 @@ class Shard:
             if recovery.snapshot is not None:
                 state = core.Partition.restore(self.options, recovery.snapshot.chunks)
             for header, body in recovery.frames:
-                for fact in self._facts_of(header, body):
+                for fact in facts_of(header, body, want_keys=self.options.key_index):
                     state.apply(fact)
             if fault is None and state.end_offset != recovery.end_offset:
                 ends = f"the log ends at {recovery.end_offset}, its replay at {state.end_offset}"
@@ -129,25 +137,10 @@ class Shard:
         self.cut_bytes += recovery.cut_bytes
         return state, recovery.end_entry, fault, state.end_offset
 
-    def _facts_of(self, header: Header, body: Buffer) -> Sequence[Appended | Fact]:
-        if header.kind == frame.DATA:
-            view = batch.view_of(header, body, want_keys=self.options.key_index)
-            return (
-                Appended(
-                    header.base_offset,
-                    view,
-                    header.append_time_us,
-                    header.producer_id,
-                    header.producer_epoch,
-                    header.producer_sequence,
-                ),
-            )
-        if header.kind == frame.FACTS:
-            return _decode_facts(body)
-        return ()
-
     def _adopt(self, state: core.Partition, end_entry: int, fault: str | None, end_offset: int) -> None:
         self.state = state
+        self.at_hand = FramesAtHand(self)
+        state.at_hand = self.at_hand
         self._entry = end_entry
         self._begun = end_entry > 0
         if fault is not None:
@@ -156,7 +149,7 @@ class Shard:
 
     # -- commands
 
-    def submit(self, work: Work, body: Buffer, respond: Respond) -> None:
+    def submit(self, work: Any, body: Buffer, respond: Respond) -> None:
         """Queue a command for the next turn."""
         if not self._inbox:
             self._pump.ready(self)
@@ -173,7 +166,7 @@ class Shard:
                 respond(refusal, NOTHING)
             return
         try:
-            frames, replies = self._decide(inbox, now_us)
+            frames, replies, hard = self._decide(inbox, now_us)
         except Exception as error:
             # A broken invariant: the state cannot be trusted any more. Whoever waits is told, and the
             # partition takes no writes.
@@ -183,7 +176,7 @@ class Shard:
                 respond(refuse(error), NOTHING)
             return
         if frames:
-            turn = Turn(self, frames, replies, now_us)
+            turn = Turn(self, frames, replies, now_us, hard)
             self._turns.append(turn)
             self._write(turn)
         elif self._turns:
@@ -192,19 +185,45 @@ class Shard:
             for respond, reply in replies:
                 respond(reply, NOTHING)
 
-    def _decide(self, inbox: list[Item], now_us: int) -> tuple[list[Frame], list[tuple[Respond, Reply]]]:
-        frames: list[Frame] = []
+    def _decide(
+        self, inbox: list[Item], now_us: int
+    ) -> tuple[list[Frame], list[tuple[Respond, Reply]], bool]:
+        state = self.state
+        made = TurnFrames(self._entry, state.leader_epoch)
         replies: list[tuple[Respond, Reply]] = []
+        at_once: list[tuple[Respond, Reply]] = []
+        hard = False
         for work, body, respond in inbox:
-            decision = self.state.decide(work, now_us)
-            for fact in decision.facts:
-                frames.append(self._frame(fact, work, body, decision.keep))
-                self.state.apply(fact)
+            self.next_entry = made.next_entry
+            decision = state.decide(work, now_us)
+            if decision.missing is not None:
+                self.at_hand.load(decision.missing, self._again(work, body, respond))
+                continue
+            if decision.facts:
+                made.add(decision, work, body)
+                for fact in decision.facts:
+                    state.apply(fact)
+                hard = hard or not decision.soft
             reply = decision.reply
             if type(reply) is Refusal:
                 self._metrics.refused(reply.code)
-            replies.append((respond, reply))
-        return frames, replies
+            (at_once if decision.soft else replies).append((respond, reply))
+        made.flush()
+        self._entry = made.entry
+        for respond, reply in at_once:
+            respond(reply, NOTHING)
+        return made.frames, replies, hard
+
+    def _again(self, work: Any, body: Buffer, respond: Respond) -> Callable[[Exception | None], None]:
+        """Decide again what missed a frame, once that is loaded."""
+
+        def loaded(error: Exception | None) -> None:
+            if error is None:
+                self.submit(work, body, respond)
+            else:
+                respond(self.gone or refuse(error), NOTHING)
+
+        return loaded
 
     def _write(self, turn: Turn) -> None:
         """Hand a turn to storage: to its threads, or, where it is a small write into memory that nothing is
@@ -215,9 +234,10 @@ class Shard:
         threads for a while.
         """
         frames, pump = turn.frames, self._pump
+        sync = turn.hard and self.options.durability == "fsync"
         size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
         if (
-            self.options.durability == "fsync"
+            sync
             or size > INLINE_BYTES_MAX
             or self._outstanding
             or len(self._turns) > 1
@@ -225,7 +245,7 @@ class Shard:
             or size > self.log.room()
         ):
             self._outstanding += 1
-            pump.threads.append(self.log, turn.frames, self.options.durability == "fsync", turn.stored)
+            pump.threads.append(self.log, turn.frames, sync, turn.stored)
             return
         error: Exception | None = None
         try:
@@ -259,36 +279,6 @@ class Shard:
                 {"retry_after_ms": FULL_RETRY_US // 1000},
             )
         return None
-
-    def _frame(self, fact: Appended | Fact, work: Work, body: Buffer, keep: Any) -> Frame:
-        entry = self._entry
-        self._entry += 1
-        if not isinstance(fact, Appended):
-            body = codec.encode_facts([fact])
-            return frame.make(Header(frame.FACTS, 0, len(body), frame.crc32c(body), entry), body)
-        assert isinstance(work, core.PublishBatch)
-        crc = work.publish.crc
-        if keep is not None:
-            body = batch.take(body, fact.view.columns, keep)
-            crc = frame.crc32c(body)
-        view = fact.view
-        header = Header(
-            frame.DATA,
-            view.columns,
-            len(body),
-            crc,
-            entry,
-            fact.base_offset,
-            view.count,
-            view.count,
-            self.state.leader_epoch,
-            fact.append_time_us,
-            fact.producer_id,
-            fact.producer_epoch,
-            fact.producer_sequence,
-            view.timestamp_max_us,
-        )
-        return Frame(header, frame.pack(header), body)
 
     # -- completions
 
@@ -458,7 +448,7 @@ class Shard:
 
         def done(result: Any, error: Exception | None) -> None:
             if error is None and result > self.state.start_offset:
-                self.submit(core.Sweep(min(result, self.end_offset)), b"", lambda reply, body: self.free())
+                self.submit(Sweep(min(result, self.end_offset)), b"", lambda reply, body: self.free())
 
         self._run(work, done)
 

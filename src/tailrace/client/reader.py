@@ -282,7 +282,7 @@ class Reader:
             place = f"{self.topic}/{partition}"
             raise Corrupt(f"{place}: offsets {wanted} to {header.base_offset - 1} are missing")
         if self._ends is None or header.base_offset < self._ends.get(partition, 0):
-            rows = Rows(self.topic, partition, header, arrow.decode(body, header.flags))
+            rows = Rows(self.topic, partition, header, arrow.decode(body, header.columns))
             self._buffer.append((rows, rows.first_row(wanted)))
             self._ahead += header.size
         self._fetched[partition] = header.end_offset

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from tailrace.core.model import Refusal
-
-
-class Command(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What all requests have in common: nothing but their shape."""
+from tailrace.core import delivery_commands as delivery
+from tailrace.core import group_commands as groups
+from tailrace.core.model import Command, Refusal
 
 
 class Ping(Command, frozen=True, tag="ping"):
@@ -127,6 +123,8 @@ Request = (
     | ClaimProducer
     | Fetch
     | FindOffsets
+    | delivery.DeliveryRequest
+    | groups.GroupRequest
 )
 
 
@@ -158,11 +156,13 @@ class TopicList(Command, frozen=True, tag="topics"):
 class Published(Command, frozen=True, tag="published"):
     """The batch is stored as the topic promises. `base_offset` is of the first message that is not listed
     in `duplicates`, which names (row, first offset) of the messages that were there already; all other
-    rows follow each other from `base_offset`."""
+    rows follow each other from `base_offset`. `scheduled` names the rows that wait for their time and have no
+    offset yet (the others count on without them); `base_offset` is -1 when all do."""
 
     base_offset: int
     append_time_us: int
     duplicates: list[tuple[int, int]] | None = None
+    scheduled: list[int] | None = None
 
 
 class Claimed(Command, frozen=True, tag="claimed"):
@@ -183,4 +183,16 @@ class Offsets(Command, frozen=True, tag="offsets"):
     offsets: list[int]
 
 
-Reply = Pong | Done | TopicInfo | TopicList | Published | Claimed | Fetched | Offsets | Refusal
+Reply = (
+    Pong
+    | Done
+    | TopicInfo
+    | TopicList
+    | Published
+    | Claimed
+    | Fetched
+    | Offsets
+    | delivery.DeliveryReply
+    | groups.GroupReply
+    | Refusal
+)

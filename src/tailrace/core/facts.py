@@ -1,8 +1,9 @@
 """Facts: what the log of a partition says has happened; replaying them is the only way that state changes.
 
-`Appended` is never encoded: it is a data frame, made again from the frame's header and body at replay. All
-others are small and share facts frames. The number in front of an encoded fact is its tag: stored bytes
-depend on it, so tags are never given twice. Fields are only ever added at the end, with a default.
+`Appended`, `Scheduled` and `Staged` are never encoded: they are frames of their own, made again from the
+frame's header and body at replay. All others are small and share facts frames. The number in front of an
+encoded fact is its tag: stored bytes depend on it, so tags are never given twice. Fields are only ever added
+at the end, with a default.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.core.model import BatchView
+from tailrace.core.policy import GroupPolicy
 
 
 class Appended(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -21,6 +23,29 @@ class Appended(msgspec.Struct, frozen=True, eq=False, array_like=True):
     producer_id: int = 0
     producer_epoch: int = 0
     producer_sequence: int = 0
+    released: bool = False
+    """Delayed or staged rows got their offsets: their dedup ids were counted when they were first stored."""
+
+
+class Scheduled(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """A batch of delayed messages was stored as the frame with index `entry`; it has no offsets yet."""
+
+    entry: int
+    view: BatchView
+    append_time_us: int
+    producer_id: int = 0
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+
+
+class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """A batch was stored under an attempt of a writer as the frame with index `entry`."""
+
+    entry: int
+    view: BatchView
+    append_time_us: int
+    attempt: int
+    """hash128 of (writer, attempt), low half: the frame has room for a number only (its `producer_id`)."""
 
 
 class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -51,5 +76,232 @@ class Trimmed(msgspec.Struct, frozen=True, array_like=True, tag=3):
     offset: int
 
 
-Fact = ProducerClaimed | ProducerAdvanced | Trimmed
-"""What a facts frame holds, for the codec; `Appended` has frames of its own."""
+# ----------------------------------------------------------------------------------------------- delivery
+# `group` is a small number given by `Enlisted`. Spans are flat: [first, end, first, end, …].
+
+
+class Enlisted(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A group exists on this partition from now on; everything below `start` is settled for it."""
+
+    group: int
+    name: str
+    policy: GroupPolicy
+    start: int
+    time_us: int
+
+
+class Delisted(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A group and everything known of it is gone."""
+
+    group: int
+    time_us: int
+
+
+class Granted(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The partition belongs to a member ("" = to nobody); lower generations are fenced, and their leases are
+    given back without a failure."""
+
+    group: int
+    member: str
+    generation: int
+    time_us: int
+
+
+class Leased(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Soft. A member holds these messages until the deadline. `keys` has the key hash of each message, in
+    offset order, where the group needs to know them (empty otherwise)."""
+
+    group: int
+    lease: int
+    member: str
+    spans: list[int]
+    deadline_us: int
+    time_us: int
+    keys: list[int] = []
+
+
+class LeaseExtended(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Soft. Leases have a new deadline."""
+
+    group: int
+    leases: list[int]
+    deadline_us: int
+    time_us: int
+
+
+class LeaseExpired(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Soft. What was left of a lease failed once more and is available again. `keys` as in `Leased`."""
+
+    group: int
+    lease: int
+    time_us: int
+    keys: list[int] = []
+
+
+class Acked(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Hard. Messages are settled, as (lease, spans)."""
+
+    group: int
+    leases: list[tuple[int, list[int]]]
+    time_us: int
+
+
+class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Hard. Messages failed and wait: `delay_us`, or (-1) the group's back-off. `keys` as in `Leased`."""
+
+    group: int
+    lease: int
+    spans: list[int]
+    delay_us: int
+    time_us: int
+    keys: list[int] = []
+    error: str = ""
+
+
+class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Soft. Messages left their leases without a failure and are available again. `keys` as in `Leased`."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+    keys: list[int] = []
+
+
+class Dying(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """Hard. Messages go to the dead letters; they hold their order until `Buried`. From a lease, from the
+    waiting ones or from the free ones, wherever they are."""
+
+    group: int
+    spans: list[int]
+    reason: str
+    time_us: int
+    error: str = ""
+
+
+class Buried(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Hard. The dead letters have them: they are settled. `places` are (partition, offset) there."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+    topic: str = ""
+    places: list[int] = []
+
+
+class Lapsed(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Hard. Messages outlived their TTL before they were delivered: settled and counted."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+
+
+class CursorMoved(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Hard. A stream group goes on from here."""
+
+    group: int
+    member: str
+    offset: int
+    time_us: int
+
+
+class GroupReset(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Hard. A group starts again from an offset: leases, attempts and back-offs are gone."""
+
+    group: int
+    offset: int
+    generation: int
+    time_us: int
+
+
+class Reopened(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Hard. Settled messages are available again, with fresh counters."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+
+
+class GroupPaused(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Hard. No leases for this group, or leases again."""
+
+    group: int
+    paused: bool
+    time_us: int
+
+
+class OffsetsSettled(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Hard. An operator settled messages that nobody held."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+
+
+# ------------------------------------------------------------------------------------- delays and staging
+
+
+class Released(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """Delayed messages up to (`until_us`, `until_ref`) got their offsets in the data frame before this."""
+
+    until_us: int
+    until_ref: int
+    time_us: int
+
+
+class ScheduleCancelled(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Delayed messages (refs: entry << 20 | row) will never be appended."""
+
+    refs: list[int]
+    time_us: int
+
+
+class StageApplied(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """The staged batches of a decided version got their offsets in the data frames before this."""
+
+    writer: str
+    version: int
+    attempts: list[int]
+    time_us: int
+
+
+class StageDropped(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Undecided attempts were aborted or expired."""
+
+    attempts: list[int]
+    time_us: int
+
+
+DeliveryFact = (
+    Enlisted
+    | Delisted
+    | Granted
+    | Leased
+    | LeaseExtended
+    | LeaseExpired
+    | Acked
+    | Nacked
+    | GivenBack
+    | Dying
+    | Buried
+    | Lapsed
+    | CursorMoved
+    | GroupReset
+    | Reopened
+    | GroupPaused
+    | OffsetsSettled
+)
+Fact = (
+    ProducerClaimed
+    | ProducerAdvanced
+    | Trimmed
+    | DeliveryFact
+    | Released
+    | ScheduleCancelled
+    | StageApplied
+    | StageDropped
+)
+"""What a facts frame holds, for the codec."""
+
+Stored = Appended | Scheduled | Staged
+"""Facts that are frames of their own."""

@@ -8,7 +8,7 @@ end in ``_us``.
 
 from __future__ import annotations
 
-from typing import Any, NewType
+from typing import Any, NewType, Protocol
 
 import mmh3
 import msgspec
@@ -39,8 +39,13 @@ HAS_DEDUP_ID = 1 << 5
 HAS_OFFSET_DELTA = 1 << 6
 COLUMNS_ALL = (1 << 7) - 1
 
+Times = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 """Shape (rows, 2): a 128-bit hash per row; a row without the field is all zero."""
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What all requests and replies have in common: nothing but their shape."""
 
 
 class BatchView(msgspec.Struct, frozen=True, eq=False):
@@ -48,7 +53,8 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
 
     ``keys`` and ``dedup_ids`` are filled only where the topic needs them. ``timestamp_max_us`` is the
     greatest timestamp of the batch; the ``*_bytes_max`` fields are the largest single key, headers and
-    value in it.
+    value in it. ``deliver_at_us`` (0 = at once) and ``ids`` (the 16 bytes as two big-endian halves) are there
+    when the batch has delayed messages.
     """
 
     count: int
@@ -60,6 +66,8 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
     value_bytes_max: int = 0
     keys: Hashes | None = None
     dedup_ids: Hashes | None = None
+    deliver_at_us: Times | None = None
+    ids: Hashes | None = None
 
     def take(self, rows: npt.NDArray[np.int64]) -> BatchView:
         """The view of a batch that holds only these rows; sizes stay upper bounds."""
@@ -68,7 +76,42 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
             count=len(rows),
             keys=None if self.keys is None else self.keys[rows],
             dedup_ids=None if self.dedup_ids is None else self.dedup_ids[rows],
+            deliver_at_us=None if self.deliver_at_us is None else self.deliver_at_us[rows],
+            ids=None if self.ids is None else self.ids[rows],
         )
+
+
+class Columns(msgspec.Struct, frozen=True, eq=False):
+    """What decisions about delivery look at of one data frame; it never changes once it is appended.
+
+    A column is None where the frame does not have it. `offsets` is there only when the frame has gaps;
+    `key_hashes` is 0 for a row without a key, `expires_us` is 0 for a row that does not expire.
+    """
+
+    base_offset: int
+    end_offset: int
+    append_time_us: int
+    offsets: Times | None = None
+    priorities: npt.NDArray[np.uint8] | None = None
+    key_hashes: npt.NDArray[np.uint64] | None = None
+    expires_us: Times | None = None
+
+
+class AtHand(Protocol):
+    """The committed frames that the shell has in memory right now, for decisions about delivery.
+
+    A decision may look only at what is at hand; for the rest it says which frame it misses, the shell loads
+    it and asks again. Frames are immutable, so this does not make decisions depend on anything but the log.
+    """
+
+    def columns(self, offset: int) -> Columns | None:
+        """The frame that holds an offset; None when it is not at hand."""
+        ...
+
+    def reach(self, offset: int, bytes_max: int) -> int:
+        """End of the run of frames at hand that begins at `offset` (which may lie inside the first frame), of
+        at most `bytes_max` bytes but at least one frame; `offset` itself when it is not at hand."""
+        ...
 
 
 HASH_OF_EMPTY = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)

@@ -21,58 +21,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, Reply, TrimTopic
+from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
+from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.dedup import DedupWindow, Filtered
-from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Trimmed
+from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Stored, Trimmed
+from tailrace.core.inner_commands import PublishBatch, Sweep
 from tailrace.core.keys import KeyIndex
-from tailrace.core.model import (
-    ANY_KEY_SEQUENCE,
-    BATCH_BYTES_MAX,
-    BATCH_ROWS_MAX,
-    HAS_DEDUP_ID,
-    HAS_DELIVER_AT,
-    HAS_KEY,
-    HAS_OFFSET_DELTA,
-    HEADER_BYTES_MAX,
-    KEY_BYTES_MAX,
-    TIMESTAMP_AHEAD_US_MAX,
-    BatchView,
-    Refusal,
-)
+from tailrace.core.model import AtHand, BatchView, Columns, Refusal
 from tailrace.core.producers import BatchResult, Producers
+from tailrace.core.publishing import mixed, over_limit, unfit
+from tailrace.core.queues import Queues
+from tailrace.core.staging import Staging
 from tailrace.core.table import Buffer
-from tailrace.core.topics import DURABILITIES, TopicOptions
-from tailrace.errors import Corrupt, Fenced, InvalidRequest, SequenceConflict, TooLarge
+from tailrace.core.timetable import Timetable
+from tailrace.core.topics import TopicOptions
+from tailrace.errors import Corrupt, Fenced, InvalidRequest, SequenceConflict
 
 SNAPSHOT_VERSION = 1
-NOTHING: tuple[Appended | Fact, ...] = ()
-
-
-class PublishBatch(msgspec.Struct, frozen=True, eq=False):
-    """A publish with the view of its body, which the shell has derived from the body itself."""
-
-    publish: Publish
-    view: BatchView
-
-
-class Sweep(msgspec.Struct, frozen=True):
-    """Retention would keep everything from this offset on."""
-
-    retention_offset: int
-
-
-PartitionCommand = PublishBatch | ClaimProducer | TrimTopic | Sweep
-
-
-class Decision(msgspec.Struct, frozen=True, eq=False):
-    """What shall happen: facts to store and apply, in order, and the reply that leaves when they are safe.
-
-    `keep` are the rows that are stored when some were duplicates: the body is to be cut down to them.
-    """
-
-    facts: tuple[Appended | Fact, ...]
-    reply: Reply
-    keep: npt.NDArray[np.int64] | None = None
 
 
 class _SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +52,9 @@ class _SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
     producers: list[int]
     dedup: list[int]
     keys: list[int] | None
+    queues: list[int] = []
+    timetable: list[int] = []
+    staging: list[int] = []
 
 
 class Partition:
@@ -102,6 +70,26 @@ class Partition:
         self.producers = Producers()
         self.dedup = DedupWindow(options.dedup_window_ms, options.dedup_max)
         self.keys = KeyIndex(options.key_index_max) if options.key_index else None
+        self.at_hand: AtHand = _NothingAtHand()
+        """Set by the shell: the frames that decisions about delivery may look at."""
+        self.queues = Queues(self)
+        self.timetable = Timetable(self)
+        self.staging = Staging(self)
+        self._decide: dict[type, Callable[[Any, int], Decision]] = {
+            PublishBatch: self._publish,
+            ClaimProducer: self._claim,
+            TrimTopic: self._trim,
+            Sweep: self._sweep,
+        }
+        self._apply: dict[type, Callable[[Any], None]] = {
+            Appended: self._appended,
+            ProducerClaimed: self._producer_claimed,
+            ProducerAdvanced: self._producer_advanced,
+            Trimmed: self._trimmed,
+        }
+        for part in (self.queues, self.timetable, self.staging):
+            self._decide.update(dict.fromkeys(part.COMMANDS, part.decide))
+            self._apply.update(dict.fromkeys(part.FACTS, part.apply))
 
     def reconfigure(self, options: TopicOptions) -> None:
         """The topic was altered; what was decided before stays."""
@@ -114,9 +102,9 @@ class Partition:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: PartitionCommand, now_us: int) -> Decision:
-        """What a command leads to, from the state and the time alone."""
-        return _DECIDE[type(command)](self, command, now_us)
+    def decide(self, command: Any, now_us: int) -> Decision:
+        """What a command leads to, from the state, the frames at hand and the time alone."""
+        return self._decide[type(command)](command, now_us)
 
     def _publish(self, command: PublishBatch, now_us: int) -> Decision:
         publish, view = command.publish, command.view
@@ -127,7 +115,7 @@ class Partition:
             )
             if known is not None:
                 return Decision(NOTHING, known if isinstance(known, Refusal) else self._repeat(view, known))
-        problem = _over_limit(view, self.options, now_us) or _unfit(publish, view, self.options)
+        problem = over_limit(view, self.options, now_us) or unfit(publish, view, self.options)
         if problem is not None:
             return Decision(NOTHING, problem)
         keep = duplicates = None
@@ -139,7 +127,7 @@ class Partition:
                 if not len(found.keep):
                     return self._all_duplicates(publish, found, time_us)
                 if publish.expected_sequence:
-                    return Decision(NOTHING, _mixed(found))
+                    return Decision(NOTHING, mixed(found))
                 keep, duplicates = found.keep, found.duplicates
                 view = view.take(keep)
         problem = self._unexpected(publish, view, keep)
@@ -224,16 +212,16 @@ class Partition:
 
     # ----------------------------------------------------------------------------------------------- apply
 
-    def apply(self, fact: Appended | Fact) -> None:
+    def apply(self, fact: Stored | Fact) -> None:
         """Let a fact happen; the same for new ones, on followers and at replay."""
-        _APPLY[type(fact)](self, fact)
+        self._apply[type(fact)](fact)
 
     def _appended(self, fact: Appended) -> None:
         base_offset, view, time_us = fact.base_offset, fact.view, fact.append_time_us
         assert base_offset == self.end_offset, f"append at {base_offset}, the end is {self.end_offset}"
         assert view.count > 0
         assert time_us >= self.append_time_us, "append time goes back"
-        if view.dedup_ids is not None:
+        if view.dedup_ids is not None and not fact.released:
             self.dedup.add(view.dedup_ids, base_offset, time_us)
         if view.keys is not None and self.keys is not None:
             self.keys.add(view.keys)
@@ -244,6 +232,7 @@ class Partition:
         self.append_time_us = time_us
         if view.timestamp_max_us > self.timestamp_max_us:
             self.timestamp_max_us = view.timestamp_max_us
+        self.queues.appended(fact)
 
     def _producer_claimed(self, fact: ProducerClaimed) -> None:
         self.producers.claim(fact.producer_id, fact.epoch, fact.time_us)
@@ -256,7 +245,9 @@ class Partition:
 
     def _trimmed(self, fact: Trimmed) -> None:
         assert fact.offset <= self.end_offset, f"trim to {fact.offset}, the end is {self.end_offset}"
-        self.start_offset = max(self.start_offset, fact.offset)
+        if fact.offset > self.start_offset:
+            self.start_offset = fact.offset
+            self.queues.trimmed(fact.offset)
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -264,6 +255,7 @@ class Partition:
         """A copy of the whole state: a small head, then the columns as they lie in memory."""
         producers, dedup = self.producers.buffers(), self.dedup.buffers()
         keys = None if self.keys is None else self.keys.buffers()
+        parts = [part.buffers() for part in (self.queues, self.timetable, self.staging)]
         head = _SnapshotHead(
             SNAPSHOT_VERSION,
             self.start_offset,
@@ -274,9 +266,11 @@ class Partition:
             [len(buffer) for buffer in producers],
             [len(buffer) for buffer in dedup],
             None if keys is None else [len(buffer) for buffer in keys],
+            *([len(buffer) for buffer in part] for part in parts),
         )
         packed = msgspec.msgpack.encode(head)
-        return [len(packed).to_bytes(8, "little"), packed, *producers, *dedup, *(keys or ())]
+        columns = [buffer for part in (producers, dedup, keys or (), *parts) for buffer in part]
+        return [len(packed).to_bytes(8, "little"), packed, *columns]
 
     @classmethod
     def restore(cls, options: TopicOptions, chunks: Sequence[Buffer]) -> Partition:
@@ -290,17 +284,23 @@ class Partition:
                 raise Corrupt(f"snapshot version {head.version}: this release reads {SNAPSHOT_VERSION}")
             if (head.keys is None) != (partition.keys is None):
                 raise Corrupt("the snapshot does not fit the topic's key_index")
-            columns = _cut(data[body:], [*head.producers, *head.dedup, *(head.keys or ())])
-            split = len(head.producers), len(head.producers) + len(head.dedup)
-            partition.producers.load(columns[: split[0]])
-            partition.dedup.load(columns[split[0] : split[1]])
+            lengths = (head.producers, head.dedup, head.keys or [], head.queues, head.timetable, head.staging)
+            columns = iter(_cut(data[body:], [length for part in lengths for length in part]))
+            producers, dedup, keys, queues, timetable, staging = (
+                [next(columns) for _ in part] for part in lengths
+            )
+            partition.start_offset, partition.end_offset = head.start_offset, head.end_offset
+            partition.append_time_us, partition.timestamp_max_us = head.append_time_us, head.timestamp_max_us
+            partition.leader_epoch = head.leader_epoch
+            partition.producers.load(producers)
+            partition.dedup.load(dedup)
             if partition.keys is not None:
-                partition.keys.load(columns[split[1] :])
+                partition.keys.load(keys)
+            partition.queues.load(queues)
+            partition.timetable.load(timetable)
+            partition.staging.load(staging)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Corrupt(f"the snapshot cannot be read: {error}") from error
-        partition.start_offset, partition.end_offset = head.start_offset, head.end_offset
-        partition.append_time_us, partition.timestamp_max_us = head.append_time_us, head.timestamp_max_us
-        partition.leader_epoch = head.leader_epoch
         return partition
 
     def check(self) -> None:
@@ -311,92 +311,19 @@ class Partition:
         self.dedup.verify()
         if self.keys is not None:
             self.keys.verify()
+        self.queues.verify()
+        self.timetable.verify()
+        self.staging.verify()
 
 
-_DECIDE: dict[type, Callable[[Partition, Any, int], Decision]] = {
-    PublishBatch: Partition._publish,
-    ClaimProducer: Partition._claim,
-    TrimTopic: Partition._trim,
-    Sweep: Partition._sweep,
-}
-_APPLY: dict[type, Callable[[Partition, Any], None]] = {
-    Appended: Partition._appended,
-    ProducerClaimed: Partition._producer_claimed,
-    ProducerAdvanced: Partition._producer_advanced,
-    Trimmed: Partition._trimmed,
-}
+class _NothingAtHand:
+    """What there is to look at before the shell says otherwise."""
 
-
-def _over_limit(view: BatchView, options: TopicOptions, now_us: int) -> Refusal | None:
-    """The first limit that a batch is above."""
-    if (
-        view.nbytes <= BATCH_BYTES_MAX
-        and 0 < view.count <= BATCH_ROWS_MAX
-        and view.value_bytes_max <= options.message_bytes_max
-        and view.key_bytes_max <= KEY_BYTES_MAX
-        and view.header_bytes_max <= HEADER_BYTES_MAX
-        and view.timestamp_max_us <= now_us + TIMESTAMP_AHEAD_US_MAX
-    ):
+    def columns(self, offset: int) -> Columns | None:
         return None
-    if not view.count:
-        return Refusal(InvalidRequest.code, "the batch has no messages")
-    for what, size, most in (
-        ("the batch has {} messages", view.count, BATCH_ROWS_MAX),
-        ("the batch has {} bytes", view.nbytes, BATCH_BYTES_MAX),
-        ("a key has {} bytes", view.key_bytes_max, KEY_BYTES_MAX),
-        ("the headers of a message have {} bytes", view.header_bytes_max, HEADER_BYTES_MAX),
-        ("a value has {} bytes (message_bytes_max)", view.value_bytes_max, options.message_bytes_max),
-    ):
-        if size > most:
-            return Refusal(
-                TooLarge.code,
-                f"{what.format(size)}, the limit is {most}",
-                details={"size": size, "limit": most},
-            )
-    ahead = view.timestamp_max_us - now_us
-    text = f"a timestamp lies {ahead} us ahead of the broker's clock, the limit is {TIMESTAMP_AHEAD_US_MAX}"
-    return Refusal(InvalidRequest.code, text)
 
-
-def _unfit(publish: Publish, view: BatchView, options: TopicOptions) -> Refusal | None:
-    """What the request asks and this topic, or this release, cannot give."""
-    columns, expected = view.columns, publish.expected_key_sequences
-    if columns & (HAS_DELIVER_AT | HAS_OFFSET_DELTA):
-        what = (
-            "deliver_at: delays are not supported yet"
-            if columns & HAS_DELIVER_AT
-            else "offset_delta is not for producers"
-        )
-        return Refusal(InvalidRequest.code, what)
-    if publish.acks is not None:
-        if publish.acks not in DURABILITIES:
-            return Refusal(
-                InvalidRequest.code, f"acks is one of {', '.join(DURABILITIES)}, not {publish.acks[:80]!r}"
-            )
-        if DURABILITIES.index(publish.acks) > DURABILITIES.index(options.durability):
-            text = f"acks = {publish.acks!r} is more than the topic's durability {options.durability!r}"
-            return Refusal(InvalidRequest.code, text)
-    if publish.expected_sequence < 0:
-        return Refusal(
-            InvalidRequest.code, f"expected_sequence is 0 or more, not {publish.expected_sequence}"
-        )
-    if expected is not None:
-        if len(expected) != view.count:
-            text = f"expected_key_sequences has {len(expected)} numbers for {view.count} messages"
-            return Refusal(InvalidRequest.code, text)
-        if not options.key_index and any(number != ANY_KEY_SEQUENCE for number in expected):
-            return Refusal(InvalidRequest.code, "expected_key_sequences needs a topic with key_index = on")
-        if not columns & HAS_KEY and any(number != ANY_KEY_SEQUENCE for number in expected):
-            return Refusal(InvalidRequest.code, "expected_key_sequences needs messages with keys")
-    assert view.dedup_ids is not None or not columns & HAS_DEDUP_ID, "the view lacks the dedup ids"
-    assert view.keys is not None or not (options.key_index and columns & HAS_KEY), "the view lacks the keys"
-    return None
-
-
-def _mixed(found: Filtered) -> Refusal:
-    rows = [row for row, _ in found.duplicates]
-    text = f"expected_sequence with a batch of which only some messages are new: {len(rows)} are duplicates"
-    return Refusal(InvalidRequest.code, text, details={"duplicates": rows[:100]})
+    def reach(self, offset: int, bytes_max: int) -> int:
+        return offset
 
 
 def _cut(data: memoryview, lengths: list[int]) -> list[memoryview]:

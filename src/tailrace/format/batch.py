@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from tailrace.core.model import (
     BATCH_BYTES_MAX,
-    COLUMNS_ALL,
     DEDUP_ID_BYTES_MAX,
     HAS_DEDUP_ID,
     HAS_DELIVER_AT,
@@ -33,6 +32,7 @@ from tailrace.core.model import (
     VALUE_BYTES_MAX,
     BatchView,
     Hashes,
+    Times,
 )
 from tailrace.errors import Corrupt, InvalidRequest, TailraceError, TooLarge
 from tailrace.format.builder import body_of, encode, hashes_of, make_ids
@@ -140,18 +140,39 @@ def take(body: Buffer, columns: int, rows: Sequence[int] | npt.NDArray[np.int64]
     return body_of(decode(body, columns).take(pa.array(rows, pa.int64())), columns)
 
 
-def view_of(header: Header, body: Buffer, want_keys: bool = False, want_dedup: bool = True) -> BatchView:
-    """The view of a stored, checked frame; the body is opened only for hashes that are wanted and there."""
-    columns = header.flags & COLUMNS_ALL
-    keys = dedup_ids = None
-    if (want_keys and columns & HAS_KEY) or (want_dedup and columns & HAS_DEDUP_ID):
+def view_of(
+    header: Header, body: Buffer, want_keys: bool = False, want_dedup: bool = True, want_ids: bool = False
+) -> BatchView:
+    """The view of a stored, checked frame; the body is opened only for what is wanted and there."""
+    columns = header.columns
+    keys = dedup_ids = deliver_at = ids = None
+    if (want_keys and columns & HAS_KEY) or (want_dedup and columns & HAS_DEDUP_ID) or want_ids:
         opened = _reopen(body, columns)
         if opened.message.rows != header.count:
             raise Corrupt(f"a frame of {header.count} rows has a body of {opened.message.rows}")
         keys = opened.hashes("key") if want_keys and columns & HAS_KEY else None
         dedup_ids = opened.hashes("dedup_id") if want_dedup and columns & HAS_DEDUP_ID else None
-    times = header.timestamp_max_us
-    return BatchView(header.count, columns, header.length, times, keys=keys, dedup_ids=dedup_ids)
+        if want_ids:
+            deliver_at, ids = _delays(opened)
+    return BatchView(
+        header.count,
+        columns,
+        header.length,
+        header.timestamp_max_us,
+        keys=keys,
+        dedup_ids=dedup_ids,
+        deliver_at_us=deliver_at,
+        ids=ids,
+    )
+
+
+def _delays(opened: _Opened) -> tuple[Times | None, Hashes]:
+    """When each row is due, and its id as two big-endian halves; copies, because they outlive the body."""
+    ids = opened.numbers(buffers_of(opened.columns)["id"][1] + 1, ">u8", 2 * opened.message.rows)
+    deliver_at = None
+    if opened.columns & HAS_DELIVER_AT:
+        deliver_at = opened.column("deliver_at", "<i8").astype(np.int64)
+    return deliver_at, ids.astype(np.uint64).reshape(-1, 2)
 
 
 def open_body(
@@ -169,7 +190,7 @@ def open_body(
     timestamp_max = _check_times(opened, "timestamp")
     value_max = _longest(opened, "value", VALUE_BYTES_MAX)
     key_max = header_max = 0
-    keys = dedup_ids = None
+    keys = dedup_ids = deliver_at = ids = None
     if columns & HAS_KEY:
         key_max = _longest(opened, "key", KEY_BYTES_MAX)
         keys = _check_keys(opened, want_keys)
@@ -182,13 +203,15 @@ def open_body(
         if opened.valid("deliver_at") is not None:
             raise InvalidRequest("deliver_at: a batch is delayed as a whole, and a row has no time")
         _check_times(opened, "deliver_at")
+        deliver_at, ids = _delays(opened)
     if columns & HAS_EXPIRES_AT:
         _check_times(opened, "expires_at")
     if columns & HAS_DEDUP_ID:
         _longest(opened, "dedup_id", DEDUP_ID_BYTES_MAX)
         dedup_ids = opened.hashes("dedup_id") if want_dedup else None
     rows, sizes = opened.message.rows, (key_max, header_max, value_max)
-    return BatchView(rows, columns, len(body), timestamp_max, *sizes, keys, dedup_ids), opened.batch
+    view = BatchView(rows, columns, len(body), timestamp_max, *sizes, keys, dedup_ids, deliver_at, ids)
+    return view, opened.batch
 
 
 def _longest(opened: _Opened, name: str, limit: int) -> int:

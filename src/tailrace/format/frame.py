@@ -18,6 +18,7 @@ import google_crc32c
 import msgspec
 import numpy as np
 
+from tailrace.core.model import COLUMNS_ALL
 from tailrace.errors import Corrupt
 
 MAGIC = b"TRLF"
@@ -31,10 +32,13 @@ FACTS = 3
 EPOCH_START = 4
 SNAPSHOT_MARK = 5
 BARRIER = 6
-KINDS = frozenset((DATA, SCHEDULED, FACTS, EPOCH_START, SNAPSHOT_MARK, BARRIER))
+STAGED = 7
+KINDS = frozenset((DATA, SCHEDULED, FACTS, EPOCH_START, SNAPSHOT_MARK, BARRIER, STAGED))
 
 MORE = 1 << 15
 """Flag: the next frame belongs to the same group; a group applies whole or not at all."""
+RELEASED = 1 << 8
+"""Flag of a data frame: its rows were delayed or staged before, and their dedup ids counted then."""
 
 #        magic version kind flags | length body_crc | entry base | span count | epoch time | pid | pepoch pseq
 # | max ts
@@ -50,7 +54,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """The decoded header. `flags` holds the column bits of the batch and MORE."""
+    """The decoded header. `flags` holds the column bits of the batch, RELEASED and MORE."""
 
     kind: int
     flags: int
@@ -71,6 +75,11 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     def size(self) -> int:
         """Bytes of the whole frame on disk, padding included."""
         return HEADER_BYTES + padded(self.length)
+
+    @property
+    def columns(self) -> int:
+        """Which optional columns the body has."""
+        return self.flags & COLUMNS_ALL
 
     @property
     def end_offset(self) -> int:

@@ -109,7 +109,7 @@ def _cast(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
 def with_positions(batch: pa.RecordBatch, header: Header, topic: str, partition: int) -> pa.RecordBatch:
     """A decoded batch with the place of every row, as `POSITIONED`."""
     rows = batch.num_rows
-    columns = header.flags
+    columns = header.columns
     if rows != header.count or header.base_offset + header.span >= 1 << 63:
         raise Corrupt(f"a frame of {header.count} rows at offset {header.base_offset} has a body of {rows}")
     if columns & HAS_OFFSET_DELTA:

@@ -367,7 +367,7 @@ class ClientWorld:
                 self._require(
                     header.base_offset == len(values), f"{place}: a gap before {header.base_offset}"
                 )
-                values += arrow.decode(body, header.flags)["value"].to_pylist()
+                values += arrow.decode(body, header.columns)["value"].to_pylist()
                 epoch = epochs.setdefault(header.producer_id, header.producer_epoch)
                 self._require(epoch <= header.producer_epoch, f"{place}: a fenced producer wrote")
                 epochs[header.producer_id] = header.producer_epoch

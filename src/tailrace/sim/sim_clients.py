@@ -165,7 +165,7 @@ class SimReader:
                 raise Violation(f"{self.topic}/{partition}: delivered beyond the committed end, {end}")
             if header.base_offset > len(values):
                 raise Violation(f"{self.topic}/{partition}: {len(values)} was skipped")
-            values += arrow.decode(body, header.flags)["value"].to_pylist()[
+            values += arrow.decode(body, header.columns)["value"].to_pylist()[
                 len(values) - header.base_offset :
             ]
 

@@ -168,7 +168,7 @@ class LocalBroker:
                 start = shard.state.start_offset
                 for part in shard.log.read(start, shard.end_offset, _READ_BYTES):
                     for header, body in frame.walk(part):
-                        rows = Rows(topic, partition, header, batch.decode(body, header.flags))
+                        rows = Rows(topic, partition, header, batch.decode(body, header.columns))
                         messages += rows.messages(rows.first_row(start))
         return messages
 

@@ -1,0 +1,258 @@
+"""Commands on the queue side of one topic: leases and their settlement, delays, traces, staged writes.
+
+Spans of offsets travel flat: ``[first, end, first, end, …]``, ascending, half-open.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.core.model import Command
+
+# ------------------------------------------------------------------------------------------------- leases
+
+
+class Lease(Command, frozen=True, tag="lease"):
+    """Lease messages for a member of a group from (partition, generation) pairs; waits up to `wait_ms` while
+    there is nothing. Without `lease_ms` the group's own is taken."""
+
+    topic: str
+    group: str
+    member: str
+    partitions: list[tuple[int, int]]
+    count_max: int = 500
+    bytes_max: int = 1_048_576
+    wait_ms: int = 0
+    lease_ms: int | None = None
+
+
+class Ack(Command, frozen=True, tag="ack"):
+    """Settle messages: (lease, spans) pairs of one partition."""
+
+    topic: str
+    partition: int
+    group: str
+    leases: list[tuple[int, list[int]]]
+
+
+class Nack(Command, frozen=True, tag="nack"):
+    """Give messages back. As a failure it counts an attempt and waits `delay_ms`, or the group's back-off;
+    else they are available at once and nothing is counted."""
+
+    topic: str
+    partition: int
+    group: str
+    lease: int
+    spans: list[int]
+    delay_ms: int | None = None
+    error: str = ""
+    failure: bool = True
+
+
+class Reject(Command, frozen=True, tag="reject"):
+    """Send messages to the dead letters: `reason` is "rejected" or "poison"."""
+
+    topic: str
+    partition: int
+    group: str
+    lease: int
+    spans: list[int]
+    reason: str = "rejected"
+    error: str = ""
+
+
+class Extend(Command, frozen=True, tag="extend"):
+    """Move the deadline of whole leases to now + `lease_ms`; refused after expiry."""
+
+    topic: str
+    partition: int
+    group: str
+    leases: list[int]
+    lease_ms: int
+
+
+class Commit(Command, frozen=True, tag="commit"):
+    """Store the place of a stream group: (partition, generation, next offset)."""
+
+    topic: str
+    group: str
+    member: str
+    positions: list[tuple[int, int, int]]
+
+
+class Committed(Command, frozen=True, tag="committed"):
+    """Ask for the place of a group in every partition; the answer is `Offsets` (-1 where it has none)."""
+
+    topic: str
+    group: str
+
+
+class Reopen(Command, frozen=True, tag="reopen"):
+    """Make settled messages deliverable again for one group, with fresh counters (redrive)."""
+
+    topic: str
+    partition: int
+    group: str
+    spans: list[int]
+
+
+class SettleOffsets(Command, frozen=True, tag="settle_offsets"):
+    """Settle offsets for a group without a lease (an operator's act: redriven or purged dead letters)."""
+
+    topic: str
+    partition: int
+    group: str
+    spans: list[int]
+
+
+# -------------------------------------------------------------------------------------- delays and traces
+
+
+class CancelScheduled(Command, frozen=True, tag="cancel_scheduled"):
+    """Cancel delayed messages by id; `deliver_at_us` (one per id, 0 = unknown) makes it quick."""
+
+    topic: str
+    partition: int
+    ids: list[bytes]
+    deliver_at_us: list[int] = []
+
+
+class ListScheduled(Command, frozen=True, tag="list_scheduled"):
+    """Delayed messages of a topic, the next due first."""
+
+    topic: str
+    count_max: int = 100
+    after_us: int = 0
+
+
+class Trace(Command, frozen=True, tag="trace"):
+    """The life of messages: by place (partition and offset), or by a search over ids, keys and times.
+
+    Times are `append_time`; `status` keeps only lives that ended so (see `TraceFound`). `full` scans all that
+    is stored for an id whose time cannot be read from it.
+    """
+
+    topic: str
+    partition: int | None = None
+    offset: int | None = None
+    id: bytes | None = None
+    key: bytes | None = None
+    from_us: int = 0
+    to_us: int = 0
+    status: str | None = None
+    count_max: int = 100
+    full: bool = False
+
+
+# ------------------------------------------------------------------------------------------ staged writes
+
+
+class Stage(Command, frozen=True, tag="stage"):
+    """Store the batch in the body for one partition under an attempt, outside of the readable log."""
+
+    topic: str
+    partition: int
+    writer: str
+    attempt: str
+    columns: int
+    crc: int
+
+
+class DecideStaged(Command, frozen=True, tag="decide_staged"):
+    """Decide a version of a writer: the attempts (topic, partition, attempt) that win. What an earlier
+    decision of that or a later version said is the answer when there is one."""
+
+    writer: str
+    version: int
+    attempts: list[tuple[str, int, str]]
+
+
+class AbortStaged(Command, frozen=True, tag="abort_staged"):
+    """Drop attempts that were never decided; those of a decided version stay untouched."""
+
+    writer: str
+    attempts: list[tuple[str, int, str]]
+
+
+DeliveryRequest = (
+    Lease
+    | Ack
+    | Nack
+    | Reject
+    | Extend
+    | Commit
+    | Committed
+    | Reopen
+    | SettleOffsets
+    | CancelScheduled
+    | ListScheduled
+    | Trace
+    | Stage
+    | DecideStaged
+    | AbortStaged
+)
+
+# ------------------------------------------------------------------------------------------------ replies
+
+
+class Grant(Command, frozen=True):
+    """One lease as told to its holder. `nbytes` of the body are its frames, in order; of a frame only the
+    rows whose offset is in `runs` are leased, in row order. `runs` has (first, count, deliveries, failures)
+    with this delivery counted."""
+
+    partition: int
+    lease: int
+    deadline_us: int
+    nbytes: int
+    runs: list[tuple[int, int, int, int]]
+
+
+class Leases(Command, frozen=True, tag="leases"):
+    """What was leased; empty when there was nothing in time."""
+
+    grants: list[Grant]
+
+
+class Settled(Command, frozen=True, tag="settled"):
+    """The settlement is durable, but for `lost`: spans whose receipts were stale, as (lease, spans)."""
+
+    lost: list[tuple[int, list[int]]] = []
+
+
+class Extended(Command, frozen=True, tag="extended"):
+    """The new deadline, and the leases that were lost already."""
+
+    deadline_us: int
+    lost: list[int] = []
+
+
+class Cancelled(Command, frozen=True, tag="cancelled"):
+    """One answer per id: whether it will never be delivered because it was cancelled (now or before)."""
+
+    done: list[bool]
+
+
+class ScheduledList(Command, frozen=True, tag="scheduled"):
+    """Dicts with partition, id, deliver_at_us, key, value, headers."""
+
+    messages: list[dict[str, Any]]
+
+
+class TraceFound(Command, frozen=True, tag="traced"):
+    """Dicts, one per message: topic, partition, offset (None before release), id, key, status (scheduled,
+    cancelled, free, leased, waiting, settled, dying, dead, collected; by group where groups differ) and
+    `events`: dicts with time_us, event, and what belongs to it (group, member, attempt, reason, …)."""
+
+    messages: list[dict[str, Any]]
+    complete: bool = True
+
+
+class StagedDecision(Command, frozen=True, tag="staged_decision"):
+    """The version last decided for the writer, and its attempts; `won`: whether it is the one asked for."""
+
+    version: int
+    attempts: list[tuple[str, int, str]]
+    won: bool
+
+
+DeliveryReply = Leases | Settled | Extended | Cancelled | ScheduledList | TraceFound | StagedDecision

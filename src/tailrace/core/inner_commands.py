@@ -1,0 +1,155 @@
+"""Commands that the broker gives its own partitions; they never travel."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.core.commands import Publish
+from tailrace.core.model import BatchView
+from tailrace.core.policy import GroupPolicy
+
+
+class PublishBatch(msgspec.Struct, frozen=True, eq=False):
+    """A publish with the view of its body, which the shell has derived from the body itself."""
+
+    publish: Publish
+    view: BatchView
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """Retention would keep everything from this offset on."""
+
+    retention_offset: int
+
+
+# ----------------------------------------------------------------------------------------------- delivery
+
+
+class LeaseRun(msgspec.Struct, frozen=True):
+    """Lease up to `count_max` messages (and about `bytes_max` bytes) below `end_offset`, the committed end,
+    to a member. `lease` is a random 64-bit number, `generation` the one that the member was granted.
+
+    The reply is `RunLeased`, or `Done` when there is nothing to lease now.
+    """
+
+    group: str
+    member: str
+    generation: int
+    lease: int
+    count_max: int
+    bytes_max: int
+    end_offset: int
+    lease_ms: int | None = None
+
+
+class RunLeased(msgspec.Struct, frozen=True):
+    """Reply to `LeaseRun`: `runs` are (first, count, deliveries, failures) with this delivery counted, in the
+    order of delivery. Never travels: the shell makes a `Grant` of it."""
+
+    lease: int
+    deadline_us: int
+    runs: list[tuple[int, int, int, int]]
+
+
+class Enlist(msgspec.Struct, frozen=True):
+    """Add a group; does nothing when it is there with the same policy. `start` None: as the policy says."""
+
+    group: str
+    policy: GroupPolicy
+    start: int | None = None
+
+
+class Delist(msgspec.Struct, frozen=True):
+    """Forget a group."""
+
+    group: str
+
+
+class GrantTo(msgspec.Struct, frozen=True):
+    """The coordinator gives the partition to a member ("" = nobody) under a generation."""
+
+    group: str
+    member: str
+    generation: int
+
+
+class EvictMember(msgspec.Struct, frozen=True):
+    """A member is gone: its leases are given back without a failure."""
+
+    group: str
+    member: str
+
+
+class PauseLeases(msgspec.Struct, frozen=True):
+    """Stop or resume leasing for a group."""
+
+    group: str
+    paused: bool
+
+
+class ResetTo(msgspec.Struct, frozen=True):
+    """Start a group again from an offset; the generation grows by one."""
+
+    group: str
+    offset: int
+
+
+class MoveCursor(msgspec.Struct, frozen=True):
+    """Store the place of a stream group."""
+
+    group: str
+    member: str
+    generation: int
+    offset: int
+
+
+class ExpireLeases(msgspec.Struct, frozen=True):
+    """Time has passed: leases whose deadline is over expire."""
+
+
+class BuryDone(msgspec.Struct, frozen=True):
+    """The dead letters hold these messages of a group: `places` are flat (partition, offset) there."""
+
+    group: str
+    spans: list[int]
+    topic: str
+    places: list[int]
+
+
+# ------------------------------------------------------------------------------------- delays and staging
+
+
+class ReleaseDue(msgspec.Struct, frozen=True, eq=False):
+    """The rows that `Timetable.due` named, gathered into one body: give them offsets."""
+
+    view: BatchView
+    crc: int
+    until_us: int
+    until_ref: int
+
+
+class StageBatch(msgspec.Struct, frozen=True, eq=False):
+    """A batch to store under an attempt; the body goes with it."""
+
+    writer: str
+    attempt: str
+    view: BatchView
+    crc: int
+
+
+class ApplyStaged(msgspec.Struct, frozen=True, eq=False):
+    """A decision was made: append the staged batches of these attempts, in this order. The shell has read
+    them back: one view, checksum and body for each batch."""
+
+    writer: str
+    version: int
+    attempts: list[str]
+    views: list[BatchView]
+    crcs: list[int]
+    bodies: list[bytes | bytearray | memoryview]
+
+
+class DropStaged(msgspec.Struct, frozen=True):
+    """Undecided attempts (see `facts.Staged`) that were aborted, lost or are too old."""
+
+    attempts: list[int]

@@ -1,0 +1,94 @@
+"""Publishes that cannot be: limits of a batch, and wishes that a topic cannot give."""
+
+from __future__ import annotations
+
+from tailrace.core.commands import Publish
+from tailrace.core.dedup import Filtered
+from tailrace.core.model import (
+    ANY_KEY_SEQUENCE,
+    BATCH_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    HAS_DEDUP_ID,
+    HAS_DELIVER_AT,
+    HAS_KEY,
+    HAS_OFFSET_DELTA,
+    HEADER_BYTES_MAX,
+    KEY_BYTES_MAX,
+    TIMESTAMP_AHEAD_US_MAX,
+    BatchView,
+    Refusal,
+)
+from tailrace.core.topics import DURABILITIES, TopicOptions
+from tailrace.errors import InvalidRequest, TooLarge
+
+
+def over_limit(view: BatchView, options: TopicOptions, now_us: int) -> Refusal | None:
+    """The first limit that a batch is above."""
+    if (
+        view.nbytes <= BATCH_BYTES_MAX
+        and 0 < view.count <= BATCH_ROWS_MAX
+        and view.value_bytes_max <= options.message_bytes_max
+        and view.key_bytes_max <= KEY_BYTES_MAX
+        and view.header_bytes_max <= HEADER_BYTES_MAX
+        and view.timestamp_max_us <= now_us + TIMESTAMP_AHEAD_US_MAX
+    ):
+        return None
+    if not view.count:
+        return Refusal(InvalidRequest.code, "the batch has no messages")
+    for what, size, most in (
+        ("the batch has {} messages", view.count, BATCH_ROWS_MAX),
+        ("the batch has {} bytes", view.nbytes, BATCH_BYTES_MAX),
+        ("a key has {} bytes", view.key_bytes_max, KEY_BYTES_MAX),
+        ("the headers of a message have {} bytes", view.header_bytes_max, HEADER_BYTES_MAX),
+        ("a value has {} bytes (message_bytes_max)", view.value_bytes_max, options.message_bytes_max),
+    ):
+        if size > most:
+            return Refusal(
+                TooLarge.code,
+                f"{what.format(size)}, the limit is {most}",
+                details={"size": size, "limit": most},
+            )
+    ahead = view.timestamp_max_us - now_us
+    text = f"a timestamp lies {ahead} us ahead of the broker's clock, the limit is {TIMESTAMP_AHEAD_US_MAX}"
+    return Refusal(InvalidRequest.code, text)
+
+
+def unfit(publish: Publish, view: BatchView, options: TopicOptions) -> Refusal | None:
+    """What the request asks and this topic, or this release, cannot give."""
+    columns, expected = view.columns, publish.expected_key_sequences
+    if columns & (HAS_DELIVER_AT | HAS_OFFSET_DELTA):
+        what = (
+            "deliver_at: delays are not supported yet"
+            if columns & HAS_DELIVER_AT
+            else "offset_delta is not for producers"
+        )
+        return Refusal(InvalidRequest.code, what)
+    if publish.acks is not None:
+        if publish.acks not in DURABILITIES:
+            return Refusal(
+                InvalidRequest.code, f"acks is one of {', '.join(DURABILITIES)}, not {publish.acks[:80]!r}"
+            )
+        if DURABILITIES.index(publish.acks) > DURABILITIES.index(options.durability):
+            text = f"acks = {publish.acks!r} is more than the topic's durability {options.durability!r}"
+            return Refusal(InvalidRequest.code, text)
+    if publish.expected_sequence < 0:
+        return Refusal(
+            InvalidRequest.code, f"expected_sequence is 0 or more, not {publish.expected_sequence}"
+        )
+    if expected is not None:
+        if len(expected) != view.count:
+            text = f"expected_key_sequences has {len(expected)} numbers for {view.count} messages"
+            return Refusal(InvalidRequest.code, text)
+        if not options.key_index and any(number != ANY_KEY_SEQUENCE for number in expected):
+            return Refusal(InvalidRequest.code, "expected_key_sequences needs a topic with key_index = on")
+        if not columns & HAS_KEY and any(number != ANY_KEY_SEQUENCE for number in expected):
+            return Refusal(InvalidRequest.code, "expected_key_sequences needs messages with keys")
+    assert view.dedup_ids is not None or not columns & HAS_DEDUP_ID, "the view lacks the dedup ids"
+    assert view.keys is not None or not (options.key_index and columns & HAS_KEY), "the view lacks the keys"
+    return None
+
+
+def mixed(found: Filtered) -> Refusal:
+    rows = [row for row, _ in found.duplicates]
+    text = f"expected_sequence with a batch of which only some messages are new: {len(rows)} are duplicates"
+    return Refusal(InvalidRequest.code, text, details={"duplicates": rows[:100]})
