@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tailrace.broker.gateway import Gateway
+from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.host import Topics
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
@@ -42,7 +42,8 @@ class Engine:
         self.pump = Pump(clock, threads, wake, arm)
         self.stores = stores
         self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
-        self.gateway = Gateway(self.topics, self.pump, self.metrics)
+        parts: list[VerbPart] = []
+        self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover everything (blocking), and start."""

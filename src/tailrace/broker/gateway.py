@@ -7,8 +7,8 @@ never raises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,17 +51,23 @@ FETCH_PARTITIONS_MAX = 10_000
 Verb = Callable[[Any, Buffer, Respond, Gate], None]
 
 
+class VerbPart(Protocol):
+    """A part of the broker that answers some of the requests."""
+
+    verbs: dict[type[Any], Verb]
+
+
 class Gateway:
     """`BrokerVerbs` of one node. Not thread-safe: everything runs on the pump's thread."""
 
-    def __init__(self, topics: Topics, pump: Pump, metrics: Metrics) -> None:
+    def __init__(self, topics: Topics, pump: Pump, metrics: Metrics, parts: Sequence[VerbPart] = ()) -> None:
         self._topics = topics
         self._pump = pump
         self._metrics = metrics
         self._closing = False
         self._gate = OpenGate()
         self._jobs: set[FetchJob] = set()
-        verbs: dict[type[Request], Verb] = {
+        verbs: dict[type[Any], Verb] = {
             Ping: self._ping,
             Publish: self._publish,
             Fetch: self._fetch,
@@ -74,6 +80,8 @@ class Gateway:
             ListTopics: self._list,
             DescribeTopic: self._describe,
         }
+        for part in parts:
+            verbs.update(part.verbs)
         self._verbs = {kind: (str(kind.__struct_config__.tag), verb) for kind, verb in verbs.items()}
         self.gather = pump.gather
 
