@@ -187,7 +187,7 @@ def test_snapshot_of_a_state_that_was_partly_dropped_is_not_kept() -> None:
     broker.log().fail_next(Full("no space is left"))
     lost = broker.publish(b"b", producer_id=5, producer_sequence=1)
     done: list[bool] = []
-    broker.shard().save_snapshot(lambda: done.append(True))
+    broker.shard().upkeep.save_snapshot(lambda: done.append(True))
     while broker.threads.held:
         broker.threads.run_held(1)
         broker.settle()
@@ -203,7 +203,7 @@ def test_snapshot_of_a_state_that_was_partly_dropped_is_not_kept() -> None:
 def test_snapshot_with_turns_under_way_restores_to_the_same_state() -> None:
     broker = held()
     first = broker.publish(b"a", producer_id=5)
-    broker.shard().save_snapshot()
+    broker.shard().upkeep.save_snapshot()
     second = broker.publish(b"b", producer_id=5, producer_sequence=1)
     while broker.threads.held:
         broker.threads.run_held(1)

@@ -61,11 +61,11 @@ class Engine:
 
     def _sync(self, now_us: int) -> None:
         for shard in self.topics.shards():
-            shard.sync(now_us)
+            shard.upkeep.sync(now_us)
 
     def _sweep(self, now_us: int) -> None:
         for shard in self.topics.shards():
-            shard.sweep(now_us)
+            shard.upkeep.sweep(now_us)
 
     def _figures(self) -> Iterator[tuple[str, int, LogStats]]:
         for host in self.topics.hosts():

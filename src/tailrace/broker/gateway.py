@@ -182,7 +182,7 @@ class Gateway:
         def trimmed(reply: Reply, parts: Any) -> None:
             respond(reply, parts)
             if type(reply) is not Refusal:
-                shard.free()
+                shard.upkeep.free()
 
         shard.submit(request, b"", trimmed)
 

@@ -102,6 +102,7 @@ class Metrics(Collector):
         "_refusals",
         "_registry",
         "_requests",
+        "_snapshot",
         "_topics",
         "connections",
         "in_flight_bytes",
@@ -114,6 +115,7 @@ class Metrics(Collector):
         self._publish = Histogram()
         self._fetch = Histogram()
         self._lag = Histogram()
+        self._snapshot = Histogram()
         self._lag_max = 0.0
         self._partitions = partitions
         self.connections = 0
@@ -156,6 +158,10 @@ class Metrics(Collector):
         if seconds > self._lag_max:
             self._lag_max = seconds
 
+    def snapshot_taken(self, seconds: float) -> None:
+        """The loop stood still for that long to copy the state of a partition."""
+        self._snapshot.observe(seconds)
+
     def forget(self, topic: str) -> None:
         """A topic was deleted: its series end."""
         self._topics.pop(topic, None)
@@ -187,6 +193,9 @@ class Metrics(Collector):
             "tailrace_loop_lag_max_seconds", "Longest lag since the last scrape", self._lag_max
         )
         self._lag_max = 0.0
+        yield self._snapshot.family(
+            "tailrace_snapshot_pause_seconds", "How long the loop stood still to copy state for a snapshot"
+        )
         anonymous = _anonymous_memory()
         if anonymous is not None:
             yield GaugeMetricFamily(

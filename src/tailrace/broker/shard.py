@@ -15,24 +15,23 @@ from typing import Any
 
 from tailrace.broker.at_hand import FramesAtHand
 from tailrace.broker.framing import TurnFrames, facts_of
+from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.tail import Tail
+from tailrace.broker.upkeep import Upkeep
 from tailrace.core import partition as core
 from tailrace.core.commands import Reply
-from tailrace.core.inner_commands import Sweep
 from tailrace.core.model import Refusal
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt, Full, StorageFault, TailraceError
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, Frame
-from tailrace.ports import LogStats, LogStore, PartitionLog, Respond, Snapshot
+from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
 
 log = logging.getLogger("tailrace.shard")
 
-SNAPSHOT_LOG_BYTES = 64 * 1024 * 1024
 FULL_RETRY_US = 1_000_000
-FLUSH_BYTES = 16 * 1024 * 1024
 INLINE_BYTES_MAX = 32 * 1024
 SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
@@ -81,52 +80,58 @@ class Shard:
     """Host of one partition. All methods run on the pump's thread."""
 
     def __init__(
-        self, name: str, topic: str, options: TopicOptions, pump: Pump, store: LogStore, metrics: Metrics
+        self,
+        name: str,
+        topic: str,
+        options: TopicOptions,
+        pump: Pump,
+        store: LogStore,
+        metrics: Metrics,
+        machine: MachineKind = DATA_PARTITION,
     ) -> None:
         self.name = name
+        self.machine = machine
         self.topic = topic
         self.options = options
         self.fault: Refusal | None = None
         self.gone: Refusal | None = None
         """Set when the topic was deleted: readers are told, too."""
         self.cut_bytes = 0
-        self._pump = pump
+        self.pump = pump
         self._store = store
-        self._metrics = metrics
+        self.metrics = metrics
         self._inbox: list[Item] = []
         self._turns: deque[Turn] = deque()
         self._watchers: dict[Callable[[], None], None] = {}
-        self._reopening = False
+        self.reopening = False
         self._full_until_us = 0
-        self._flusher = object()
-        self._unsynced_bytes = 0
-        self._synced_us = 0
         self._tail_bytes = options.ring_buffer_bytes
-        self._failures = 0
+        self.failures = 0
         self._outstanding = 0
-        self._log_bytes = self._snapshot_bytes = 0
-        self._snapshot_over: list[Callable[[], None]] = []
+        self.upkeep = Upkeep(self)
         self.log: PartitionLog = store.log(name)
         self.state: core.Partition
+        """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
         self.tail: Tail
         try:
             self._adopt(*self._recover(self.log))
         except StorageFault as error:
             # This partition cannot be opened; the others can.
-            self._adopt(core.Partition(options), 0, error.message, 0)
+            self._adopt(machine.make(options), 0, error.message, 0)
 
     # -- opening
 
     def _recover(self, log: PartitionLog) -> tuple[core.Partition, int, str | None, int]:
         """Rebuild the state from snapshot and log; may run on a storage thread."""
         recovery = log.recover()
-        state = core.Partition(self.options)
+        machine, want_keys = self.machine, self.options.key_index
+        state: core.Partition = machine.make(self.options)
         fault = recovery.fault
         try:
             if recovery.snapshot is not None:
-                state = core.Partition.restore(self.options, recovery.snapshot.chunks)
+                state = machine.restore(self.options, recovery.snapshot.chunks)
             for header, body in recovery.frames:
-                for fact in facts_of(header, body, want_keys=self.options.key_index):
+                for fact in facts_of(header, body, want_keys=want_keys, decode=machine.decode_facts):
                     state.apply(fact)
             if fault is None and state.end_offset != recovery.end_offset:
                 ends = f"the log ends at {recovery.end_offset}, its replay at {state.end_offset}"
@@ -141,7 +146,7 @@ class Shard:
         self.state = state
         self.at_hand = FramesAtHand(self)
         state.at_hand = self.at_hand
-        self._entry = end_entry
+        self.entry = end_entry
         self._begun = end_entry > 0
         if fault is not None:
             self.fault = Refusal("corrupt", fault, "none")
@@ -152,7 +157,7 @@ class Shard:
     def submit(self, work: Any, body: Buffer, respond: Respond) -> None:
         """Queue a command for the next turn."""
         if not self._inbox:
-            self._pump.ready(self)
+            self.pump.ready(self)
         self._inbox.append((work, body, respond))
 
     def turn(self, now_us: int) -> None:
@@ -171,7 +176,7 @@ class Shard:
             # A broken invariant: the state cannot be trusted any more. Whoever waits is told, and the
             # partition takes no writes.
             log.exception("%s: stepping down", self.name)
-            self._fail(error)
+            self.fail(error)
             for _, _, respond in inbox:
                 respond(refuse(error), NOTHING)
             return
@@ -189,7 +194,7 @@ class Shard:
         self, inbox: list[Item], now_us: int
     ) -> tuple[list[Frame], list[tuple[Respond, Reply]], bool]:
         state = self.state
-        made = TurnFrames(self._entry, state.leader_epoch)
+        made = TurnFrames(self.entry, state.leader_epoch)
         replies: list[tuple[Respond, Reply]] = []
         at_once: list[tuple[Respond, Reply]] = []
         hard = False
@@ -206,10 +211,10 @@ class Shard:
                 hard = hard or not decision.soft
             reply = decision.reply
             if type(reply) is Refusal:
-                self._metrics.refused(reply.code)
+                self.metrics.refused(reply.code)
             (at_once if decision.soft else replies).append((respond, reply))
         made.flush()
-        self._entry = made.entry
+        self.entry = made.entry
         for respond, reply in at_once:
             respond(reply, NOTHING)
         return made.frames, replies, hard
@@ -233,7 +238,7 @@ class Shard:
         cannot keep up would stall the loop in it, so after one slow write everything goes through the
         threads for a while.
         """
-        frames, pump = turn.frames, self._pump
+        frames, pump = turn.frames, self.pump
         sync = turn.hard and self.options.durability == "fsync"
         size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
         if (
@@ -258,7 +263,7 @@ class Shard:
         self._outstanding += 1
         turn.stored(None, error)
 
-    def _run(self, work: Callable[[], object], done: Callable[[Any, Exception | None], None]) -> None:
+    def run_in_order(self, work: Callable[[], object], done: Callable[[Any, Exception | None], None]) -> None:
         """Other work on the log, in order with its appends."""
         self._outstanding += 1
 
@@ -266,12 +271,12 @@ class Shard:
             self._outstanding -= 1
             done(result, error)
 
-        self._pump.threads.run(self.log, work, finished)
+        self.pump.threads.run(self.log, work, finished)
 
     def _closed(self, now_us: int) -> Refusal | None:
         if self.fault is not None:
             return self.fault
-        if self._reopening or now_us < self._full_until_us:
+        if self.reopening or now_us < self._full_until_us:
             return Refusal(
                 "full",
                 f"{self.name}: no space is left on the disk; free some, writes resume by themselves",
@@ -289,7 +294,7 @@ class Shard:
     def stored(self, turn: Turn, error: Exception | None) -> None:
         """The oldest turn is durable, or storage failed."""
         if error is not None:
-            self._fail(error)
+            self.fail(error)
             return
         assert self._turns[0] is turn, "a log completes its appends in order"
         self._turns.popleft()
@@ -297,31 +302,29 @@ class Shard:
             self._begun = True
             self._go_on()
         tail = self.tail
-        messages = size = 0
+        messages = size = data_bytes = 0
         for item in turn.frames:
             size += item.size
             if item.header.kind == frame.DATA:
                 tail.push(item)
+                data_bytes += item.size
                 messages += item.header.count
         for respond, reply in turn.replies:
             respond(reply, NOTHING)
         if messages:
-            self._metrics.published(
-                self.topic, messages, size, (self._pump.clock.now_us() - turn.started_us) / 1e6
+            self.metrics.published(
+                self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
             )
             self._notify()
-        self._log_bytes += size
-        self._unsynced_bytes += size
-        if self._log_bytes > max(SNAPSHOT_LOG_BYTES, 4 * self._snapshot_bytes):
-            self.save_snapshot()
+        self.upkeep.wrote(data_bytes, size - data_bytes)
 
-    def _fail(self, error: Exception, *, outcome: str | None = None) -> None:
+    def fail(self, error: Exception, *, outcome: str | None = None) -> None:
         """Refuse what waited, then rebuild from the log, or step down when the disk cannot be trusted."""
         refusal = refuse(error)
         if outcome is not None:
             refusal = Refusal(refusal.code, refusal.message, outcome, refusal.details)
         turns, self._turns = self._turns, deque()
-        self._failures += 1
+        self.failures += 1
         for turn in turns:
             turn.dropped = True
             for respond, _ in turn.replies:
@@ -329,7 +332,7 @@ class Shard:
                 respond(refusal, NOTHING)
         self._go_on()
         if isinstance(error, Full):
-            self._full_until_us = self._pump.clock.now_us() + FULL_RETRY_US
+            self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
             self._reopen()
         elif self.fault is None:
             advice = "this partition takes no writes until the broker is restarted; reads go on"
@@ -338,11 +341,11 @@ class Shard:
     def _go_on(self) -> None:
         """Take up commands that waited for the first turn of an empty log."""
         if self._inbox:
-            self._pump.ready(self)
+            self.pump.ready(self)
 
     def _reopen(self) -> None:
-        if not self._reopening:
-            self._reopening = True
+        if not self.reopening:
+            self.reopening = True
             self._open_again()
 
     def _open_again(self) -> None:
@@ -356,16 +359,16 @@ class Shard:
                 raise
 
         def done(result: Any, error: Exception | None) -> None:
-            later_us = self._pump.clock.now_us() + FULL_RETRY_US
+            later_us = self.pump.clock.now_us() + FULL_RETRY_US
             if isinstance(error, Full):
-                self._pump.at(later_us, lambda now_us: self._open_again())
+                self.pump.at(later_us, lambda now_us: self._open_again())
                 return
-            self._reopening = False
+            self.reopening = False
             if error is not None:
                 self.fault = refuse(error)
                 return
             old = self.log
-            self._pump.at(later_us, lambda now_us: self._pump.threads.forget(old))
+            self.pump.at(later_us, lambda now_us: self.pump.threads.forget(old))
             self.log, recovered = result
             if self.gone is not None:
                 self.log.close()  # The topic was deleted meanwhile.
@@ -373,7 +376,7 @@ class Shard:
             self._adopt(*recovered)
             self._notify()
 
-        self._run(work, done)
+        self.run_in_order(work, done)
 
     # -- readers
 
@@ -409,122 +412,24 @@ class Shard:
         self.state.reconfigure(options)
         self.limit_tail(self._tail_bytes)
 
-    def sync(self, now_us: int) -> None:
-        """Sync what was written since the last time, when it is due (`durability = interval`)."""
-        if self.options.durability != "interval" or self.fault is not None or self._reopening:
-            return
-        due_us = self._synced_us + self.options.sync_interval_ms * 1000
-        if self._unsynced_bytes and (now_us >= due_us or self._unsynced_bytes > FLUSH_BYTES):
-            self._synced_us = now_us
-            self._flush(lambda error: None)
-
-    def _flush(self, over: Callable[[Exception | None], None]) -> None:
-        """Make durable what is written, beside the appends, which do not wait for it."""
-        self._unsynced_bytes = 0
-
-        def done(result: object, error: Exception | None) -> None:
-            if error is not None:
-                self._fail(error, outcome="unknown")  # What waits may have been written all the same.
-            over(error)
-
-        self._pump.threads.run(self._flusher, self.log.flush, done)
-
-    def sweep(self, now_us: int) -> None:
-        """Apply retention: find what is past it, record the trim, free the segments."""
-        options = self.options
-        if (
-            options.retention_ms is None
-            and options.retention_bytes is None
-            and options.retention_count is None
-        ):
-            return
-        since = None if options.retention_ms is None else now_us - options.retention_ms * 1000
-        log = self.log
-
-        def work() -> object:
-            return log.retention_offset(
-                bytes_max=options.retention_bytes, append_time_us=since, count_max=options.retention_count
-            )
-
-        def done(result: Any, error: Exception | None) -> None:
-            if error is None and result > self.state.start_offset:
-                self.submit(Sweep(min(result, self.end_offset)), b"", lambda reply, body: self.free())
-
-        self._run(work, done)
-
-    def free(self) -> None:
-        """Give back the segments below the start, as far as snapshots allow."""
-        offset = self.state.start_offset  # As in the snapshot: what it does not say stays.
-
-        def trim() -> None:
-            if self.fault is not None or self.gone is not None:
-                return
-            self._run(lambda: self.log.trim(offset), self._upkeep_done)
-
-        self.save_snapshot(trim)
-
-    def save_snapshot(self, over: Callable[[], None] = lambda: None) -> None:
-        """Store the state as of now, once everything that it was built from is on the disk; then call
-        `over`, whatever came of it. While one is under way, its end is waited for instead.
-        """
-        if self.fault is not None or self._reopening or not self._entry:
-            over()
-            return
-        self._snapshot_over.append(over)
-        if len(self._snapshot_over) > 1:
-            return
-        chunks = self.state.snapshot()
-        snapshot = Snapshot(self._entry - 1, self.state.end_offset, chunks)
-        failures = self._failures
-        self._log_bytes = 0
-        self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
-
-        def appended(result: object, error: Exception | None) -> None:
-            self._flush(flushed)
-
-        def flushed(error: Exception | None) -> None:
-            if error is None and failures == self._failures:
-                self._run(lambda: self.log.save_snapshot(snapshot), saved)
-            else:
-                finished()  # Storage failed, or what the snapshot describes was partly dropped.
-
-        def saved(result: object, error: Exception | None) -> None:
-            self._upkeep_done(result, error)
-            finished()
-
-        def finished() -> None:
-            waiting, self._snapshot_over = self._snapshot_over, []
-            for action in waiting:
-                action()
-
-        self._run(lambda: None, appended)  # Behind everything that the state was built from.
-
-    def _upkeep_done(self, result: object, error: Exception | None) -> None:
-        """A snapshot or trim that fails costs replay time or space, never data: it is counted and tried
-        again later.
-        """
-        if error is not None:
-            log.error("%s: upkeep failed", self.name, exc_info=error)
-            self._metrics.refused("upkeep")
-
     def stats(self) -> LogStats:
         """Figures of the log."""
         return self.log.stats()
 
     def close(self, closed: Callable[[object, Exception | None], None]) -> None:
         """Last act: snapshot what is there, then sync, mark and let go of the log."""
-        self.save_snapshot(lambda: self._run(self._close_log, closed))
+        self.upkeep.save_snapshot(lambda: self.run_in_order(self._close_log, closed))
 
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
         self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
-        self._run(self._close_log, closed)
+        self.run_in_order(self._close_log, closed)
         self._notify()
 
     def forget(self) -> None:
         """After `retire`: the storage threads need not know this log any more."""
-        self._pump.threads.forget(self.log)
-        self._pump.threads.forget(self._flusher)
+        self.pump.threads.forget(self.log)
+        self.upkeep.forget()
 
     def _close_log(self) -> None:
         self.log.close()

@@ -1,0 +1,150 @@
+"""What a partition does beside its commands: syncs in intervals, retention, snapshots, giving back space."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tailrace.core.inner_commands import Sweep
+from tailrace.ports import Snapshot
+
+if TYPE_CHECKING:
+    from tailrace.broker.shard import Shard
+
+log = logging.getLogger("tailrace.upkeep")
+
+SNAPSHOT_DATA_BYTES = 64 * 1024 * 1024
+SNAPSHOT_FACT_BYTES = 16 * 1024 * 1024
+FLUSH_BYTES = 16 * 1024 * 1024
+
+
+class Upkeep:
+    """Upkeep of one partition. All methods run on the pump's thread."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._flusher = object()
+        self._unsynced_bytes = 0
+        self._synced_us = 0
+        self._data_bytes = self._fact_bytes = self._snapshot_bytes = 0
+        self._over: list[Callable[[], None]] = []
+
+    def wrote(self, data_bytes: int, fact_bytes: int) -> None:
+        """So much more is in the log. A replay after a crash reads all of it behind the last snapshot, and
+        facts take far longer to replay than data."""
+        self._unsynced_bytes += data_bytes + fact_bytes
+        self._data_bytes += data_bytes
+        self._fact_bytes += fact_bytes
+        if self._data_bytes > max(SNAPSHOT_DATA_BYTES, 4 * self._snapshot_bytes) or self._fact_bytes > max(
+            SNAPSHOT_FACT_BYTES, 2 * self._snapshot_bytes
+        ):
+            self.save_snapshot()
+
+    def sync(self, now_us: int) -> None:
+        """Sync what was written since the last time, when it is due (`durability = interval`)."""
+        shard = self._shard
+        if shard.options.durability != "interval" or shard.fault is not None or shard.reopening:
+            return
+        due_us = self._synced_us + shard.options.sync_interval_ms * 1000
+        if self._unsynced_bytes and (now_us >= due_us or self._unsynced_bytes > FLUSH_BYTES):
+            self._synced_us = now_us
+            self._flush(lambda error: None)
+
+    def _flush(self, over: Callable[[Exception | None], None]) -> None:
+        """Make durable what is written, beside the appends, which do not wait for it."""
+        self._unsynced_bytes = 0
+
+        def done(result: object, error: Exception | None) -> None:
+            if error is not None:
+                self._shard.fail(error, outcome="unknown")  # What waits may have been written all the same.
+            over(error)
+
+        self._shard.pump.threads.run(self._flusher, self._shard.log.flush, done)
+
+    def sweep(self, now_us: int) -> None:
+        """Apply retention: find what is past it, record the trim, free the segments."""
+        shard = self._shard
+        options = shard.options
+        if (
+            options.retention_ms is None
+            and options.retention_bytes is None
+            and options.retention_count is None
+        ):
+            return
+        since = None if options.retention_ms is None else now_us - options.retention_ms * 1000
+        log = shard.log
+
+        def work() -> object:
+            return log.retention_offset(
+                bytes_max=options.retention_bytes, append_time_us=since, count_max=options.retention_count
+            )
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is None and result > shard.state.start_offset:
+                shard.submit(Sweep(min(result, shard.end_offset)), b"", lambda reply, body: self.free())
+
+        shard.run_in_order(work, done)
+
+    def free(self) -> None:
+        """Give back the segments below the start, as far as snapshots allow."""
+        shard = self._shard
+        offset = shard.state.start_offset  # As in the snapshot: what it does not say stays.
+
+        def trim() -> None:
+            if shard.fault is not None or shard.gone is not None:
+                return
+            shard.run_in_order(lambda: shard.log.trim(offset), self._done)
+
+        self.save_snapshot(trim)
+
+    def save_snapshot(self, over: Callable[[], None] = lambda: None) -> None:
+        """Store the state as of now, once everything that it was built from is on the disk; then call
+        `over`, whatever came of it. While one is under way, its end is waited for instead.
+        """
+        shard = self._shard
+        if shard.fault is not None or shard.reopening or not shard.entry:
+            over()
+            return
+        self._over.append(over)
+        if len(self._over) > 1:
+            return
+        begun_us = shard.pump.clock.now_us()
+        chunks = shard.state.snapshot()
+        shard.metrics.snapshot_taken((shard.pump.clock.now_us() - begun_us) / 1e6)
+        snapshot = Snapshot(shard.entry - 1, shard.state.end_offset, chunks)
+        failures = shard.failures
+        self._data_bytes = self._fact_bytes = 0
+        self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
+
+        def appended(result: object, error: Exception | None) -> None:
+            self._flush(flushed)
+
+        def flushed(error: Exception | None) -> None:
+            if error is None and failures == shard.failures:
+                shard.run_in_order(lambda: shard.log.save_snapshot(snapshot), saved)
+            else:
+                finished()  # Storage failed, or what the snapshot describes was partly dropped.
+
+        def saved(result: object, error: Exception | None) -> None:
+            self._done(result, error)
+            finished()
+
+        def finished() -> None:
+            waiting, self._over = self._over, []
+            for action in waiting:
+                action()
+
+        shard.run_in_order(lambda: None, appended)  # Behind everything that the state was built from.
+
+    def _done(self, result: object, error: Exception | None) -> None:
+        """A snapshot or trim that fails costs replay time or space, never data: it is counted and tried
+        again later.
+        """
+        if error is not None:
+            log.error("%s: upkeep failed", self._shard.name, exc_info=error)
+            self._shard.metrics.refused("upkeep")
+
+    def forget(self) -> None:
+        """The storage threads need not know of it any more."""
+        self._shard.pump.threads.forget(self._flusher)
