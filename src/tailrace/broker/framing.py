@@ -19,16 +19,17 @@ from tailrace.core.inner_commands import ApplyStaged, PublishBatch, ReleaseDue, 
 from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer, Frame, Header
 
-_decode_facts: Callable[[Buffer], list[Fact]] = codec.facts_decoder(Fact)
 _STORED = (Appended, Scheduled, Staged)
 _SPAN_MAX = (1 << 32) - 1
 
 
-def facts_of(header: Header, body: Buffer, *, want_keys: bool) -> Sequence[Stored | Fact]:
-    """The facts that a stored frame holds."""
+def facts_of(
+    header: Header, body: Buffer, *, want_keys: bool, decode: Callable[[Buffer], list[Any]]
+) -> Sequence[Any]:
+    """The facts that a stored frame holds; `decode` knows those of facts frames (`broker.machines`)."""
     kind = header.kind
     if kind == frame.FACTS:
-        return _decode_facts(body)
+        return decode(body)
     if kind not in (frame.DATA, frame.SCHEDULED, frame.STAGED):
         return ()
     view = batch.view_of(header, body, want_keys=want_keys, want_ids=kind == frame.SCHEDULED)

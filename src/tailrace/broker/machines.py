@@ -1,0 +1,61 @@
+"""The state machines that a shard can host: how each is made, restored from a snapshot, and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from tailrace.core import partition
+from tailrace.core.decisions import Decision
+from tailrace.core.facts import Fact
+from tailrace.core.model import AtHand
+from tailrace.core.topics import TopicOptions
+from tailrace.format import codec
+from tailrace.format.frame import Buffer
+
+
+class Machine(Protocol):
+    """What a shard needs of the state that it hosts; `core.partition.Partition` says what each means."""
+
+    start_offset: int
+    end_offset: int
+    leader_epoch: int
+    at_hand: AtHand
+
+    def decide(self, command: Any, now_us: int) -> Decision:
+        """What a command leads to; changes nothing."""
+        ...
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen."""
+        ...
+
+    def snapshot(self) -> list[Buffer]:
+        """A copy of the whole state."""
+        ...
+
+    def reconfigure(self, options: TopicOptions) -> None:
+        """The topic was altered."""
+        ...
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        ...
+
+
+class MachineKind(msgspec.Struct, frozen=True, eq=False):
+    """One kind of state machine. `delivers`: it has messages, queues and timers of a data partition."""
+
+    make: Callable[[TopicOptions], Any]
+    restore: Callable[[TopicOptions, Sequence[Buffer]], Any]
+    decode_facts: Callable[[Buffer], list[Any]]
+    """The facts in the body of a facts frame."""
+    delivers: bool = False
+
+
+DATA_PARTITION = MachineKind(
+    partition.Partition, partition.Partition.restore, codec.facts_decoder(Fact), delivers=True
+)
+"""Where messages are."""
