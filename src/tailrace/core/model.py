@@ -68,6 +68,8 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
     dedup_ids: Hashes | None = None
     deliver_at_us: Times | None = None
     ids: Hashes | None = None
+    priorities: npt.NDArray[np.uint8] | None = None
+    """None where all have the default; may be a view of the body."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> BatchView:
         """The view of a batch that holds only these rows; sizes stay upper bounds."""
@@ -78,6 +80,7 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
             dedup_ids=None if self.dedup_ids is None else self.dedup_ids[rows],
             deliver_at_us=None if self.deliver_at_us is None else self.deliver_at_us[rows],
             ids=None if self.ids is None else self.ids[rows],
+            priorities=None if self.priorities is None else self.priorities[rows],
         )
 
 
@@ -95,6 +98,8 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     priorities: npt.NDArray[np.uint8] | None = None
     key_hashes: npt.NDArray[np.uint64] | None = None
     expires_us: Times | None = None
+    nbytes: int = 0
+    """Size of the frame, for the bytes of an average row."""
 
 
 class AtHand(Protocol):

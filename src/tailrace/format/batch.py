@@ -145,13 +145,15 @@ def view_of(
 ) -> BatchView:
     """The view of a stored, checked frame; the body is opened only for what is wanted and there."""
     columns = header.columns
-    keys = dedup_ids = deliver_at = ids = None
-    if (want_keys and columns & HAS_KEY) or (want_dedup and columns & HAS_DEDUP_ID) or want_ids:
+    keys = dedup_ids = deliver_at = ids = priorities = None
+    wanted = HAS_PRIORITY | (HAS_KEY if want_keys else 0) | (HAS_DEDUP_ID if want_dedup else 0)
+    if columns & wanted or want_ids:
         opened = _reopen(body, columns)
         if opened.message.rows != header.count:
             raise Corrupt(f"a frame of {header.count} rows has a body of {opened.message.rows}")
         keys = opened.hashes("key") if want_keys and columns & HAS_KEY else None
         dedup_ids = opened.hashes("dedup_id") if want_dedup and columns & HAS_DEDUP_ID else None
+        priorities = opened.column("priority", "u1") if columns & HAS_PRIORITY else None
         if want_ids:
             deliver_at, ids = _delays(opened)
     return BatchView(
@@ -163,6 +165,7 @@ def view_of(
         dedup_ids=dedup_ids,
         deliver_at_us=deliver_at,
         ids=ids,
+        priorities=priorities,
     )
 
 
@@ -190,7 +193,7 @@ def open_body(
     timestamp_max = _check_times(opened, "timestamp")
     value_max = _longest(opened, "value", VALUE_BYTES_MAX)
     key_max = header_max = 0
-    keys = dedup_ids = deliver_at = ids = None
+    keys = dedup_ids = deliver_at = ids = priorities = None
     if columns & HAS_KEY:
         key_max = _longest(opened, "key", KEY_BYTES_MAX)
         keys = _check_keys(opened, want_keys)
@@ -198,7 +201,7 @@ def open_body(
     if columns & HAS_HEADERS:
         header_max = _check_headers(opened)
     if columns & HAS_PRIORITY:
-        _check_priorities(opened)
+        priorities = _check_priorities(opened)
     if columns & HAS_DELIVER_AT:
         if opened.valid("deliver_at") is not None:
             raise InvalidRequest("deliver_at: a batch is delayed as a whole, and a row has no time")
@@ -210,7 +213,9 @@ def open_body(
         _longest(opened, "dedup_id", DEDUP_ID_BYTES_MAX)
         dedup_ids = opened.hashes("dedup_id") if want_dedup else None
     rows, sizes = opened.message.rows, (key_max, header_max, value_max)
-    view = BatchView(rows, columns, len(body), timestamp_max, *sizes, keys, dedup_ids, deliver_at, ids)
+    view = BatchView(
+        rows, columns, len(body), timestamp_max, *sizes, keys, dedup_ids, deliver_at, ids, priorities
+    )
     return view, opened.batch
 
 
@@ -285,8 +290,9 @@ def _check_headers(opened: _Opened) -> int:
     return _within(sizes[1:] - sizes[:-1], "headers", HEADER_BYTES_MAX)
 
 
-def _check_priorities(opened: _Opened) -> None:
+def _check_priorities(opened: _Opened) -> Numbers:
     priorities = opened.column("priority", "u1")
     row = int(priorities.argmax())
     if priorities[row] > PRIORITY_MAX:
         raise InvalidRequest(f"priority: {priorities[row]} in row {row}, 0 to {PRIORITY_MAX} are allowed")
+    return priorities
