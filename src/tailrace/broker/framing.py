@@ -2,7 +2,8 @@
 
 The facts of a decision apply whole or not at all: its frames are tied together with MORE. Small facts of
 neighbouring decisions share one facts frame, whose `base_offset` and `span` bound the offsets that they name,
-so that a reader who looks for one message can skip by header.
+so that a reader who looks for one message can skip by header. A span of 0 means that some of them may concern
+any offset.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.decisions import Decision
-from tailrace.core.facts import Appended, Fact, Scheduled, Staged, Stored
+from tailrace.core.facts import Acked, Appended, Fact, Scheduled, Staged, Stored
 from tailrace.core.inner_commands import ApplyStaged, PublishBatch, ReleaseDue, StageBatch
 from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer, Frame, Header
@@ -34,7 +35,9 @@ def facts_of(
         return ()
     view = batch.view_of(header, body, want_keys=want_keys, want_ids=kind == frame.SCHEDULED)
     if kind == frame.STAGED:
-        return (Staged(header.entry, view, header.append_time_us, header.producer_id),)
+        return (
+            Staged(header.entry, view, header.append_time_us, header.producer_id, header.producer_sequence),
+        )
     producer = header.producer_id, header.producer_epoch, header.producer_sequence
     if kind == frame.SCHEDULED:
         return (Scheduled(header.entry, view, header.append_time_us, *producer),)
@@ -90,8 +93,9 @@ class TurnFrames:
         facts, self._facts = self._facts, []
         body = codec.encode_facts(facts)
         low, high = bounds(facts)
-        span = min(high - low, _SPAN_MAX)
-        header = Header(frame.FACTS, 0, len(body), frame.crc32c(body), self.entry, low, span)
+        time_us = max(getattr(fact, "time_us", 0) for fact in facts)
+        crc, epoch = frame.crc32c(body), self._leader_epoch
+        header = Header(frame.FACTS, 0, len(body), crc, self.entry, low, high - low, 0, epoch, time_us)
         self._append(header, body)
 
     def _put(self, fact: Stored, body: Buffer, crc: int) -> None:
@@ -102,7 +106,7 @@ class TurnFrames:
             if fact.released:
                 flags |= frame.RELEASED
         if isinstance(fact, Staged):
-            kind, producer = frame.STAGED, (fact.attempt, 0, 0)
+            kind, producer = frame.STAGED, (fact.attempt, 0, fact.number)
         else:
             producer = fact.producer_id, fact.producer_epoch, fact.producer_sequence
         header = Header(
@@ -150,13 +154,15 @@ def _with_flags(header: Header, flags: int) -> Header:
 
 
 def bounds(facts: Sequence[Fact]) -> tuple[int, int]:
-    """The lowest and the highest end of the offsets that facts name; (0, 0) when they name none."""
+    """The lowest and the highest end of the offsets that facts name; (0, 0) when one of them names none, and
+    may so concern any: by a lease, by being about a whole group, or by where the log begins."""
     low, high = 1 << 62, 0
     for fact in facts:
-        spans = getattr(fact, "spans", None)
-        if spans:
+        named = (
+            [spans for _, spans in fact.leases] if isinstance(fact, Acked) else [getattr(fact, "spans", [])]
+        )
+        for spans in named:
+            if not spans:
+                return 0, 0
             low, high = min(low, spans[0]), max(high, spans[-1])
-        for _, spans in getattr(fact, "leases", ()) if type(fact).__name__ == "Acked" else ():
-            if spans:
-                low, high = min(low, spans[0]), max(high, spans[-1])
-    return (low, high) if high else (0, 0)
+    return (low, high) if 0 < high - low <= _SPAN_MAX else (0, 0)

@@ -199,7 +199,7 @@ class Shard:
         at_once: list[tuple[Respond, Reply]] = []
         hard = False
         for work, body, respond in inbox:
-            self.next_entry = made.next_entry
+            state.next_entry = made.next_entry
             decision = state.decide(work, now_us)
             if decision.missing is not None:
                 self.at_hand.load(decision.missing, self._again(work, body, respond))

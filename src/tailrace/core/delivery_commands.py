@@ -148,7 +148,8 @@ class Trace(Command, frozen=True, tag="trace"):
 
 
 class Stage(Command, frozen=True, tag="stage"):
-    """Store the batch in the body for one partition under an attempt, outside of the readable log."""
+    """Store the batch in the body for one partition under an attempt, outside of the readable log. Batches of
+    an attempt on one partition are numbered from 0; one that is there already is not stored twice."""
 
     topic: str
     partition: int
@@ -156,15 +157,18 @@ class Stage(Command, frozen=True, tag="stage"):
     attempt: str
     columns: int
     crc: int
+    number: int = 0
 
 
 class DecideStaged(Command, frozen=True, tag="decide_staged"):
     """Decide a version of a writer: the attempts (topic, partition, attempt) that win. What an earlier
-    decision of that or a later version said is the answer when there is one."""
+    decision of that or a later version said is the answer when there is one. `batches` has how many were
+    staged for each attempt; it is refused unless just these are there (left empty: unless any are)."""
 
     writer: str
     version: int
     attempts: list[tuple[str, int, str]]
+    batches: list[int] = []
 
 
 class AbortStaged(Command, frozen=True, tag="abort_staged"):
@@ -248,11 +252,13 @@ class TraceFound(Command, frozen=True, tag="traced"):
 
 
 class StagedDecision(Command, frozen=True, tag="staged_decision"):
-    """The version last decided for the writer, and its attempts; `won`: whether it is the one asked for."""
+    """The version last decided for the writer, and its attempts; `won`: whether it is the one asked for.
+    Where a target failed, `applied` is false: the broker goes on trying until all of them have it."""
 
     version: int
     attempts: list[tuple[str, int, str]]
     won: bool
+    applied: bool = True
 
 
 DeliveryReply = Leases | Settled | Extended | Cancelled | ScheduledList | TraceFound | StagedDecision

@@ -46,6 +46,8 @@ class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
     append_time_us: int
     attempt: int
     """hash128 of (writer, attempt), low half: the frame has room for a number only (its `producer_id`)."""
+    number: int = 0
+    """Which batch of the attempt it is, from 0."""
 
 
 class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -129,12 +129,21 @@ class ReleaseDue(msgspec.Struct, frozen=True, eq=False):
 
 
 class StageBatch(msgspec.Struct, frozen=True, eq=False):
-    """A batch to store under an attempt; the body goes with it."""
+    """A batch to store under an attempt, as its `number`-th on this partition; the body goes with it."""
 
     writer: str
     attempt: str
     view: BatchView
     crc: int
+    number: int = 0
+
+
+class CheckStaged(msgspec.Struct, frozen=True):
+    """Whether attempts (see `facts.Staged`) are stored with so many batches each (-1: any): `Done`, or
+    `NotFound` with the numbers of those that are not as `missing`."""
+
+    attempts: list[int]
+    batches: list[int]
 
 
 class ApplyStaged(msgspec.Struct, frozen=True, eq=False):

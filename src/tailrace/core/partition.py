@@ -72,6 +72,8 @@ class Partition:
         self.keys = KeyIndex(options.key_index_max) if options.key_index else None
         self.at_hand: AtHand = _NothingAtHand()
         """Set by the shell: the frames that decisions about delivery may look at."""
+        self.next_entry = 0
+        """Set by the shell before each decision: the index that the next frame with a body will have."""
         self.queues = Queues(self)
         self.timetable = Timetable(self)
         self.staging = Staging(self)

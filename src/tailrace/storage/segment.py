@@ -94,14 +94,15 @@ class Segment:
         points = self.points
         assert points is not None, "a sealed segment does not grow"
         if not points or position - points[-1].position >= INDEX_STEP:
-            append_time = header.append_time_us
+            append_time = max(header.append_time_us, self.last_append_us)
             points.append(
                 Point(self.end_offset, position, header.entry, self.time_max, append_time, self.data_bytes)
             )
-        if not self.frames:
+        if not self.first_append_us:
             self.first_append_us = header.append_time_us
         self.frames += 1
-        self.last_append_us = header.append_time_us
+        # A frame that knows no time has 0 there: what is searched by time must not go back.
+        self.last_append_us = max(self.last_append_us, header.append_time_us)
         if header.kind == DATA:
             self.data_bytes += header.size
             self.end_offset = header.base_offset + header.span
