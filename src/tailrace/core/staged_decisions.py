@@ -1,0 +1,216 @@
+"""Decisions on staged writes: which attempts of a writer's version win, once and for all.
+
+A part of the coordinator: the decisions of one writer are all made on one internal partition, so one fact
+there decides a version for any number of targets. Versions of a writer grow. A version at or below the last
+decided one is answered with that decision, which tells a loser that it lost, and a winner whose answer went
+missing that it won. A decision is *pending* until every target has confirmed that it is applied; the next
+version has to wait until then, so that targets apply a writer's versions in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from tailrace.core.commands import Done
+from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.delivery_commands import DecideStaged, StagedDecision
+from tailrace.core.model import Refusal
+from tailrace.core.staging import bad_name
+from tailrace.core.table import Buffer
+from tailrace.errors import Corrupt, InvalidRequest, Overloaded, TooLarge, Unavailable
+
+Target = tuple[str, int, str]
+"""Topic, partition, attempt."""
+
+VERSION_MAX = (1 << 63) - 1
+TARGETS_MAX = 10_000
+"""Attempts of one decision."""
+ROWS_MAX = 500_000
+"""Writers and the attempts of their last decisions, together."""
+WRITER_IDLE_US = 7 * 86_400_000_000
+"""When there are too many, writers idle for so long are forgotten."""
+
+
+class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=50):
+    """Hard. These attempts are the writer's version."""
+
+    writer: str
+    version: int
+    attempts: list[Target]
+    time_us: int
+
+
+class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=51):
+    """Soft. Every target has confirmed the writer's last version; losing this only means to ask them again."""
+
+    writer: str
+    version: int
+    time_us: int
+
+
+StagedDecisionFact = StagedDecided | StagedDone
+
+
+class FinishStaged(msgspec.Struct, frozen=True):
+    """Every target has confirmed a version. Never travels."""
+
+    writer: str
+    version: int
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True):
+    """The last decision of a writer."""
+
+    version: int
+    attempts: list[Target]
+    time_us: int
+    done: bool
+
+
+class Timed(Protocol):
+    """What the component needs of the state machine that it is a part of."""
+
+    append_time_us: int
+
+
+class StagedDecisions:
+    """The last decision of each writer."""
+
+    COMMANDS: tuple[type, ...] = (DecideStaged, FinishStaged)
+    FACTS: tuple[type, ...] = (StagedDecided, StagedDone)
+
+    def __init__(self, machine: Timed) -> None:
+        self._machine = machine
+        self._last: dict[str, Settled] = {}
+        """By writer, the one decided last at the end."""
+        self._pending: dict[str, None] = {}
+        self._rows = 0
+        self.rows_max = ROWS_MAX
+
+    def last(self, writer: str) -> Settled | None:
+        """The last decision of a writer."""
+        return self._last.get(writer)
+
+    def pending(self) -> Iterator[tuple[str, Settled]]:
+        """Decisions that some target may not have applied yet."""
+        return ((writer, self._last[writer]) for writer in list(self._pending))
+
+    # ---------------------------------------------------------------------------------------------- decide
+
+    def decide(self, command: Any, now_us: int) -> Decision:
+        """What a command leads to."""
+        time_us = max(now_us, self._machine.append_time_us)
+        if isinstance(command, FinishStaged):
+            last = self._last.get(command.writer)
+            if last is None or last.version != command.version or last.done:
+                return Decision(NOTHING, Done())
+            done: Any = StagedDone(command.writer, command.version, time_us)
+            return Decision((done,), Done(), soft=True)
+        assert isinstance(command, DecideStaged)
+        problem = malformed(command)
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        last = self._last.get(command.writer)
+        if last is not None and command.version <= last.version:
+            won = command.version == last.version and sorted(command.attempts) == sorted(last.attempts)
+            return Decision(NOTHING, StagedDecision(last.version, last.attempts, won, last.done))
+        if last is not None and not last.done:
+            text = f"version {last.version} of writer {command.writer!r} is still being applied"
+            return Decision(NOTHING, Refusal(Unavailable.code, text, details={"version": last.version}))
+        if self._rows_after(command, time_us) > self.rows_max:
+            text = "too many writers with staged writes were active in the last days"
+            return Decision(NOTHING, Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000}))
+        fact: Any = StagedDecided(command.writer, command.version, command.attempts, time_us)
+        return Decision((fact,), StagedDecision(command.version, command.attempts, True, False))
+
+    def _rows_after(self, command: DecideStaged, time_us: int) -> int:
+        """How many rows there would be, idle writers forgotten as far as needed."""
+        rows = self._rows + _rows(command.attempts)
+        known = self._last.get(command.writer)
+        if known is not None:
+            rows -= _rows(known.attempts)
+        for writer, last in self._last.items():
+            if rows <= self.rows_max or last.time_us > time_us - WRITER_IDLE_US:
+                break
+            if last.done and writer != command.writer:
+                rows -= _rows(last.attempts)
+        return rows
+
+    # ----------------------------------------------------------------------------------------------- apply
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen."""
+        self._machine.append_time_us = max(self._machine.append_time_us, fact.time_us)
+        last = self._last.get(fact.writer)
+        if isinstance(fact, StagedDone):
+            assert last is not None, f"writer {fact.writer!r} has decided nothing"
+            assert last.version == fact.version
+            self._last[fact.writer] = Settled(last.version, last.attempts, last.time_us, True)
+            del self._pending[fact.writer]
+            return
+        assert isinstance(fact, StagedDecided)
+        assert last is None or (last.done and last.version < fact.version), "versions grow, one at a time"
+        if last is not None:
+            del self._last[fact.writer]
+            self._rows -= _rows(last.attempts)
+        self._rows += _rows(fact.attempts)
+        self._forget(fact.time_us)
+        self._last[fact.writer] = Settled(fact.version, fact.attempts, fact.time_us, False)
+        self._pending[fact.writer] = None
+
+    def _forget(self, time_us: int) -> None:
+        if self._rows <= self.rows_max:
+            return
+        for writer, last in list(self._last.items()):
+            if self._rows <= self.rows_max or last.time_us > time_us - WRITER_IDLE_US:
+                return
+            if last.done:
+                del self._last[writer]
+                self._rows -= _rows(last.attempts)
+
+    # -------------------------------------------------------------------------------------------- snapshot
+
+    def buffers(self) -> list[Buffer]:
+        """The state for a snapshot; nothing at all where nobody stages."""
+        return [msgspec.msgpack.encode(list(self._last.items()))] if self._last else []
+
+    def load(self, columns: Sequence[memoryview]) -> None:
+        """The state that a snapshot holds."""
+        if not columns:
+            return
+        if len(columns) != 1:
+            raise Corrupt(f"the snapshot has {len(columns)} pieces of staged decisions")
+        self._last = dict(msgspec.msgpack.decode(columns[0], type=list[tuple[str, Settled]]))
+        self._pending = {writer: None for writer, last in self._last.items() if not last.done}
+        self._rows = sum(_rows(last.attempts) for last in self._last.values())
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        assert set(self._pending) == {writer for writer, last in self._last.items() if not last.done}
+        assert self._rows == sum(_rows(last.attempts) for last in self._last.values())
+
+
+def malformed(command: DecideStaged) -> Refusal | None:
+    """What is wrong with a request to decide, whatever was decided before."""
+    problem = bad_name("writer", command.writer)
+    for _, _, attempt in command.attempts:
+        problem = problem or bad_name("attempts", attempt)
+    if problem is not None:
+        return problem
+    if not 0 <= command.version <= VERSION_MAX:
+        return Refusal(InvalidRequest.code, f"version: 0 to {VERSION_MAX}, not {command.version}")
+    if len(command.attempts) > TARGETS_MAX:
+        text = f"attempts: at most {TARGETS_MAX}, not {len(command.attempts)}"
+        return Refusal(TooLarge.code, text, details={"limit": TARGETS_MAX})
+    if len(set(command.attempts)) < len(command.attempts):
+        return Refusal(InvalidRequest.code, "attempts: one is listed twice")
+    if command.batches and len(command.batches) != len(command.attempts):
+        return Refusal(InvalidRequest.code, "batches: one number for each attempt")
+    return None
+
+
+def _rows(attempts: list[Target]) -> int:
+    return 1 + len(attempts)
