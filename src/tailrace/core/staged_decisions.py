@@ -44,7 +44,7 @@ class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=50):
 
 
 class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=51):
-    """Soft. Every target has confirmed the writer's last version; losing this only means to ask them again."""
+    """Soft. Every target has confirmed the writer's last version; losing this means to ask them again."""
 
     writer: str
     version: int
