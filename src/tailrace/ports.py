@@ -167,6 +167,12 @@ class PartitionLog(Protocol):
         """
         ...
 
+    def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
+        """The checked frames with these indexes, of any kind, in the order asked. An index that the log does
+        not hold is a `StorageFault`.
+        """
+        ...
+
     def find_time(self, timestamp_us: int) -> int | None:
         """Base offset of the first data frame whose greatest timestamp is at or above; None when there is
         none.
@@ -181,8 +187,10 @@ class PartitionLog(Protocol):
         """
         ...
 
-    def trim(self, offset: int) -> None:
-        """Free whole segments that lie below `offset` and below the previous snapshot."""
+    def trim(self, offset: int, floor: int | None = None) -> None:
+        """Free whole segments that lie below `offset` and below the previous snapshot; what holds the entry
+        `floor` or a later one stays.
+        """
         ...
 
     def truncate(self, entry: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
-from tailrace.format.frame import DATA, Buffer, Frame, Header, walk
+from tailrace.format.frame import DATA, STAGED, Buffer, Frame, Header, walk
 from tailrace.ports import LogStore, PartitionLog, Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.file_store import FileStore
@@ -303,6 +303,55 @@ def test_trim_needs_two_snapshots_and_stops_at_the_older(store: LogStore) -> Non
     log, recovery = reopened(store, log)
     assert log.stats().start_offset == start
     assert same(list(recovery.frames), frames[36:])
+
+
+def mixed(store: LogStore, count: int = 60) -> tuple[PartitionLog, list[Frame]]:
+    """A log in which every third frame holds messages without offsets."""
+    log, maker = opened(store), FrameMaker()
+    kinds = (maker.data, maker.scheduled, maker.facts, lambda: maker.scheduled(700, kind=STAGED))
+    frames = [kinds[number % 4]() for number in range(count)]
+    for number in range(0, count, 3):
+        log.append(frames[number : number + 3], sync=False)
+    return log, frames
+
+
+def test_frames_by_their_index(store: LogStore) -> None:
+    log, frames = mixed(store)
+    for wanted in ([0], [59], [7, 3, 41], [1, 5, 9, 13, 57], list(range(60)), [8, 8], []):
+        assert same(log.read_entries(wanted), [frames[entry] for entry in wanted])
+    log, recovery = reopened(store, log)
+    assert same(list(recovery.frames), frames)
+    assert same(log.read_entries([57, 1]), [frames[57], frames[1]])
+    with pytest.raises(StorageFault):
+        log.read_entries([1, 60])
+
+
+def test_messages_without_offsets_are_not_read_by_offset(store: LogStore) -> None:
+    log, frames = mixed(store)
+    assert same(data_of(log.read(0, END, 1 << 20)), data_frames(frames))
+    assert log.stats().end_offset == 10 * len(data_frames(frames))
+    log.truncate(30)
+    assert same(log.read_entries([29]), [frames[29]])
+    with pytest.raises(StorageFault):
+        log.read_entries([30])
+
+
+def test_trim_leaves_the_floor(store: LogStore) -> None:
+    log, frames = mixed(store)
+    end = log.stats().end_offset
+    log.save_snapshot(Snapshot(58, end, [b"one"]))
+    log.save_snapshot(Snapshot(59, end, [b"two"]))
+    log.trim(end, 0)
+    assert log.stats().start_offset == 0
+    log.trim(end, 33)
+    assert 0 < log.stats().start_offset <= 90
+    assert same(log.read_entries([33, 45]), [frames[33], frames[45]])
+    log.trim(end)
+    assert log.stats().start_offset > 90
+    with pytest.raises(StorageFault):
+        log.read_entries([33])
+    log, recovery = reopened(store, log)
+    assert (recovery.end_entry, recovery.end_offset) == (60, end)
 
 
 def test_trim_keeps_what_is_above_the_offset(store: LogStore) -> None:

@@ -1,6 +1,6 @@
 """Frames and a clock for the tests of storage."""
 
-from tailrace.format.frame import DATA, FACTS, MORE, Frame, Header, crc32c, make
+from tailrace.format.frame import DATA, FACTS, MORE, SCHEDULED, Frame, Header, crc32c, make
 
 
 class TestClock:
@@ -57,5 +57,12 @@ class FrameMaker:
         header = Header(
             FACTS, MORE if more else 0, size, crc32c(body), self.entry, base, span, 0, 1, self.entry
         )
+        self.entry += 1
+        return make(header, body)
+
+    def scheduled(self, size: int = 100, *, kind: int = SCHEDULED, more: bool = False) -> Frame:
+        """A frame of messages without offsets."""
+        body = bytes([self.entry % 251]) * size
+        header = Header(kind, MORE if more else 0, size, crc32c(body), self.entry, 0, 0, 3, 1, self.entry)
         self.entry += 1
         return make(header, body)

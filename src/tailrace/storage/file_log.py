@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tailrace.errors import InvalidRequest, StorageFault
-from tailrace.format.frame import HEADER_BYTES, Buffer, Frame
+from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import Clock, Disk, LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
@@ -349,17 +349,19 @@ class FileLog:
 
     # ---------------------------------------------------------------------------------- taking away
 
-    def trim(self, offset: int) -> None:
+    def trim(self, offset: int, floor: int | None = None) -> None:
         """See `PartitionLog.trim`. With fewer than two snapshots nothing goes: the previous one is the
         fallback."""
         self._require_writable()
         if len(self._snapshots.known) < KEPT:
             return
-        covered = self._snapshots.known[1][0]
+        needed = self._snapshots.known[1][0] + 1
+        if floor is not None:
+            needed = min(needed, floor)
         with self._folder.guarded("trimming"):
             while len(self._reader.segments) > 1:
                 oldest = self._reader.segments[0]
-                if oldest.end_offset > offset or oldest.end_entry > covered + 1:
+                if oldest.end_offset > offset or oldest.end_entry > needed:
                     return
                 self._reader.publish(self._reader.segments[1:], shrunk=True)
                 # one at a time, each durable before the next: a crash never leaves a gap
@@ -425,6 +427,10 @@ class FileLog:
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
         """See `PartitionLog.read`. Frames of other kinds may stand between the data frames of a buffer."""
         return self._reader.read(offset, end, bytes_max)
+
+    def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
+        """See `PartitionLog.read_entries`."""
+        return self._reader.read_entries(entries)
 
     def find_time(self, timestamp_us: int) -> int | None:
         """See `PartitionLog.find_time`."""

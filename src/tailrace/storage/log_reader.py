@@ -9,7 +9,7 @@ otherwise reports trouble.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from typing import TypeVar
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import BARRIER, DATA, HEADER_BYTES, Buffer, Header, check_body, parse
 from tailrace.ports import Disk
-from tailrace.storage.scan import damaged, scan
+from tailrace.storage.scan import CHUNK, damaged, scan
 from tailrace.storage.segment import INDEX_STEP, Point, Segment, decode_index, last_false
 
 _INDEXES_KEPT = 8
@@ -50,6 +50,46 @@ class LogReader:
         """See `PartitionLog.read`; each buffer holds whole frames, the first and the last of each is a data
         frame."""
         return self._steady(lambda: self._read(offset, end, bytes_max))
+
+    def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
+        """See `PartitionLog.read_entries`; bodies are views into larger pieces of the file."""
+
+        def find() -> list[tuple[Header, Buffer]]:
+            wanted = sorted(set(entries))
+            found: dict[int, tuple[Header, Buffer]] = {}
+            for segment in self.segments:
+                here = wanted[
+                    bisect_left(wanted, segment.first_entry) : bisect_left(wanted, segment.end_entry)
+                ]
+                if here:
+                    self._find_entries(segment, here, found)
+            missing = [entry for entry in wanted if entry not in found]
+            if missing:
+                raise StorageFault(f"{self.folder} does not hold entry {missing[0]}", outcome="none")
+            return [found[entry] for entry in entries]
+
+        return self._steady(find)
+
+    def _find_entries(
+        self, segment: Segment, wanted: list[int], found: dict[int, tuple[Header, Buffer]]
+    ) -> None:
+        limit, points, path = segment.size, self.points(segment), self.path(segment)
+        handle = self.disk.open(path)
+        try:
+            for start, end in _pieces(points, wanted, limit):
+                chunk, at = self.disk.view(handle, start, end - start), 0
+                while at < len(chunk):
+                    try:
+                        header = parse(chunk, at)
+                        place = bisect_left(wanted, header.entry)
+                        asked = place < len(wanted) and wanted[place] == header.entry
+                        if asked and header.kind != BARRIER:
+                            found[header.entry] = header, check_body(header, chunk, at)
+                    except Corrupt as error:
+                        raise damaged(path, start + at, error.message.replace(f" at {at}", "")) from None
+                    at += header.size
+        finally:
+            self.disk.close(handle)
 
     def find_time(self, timestamp_us: int) -> int | None:
         """See `PartitionLog.find_time`."""
@@ -291,6 +331,25 @@ class LogReader:
                 if found is not None:
                     return found.base_offset
         return segments[-1].end_offset
+
+
+def _pieces(points: list[Point], wanted: list[int], limit: int) -> list[tuple[int, int]]:
+    """The parts of a segment between points of its index in which the wanted entries lie, neighbours joined.
+
+    A point stands where a frame begins, so each part holds whole frames.
+    """
+    pieces: list[tuple[int, int]] = []
+    for entry in wanted:
+        at = last_false(points, lambda point, entry=entry: point.entry > entry)  # type: ignore[misc]
+        start = points[at].position
+        end = min(points[at + 1].position, limit) if at + 1 < len(points) else limit
+        if pieces and start < pieces[-1][1]:
+            continue
+        if pieces and start == pieces[-1][1] and end - pieces[-1][0] <= CHUNK:
+            pieces[-1] = pieces[-1][0], end
+        elif start < end:
+            pieces.append((start, end))
+    return pieces
 
 
 def _behind_bytes(drop: int, point: Point) -> bool:

@@ -6,7 +6,7 @@ restart.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
@@ -113,6 +113,18 @@ class MemoryLog:
             room -= len(raw)
         return found
 
+    def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
+        """See `PartitionLog.read_entries`."""
+        frames = self._content.frames
+        found: list[tuple[Header, Buffer]] = []
+        for entry in entries:
+            at = bisect_left(frames, entry, key=lambda frame: frame[0].entry)
+            if at == len(frames) or frames[at][0].entry != entry:
+                raise StorageFault(f"{self._name} does not hold entry {entry}", outcome="none")
+            header, raw = frames[at]
+            found.append((header, memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]))
+        return found
+
     def find_time(self, timestamp_us: int) -> int | None:
         """See `PartitionLog.find_time`."""
         for header, _ in list(self._content.frames):
@@ -135,17 +147,19 @@ class MemoryLog:
             drop -= header.size
         return content.end_offset
 
-    def trim(self, offset: int) -> None:
+    def trim(self, offset: int, floor: int | None = None) -> None:
         """See `PartitionLog.trim`; each frame is a segment of its own."""
         self._require_writable()
         content = self._content
         if len(content.snapshots) < KEPT:
             return
-        covered = content.snapshots[1].entry
+        needed = content.snapshots[1].entry + 1
+        if floor is not None:
+            needed = min(needed, floor)
         start, gone = content.start_offset, 0
         for header, _ in content.frames:
             end = header.end_offset if header.kind == DATA else start
-            if end > offset or header.entry > covered:
+            if end > offset or header.entry >= needed:
                 break
             start, gone = end, gone + 1
         content.bytes -= sum(len(raw) for _, raw in content.frames[:gone])
