@@ -2,29 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from tailrace.broker.tail import Tail
 from tailrace.core.model import Columns
+from tailrace.errors import Corrupt
+from tailrace.format import frame
+from tailrace.format.frame import Frame
+from tailrace.format.gathering import Run, columns_of
 
 if TYPE_CHECKING:
     from tailrace.broker.shard import Shard
 
+COLD_BYTES = 8 * 1024 * 1024
+"""What one partition may keep of frames that it read from the log."""
+COLD_BYTES_TOTAL = 64 * 1024 * 1024
+"""What all partitions of a node may keep so together; each gets its share."""
+LOAD_BYTES = 2 * 1024 * 1024
+_RUNS_MAX = 16
+_COLUMNS_MAX = 4096
+_UNBOUNDED = 1 << 62
+Loaded = Callable[[Exception | None], None]
+
 
 class FramesAtHand:
-    """The hot tail, and a few frames that were read from the log lately."""
+    """The hot tail, and a few runs of frames that were read from the log lately."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, bytes_max: int = COLD_BYTES) -> None:
         self._shard = shard
+        self.bytes_max = bytes_max
+        self._cold: list[tuple[Tail, int]] = []
+        """Runs of frames and their bytes, the one used last at the end."""
+        self._columns: dict[int, Columns] = {}
+        self._loading: dict[int, list[Loaded]] = {}
+
+    # -- what decisions ask for
 
     def columns(self, offset: int) -> Columns | None:
         """What decisions look at of the frame that holds an offset; None when it is not at hand."""
-        return None
+        found = self._run(offset)
+        if found is None:
+            return None
+        (item,) = found.frames(offset, offset + 1)
+        columns = self._columns.get(item.header.base_offset)
+        if columns is None:
+            if len(self._columns) >= _COLUMNS_MAX:
+                del self._columns[next(iter(self._columns))]
+            columns = self._columns[item.header.base_offset] = columns_of(item.header, item.body)
+        return columns
 
     def reach(self, offset: int, bytes_max: int) -> int:
         """See `core.model.AtHand`."""
-        return offset
+        end = self._shard.tail.reach(offset, bytes_max)
+        if end == offset:
+            found = self._run(offset)
+            if found is not None:
+                return found.reach(offset, bytes_max)
+        return end
 
-    def load(self, offset: int, loaded: Callable[[Exception | None], None]) -> None:
+    # -- what deliveries are made of
+
+    def frames(self, runs: Sequence[Run]) -> list[Frame] | int:
+        """The frames that hold runs of offsets, ascending, each once; or an offset that is not at hand."""
+        first, count, _, _ = runs[0]
+        if len(runs) == 1:
+            return self._between(first, first + count)
+        found: dict[int, Frame] = {}
+        low, high = 0, 0
+        for first, count, _, _ in runs:
+            if low <= first and first + count <= high:
+                continue  # Neighbours mostly share a frame.
+            some = self._between(first, first + count)
+            if isinstance(some, int):
+                return some
+            for item in some:
+                found[item.header.base_offset] = item
+            low, high = some[-1].header.base_offset, some[-1].header.end_offset
+        return [found[base] for base in sorted(found)]
+
+    def _between(self, first: int, end: int) -> list[Frame] | int:
+        found = self._shard.tail.frames(first, end)
+        while not found or found[-1].header.end_offset < end:
+            at = found[-1].header.end_offset if found else first
+            run = self._run(at)
+            if run is None:
+                return at
+            found += run.frames(at, end)
+        return found
+
+    def _run(self, offset: int) -> Tail | None:
+        """The run of frames that holds an offset."""
+        tail = self._shard.tail
+        if tail.start_offset <= offset < tail.end_offset:
+            return tail
+        cold = self._cold
+        for index in range(len(cold) - 1, -1, -1):
+            run = cold[index][0]
+            if run.start_offset <= offset < run.end_offset:
+                if index < len(cold) - 1:
+                    cold.append(cold.pop(index))
+                return run
+        return None
+
+    # -- what is not at hand
+
+    def load(self, offset: int, loaded: Loaded) -> None:
         """Read the frame that holds an offset (and some after it) from the log, then call."""
-        raise NotImplementedError
+        waiting = self._loading.get(offset)
+        if waiting is not None:
+            waiting.append(loaded)
+            return
+        self._loading[offset] = [loaded]
+        shard = self._shard
+        log, end, room = shard.log, shard.end_offset, max(1, min(LOAD_BYTES, self.bytes_max))
+
+        def work() -> object:
+            run = Tail(_UNBOUNDED, offset)
+            size = 0
+            for part in log.read(offset, end, room):
+                for header, body in frame.walk(part, check=False):
+                    if header.kind == frame.DATA:
+                        run.push(Frame(header, frame.pack(header), body))
+                size += len(part)
+            return run, size
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is None:
+                self._keep(*result)
+                if offset >= shard.state.start_offset and self._run(offset) is None:
+                    error = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
+            for action in self._loading.pop(offset):
+                action(error)
+
+        shard.pump.threads.read(work, done)
+
+    def _keep(self, run: Tail, size: int) -> None:
+        """The run read last always stays, whatever its size: who asked for it gets to see it."""
+        self._cold.append((run, size))
+        held = sum(nbytes for _, nbytes in self._cold)
+        while len(self._cold) > 1 and (held > self.bytes_max or len(self._cold) > _RUNS_MAX):
+            held -= self._cold.pop(0)[1]

@@ -14,10 +14,13 @@ class Tail:
 
     def __init__(self, bytes_max: int, end_offset: int) -> None:
         self.bytes_max = bytes_max
-        self._bytes = 0
         self._frames: list[Frame] = []
         self._bases: list[int] = []
+        self._ends: list[int] = []
+        """Bytes pushed up to the end of each frame, since the beginning."""
         self._first = 0
+        self._pushed = 0
+        self._gone = 0
         self.end_offset = end_offset
 
     @property
@@ -28,16 +31,17 @@ class Tail:
     def push(self, frame: Frame) -> None:
         """Add a committed data frame; the oldest leave as the bound asks."""
         self.end_offset = frame.header.end_offset
+        self._pushed += frame.size
         self._frames.append(frame)
         self._bases.append(frame.header.base_offset)
-        self._bytes += frame.size
+        self._ends.append(self._pushed)
         first, frames = self._first, self._frames
-        while self._bytes > self.bytes_max and first < len(frames):
-            self._bytes -= frames[first].size
+        while self._pushed - self._gone > self.bytes_max and first < len(frames):
+            self._gone = self._ends[first]
             first += 1
         self._first = first
         if first >= 64 or first == len(frames):
-            del self._frames[:first], self._bases[:first]
+            del self._frames[:first], self._bases[:first], self._ends[:first]
             self._first = 0
         else:
             # Frames left of `first` are dropped lazily, but their memory goes now.
@@ -61,11 +65,32 @@ class Tail:
             rows += frame.header.count
         return parts, size, rows
 
+    def reach(self, offset: int, bytes_max: int) -> int:
+        """End of the frames from the one that holds `offset`, as many as fit but at least one; the offset
+        itself when it is not here."""
+        first = self._first
+        if offset >= self.end_offset or first == len(self._bases) or offset < self._bases[first]:
+            return offset
+        index = bisect_right(self._bases, offset, lo=first) - 1
+        before = self._ends[index] - self._frames[index].size
+        after = max(bisect_right(self._ends, before + bytes_max, lo=index), index + 1)
+        return self._bases[after] if after < len(self._bases) else self.end_offset
+
+    def frames(self, offset: int, end: int) -> list[Frame]:
+        """The frames from the one that holds `offset` up to the one that holds what is before `end`; empty
+        when the first is not here."""
+        if not self.start_offset <= offset < self.end_offset:
+            return []
+        index = bisect_right(self._bases, offset, lo=self._first) - 1
+        return self._frames[index : bisect_right(self._bases, end - 1, lo=index)]
+
     def clear(self, end_offset: int) -> None:
         """Forget everything; the committed end is given anew."""
         self._frames.clear()
         self._bases.clear()
-        self._first = self._bytes = 0
+        self._ends.clear()
+        self._first = 0
+        self._gone = self._pushed
         self.end_offset = end_offset
 
 

@@ -1,0 +1,190 @@
+"""Rows out of stored frames for delivery: the columns that decisions look at, and the frames of an answer.
+
+A delivery is the stored frames as they are when at least half of their rows are delivered, in the order in
+which they are stored: nothing is copied and the receiver skips the others. Otherwise the rows are gathered
+into one frame of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.core.model import (
+    HAS_EXPIRES_AT,
+    HAS_KEY,
+    HAS_OFFSET_DELTA,
+    HAS_PRIORITY,
+    HASH_OF_EMPTY,
+    PRIORITY_DEFAULT,
+    Columns,
+)
+from tailrace.errors import Corrupt
+from tailrace.format import frame
+from tailrace.format.batch import decode
+from tailrace.format.builder import body_of
+from tailrace.format.frame import Buffer, Frame, Header
+from tailrace.format.message import inspect
+from tailrace.format.schema import buffers_of, schema_of
+
+_LOOKED_AT = HAS_KEY | HAS_PRIORITY | HAS_EXPIRES_AT | HAS_OFFSET_DELTA
+_SPAN_END = 1 << 32
+
+Run = tuple[int, int, int, int]
+"""First offset, count, and what does not matter here: see `core.delivery_commands.Grant`."""
+
+
+def columns_of(header: Header, body: Buffer) -> Columns:
+    """What decisions look at of a stored data frame: copies, so that they do not keep the body in memory."""
+    base, end, time_us = header.base_offset, header.end_offset, header.append_time_us
+    columns = header.columns
+    if not columns & _LOOKED_AT:
+        return Columns(base, end, time_us)
+    plain = _Plain(body, columns)
+    offsets = priorities = hashes = expires = None
+    if columns & HAS_OFFSET_DELTA:
+        offsets = plain.numbers("offset_delta", "<u4").astype(np.int64) + base
+    if columns & HAS_PRIORITY:
+        priorities = plain.numbers("priority", "u1").copy()
+    if columns & HAS_KEY:
+        hashes = plain.numbers("key_hash", "<u8", HASH_OF_EMPTY[0])
+    if columns & HAS_EXPIRES_AT:
+        expires = plain.numbers("expires_at", "<i8", 1)
+    return Columns(base, end, time_us, offsets, priorities, hashes, expires)
+
+
+class _Plain:
+    """The numbers of a stored body, which was proved when it was published: no second proof."""
+
+    def __init__(self, body: Buffer, columns: int) -> None:
+        self._body = body
+        self._places = buffers_of(columns)
+        self._message = inspect(body, columns)
+        self._batch = decode(body, columns) if self._message.compressed else None
+
+    def numbers(self, name: str, dtype: str, instead_of_zero: int | None = None) -> npt.NDArray[Any]:
+        """A column. With `instead_of_zero`: 0 stands only where there is nothing, in an array of its own."""
+        message, (node, buffer) = self._message, self._places[name]
+        if self._batch is None:
+            places = (
+                message.start + message.buffers[2 * buffer],
+                message.start + message.buffers[2 * buffer + 2],
+            )
+            data: list[Any] = [self._body, self._body]
+        else:
+            places, data = (0, 0), self._batch.column(name).buffers()
+        found = np.frombuffer(data[1], dtype, message.rows, places[1])
+        if instead_of_zero is None:
+            return found
+        found = np.where(found == 0, found.dtype.type(instead_of_zero), found)
+        if message.nodes[2 * node + 1]:
+            bits = np.frombuffer(data[0], np.uint8, (message.rows + 7) // 8, places[0])
+            found[np.unpackbits(bits, count=message.rows, bitorder="little") == 0] = 0
+        return found
+
+
+def gather(frames: Sequence[Frame], runs: Sequence[Run]) -> Sequence[Frame]:
+    """The frames of a delivery of these runs, in this order, out of the stored frames that hold them, which
+    come by ascending offset and each hold some of them."""
+    rows, count, end = 0, 0, -1
+    ascending = True
+    for first, length, _, _ in runs:
+        ascending = ascending and first >= end
+        end = first + length
+        count += length
+    for item in frames:
+        rows += item.header.count
+    if ascending and 2 * count >= rows:
+        return frames
+    if len(runs) == 1 and len(frames) == 1 and not frames[0].header.columns & HAS_OFFSET_DELTA:
+        return (_slice(frames[0], runs[0][0], count),)
+    return (_pick(frames, runs, count),)
+
+
+def _slice(item: Frame, first: int, count: int) -> Frame:
+    """A run of rows of one frame: no list of offsets is needed."""
+    columns, row = item.header.columns, first - item.header.base_offset
+    body = body_of(decode(item.body, columns).slice(row, count), columns)
+    return _frame((item,), columns, body, first, count, count)
+
+
+def _pick(frames: Sequence[Frame], runs: Sequence[Run], count: int) -> Frame:
+    """Rows from anywhere, in any order, with their offsets beside them."""
+    columns = 0
+    for item in frames:
+        columns |= item.header.columns
+    columns &= ~HAS_OFFSET_DELTA
+    schema = schema_of(columns)
+    table = pa.Table.from_batches([_widened(item, columns, schema) for item in frames], schema)
+    offsets = offsets_of(runs, count)
+    held = [_offsets_in(item) for item in frames]
+    known = held[0] if len(held) == 1 else np.concatenate(held)
+    rows = np.searchsorted(known, offsets)
+    if rows.max() >= len(known) or not np.array_equal(known[rows], offsets):
+        raise Corrupt("a message that shall be delivered is not in the frame that should hold it")
+    base = int(offsets.min())
+    span = int(offsets.max()) + 1 - base
+    if span >= _SPAN_END:
+        raise Corrupt(f"{span} offsets lie between the messages of one delivery")
+    columns |= HAS_OFFSET_DELTA
+    picked = table.take(pa.array(rows)).combine_chunks()
+    arrays = [column.chunk(0) for column in picked.columns]
+    arrays.append(pa.array((offsets - base).astype(np.uint32)))
+    body = body_of(pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns)), columns)
+    return _frame(frames, columns, body, base, span, count)
+
+
+def offsets_of(runs: Sequence[Run], count: int) -> npt.NDArray[np.int64]:
+    """Every offset of runs, in their order; `count` of them."""
+    if len(runs) == count:
+        return np.fromiter((run[0] for run in runs), np.int64, count)
+    pieces = [np.arange(first, first + length, dtype=np.int64) for first, length, _, _ in runs]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _offsets_in(item: Frame) -> npt.NDArray[np.int64]:
+    header = item.header
+    if header.columns & HAS_OFFSET_DELTA:
+        deltas = _Plain(item.body, header.columns).numbers("offset_delta", "<u4")
+        return deltas.astype(np.int64) + header.base_offset
+    return np.arange(header.base_offset, header.base_offset + header.count, dtype=np.int64)
+
+
+def _widened(item: Frame, columns: int, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of a frame with the columns of all: what it does not have is empty in it."""
+    batch = decode(item.body, item.header.columns)
+    if item.header.columns == columns:
+        return batch
+    have = set(batch.schema.names)
+    rows = batch.num_rows
+    arrays = []
+    for field in schema:
+        if field.name in have:
+            arrays.append(batch.column(field.name))
+        elif field.name == "priority":
+            arrays.append(pa.array(np.full(rows, PRIORITY_DEFAULT, np.uint8)))
+        else:
+            arrays.append(pa.nulls(rows, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _frame(frames: Sequence[Frame], columns: int, body: Buffer, base: int, span: int, count: int) -> Frame:
+    """A frame that is in no log. Its one append time is the earliest of where the rows come from."""
+    header = Header(
+        frame.DATA,
+        columns,
+        len(body),
+        frame.crc32c(body),
+        frames[0].header.entry,
+        base,
+        span,
+        count,
+        frames[0].header.leader_epoch,
+        min(item.header.append_time_us for item in frames),
+        timestamp_max_us=max(item.header.timestamp_max_us for item in frames),
+    )
+    return frame.make(header, body)
