@@ -1,0 +1,345 @@
+"""A partition with groups, and beside it a model of each group that checks every reply.
+
+Frames are at hand or not as the test wishes. A crash loses the newest soft facts, and the models go back
+with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tailrace.core import delivery_commands as wire
+from tailrace.core import inner_commands as inner
+from tailrace.core.commands import Done, Publish, TrimTopic
+from tailrace.core.decisions import Decision
+from tailrace.core.model import HAS_EXPIRES_AT, HAS_KEY, HAS_PRIORITY, BatchView, Columns, Refusal, key_hash
+from tailrace.core.partition import Partition
+from tailrace.core.policy import GroupPolicy
+from tailrace.core.topics import TopicOptions
+from tests.core.delivery_model import DYING, FREE, LEASED, DeliveryModel, Letter
+
+T0 = 1_700_000_000_000_000
+ROW_BYTES = 100
+ROUNDS_MAX = 100
+
+
+class Shelf:
+    """See `AtHand`: frames as they were published, some of them out of reach."""
+
+    def __init__(self) -> None:
+        self.frames: list[Columns] = []
+        self.away: set[int] = set()
+
+    def add(self, letters: list[Letter], base: int, append_us: int) -> int:
+        """A new frame; returns the columns that it has."""
+        keys = any(letter.key is not None for letter in letters)
+        lanes = any(letter.priority != 2 for letter in letters)
+        ends = any(letter.expires_us for letter in letters)
+        hashes = [0 if letter.key is None else key_hash(letter.key.encode()) for letter in letters]
+        self.frames.append(
+            Columns(
+                base,
+                base + len(letters),
+                append_us,
+                priorities=np.array([letter.priority for letter in letters], np.uint8) if lanes else None,
+                key_hashes=np.array(hashes, np.uint64) if keys else None,
+                expires_us=np.array([letter.expires_us for letter in letters], np.int64) if ends else None,
+                nbytes=ROW_BYTES * len(letters),
+            )
+        )
+        return HAS_KEY * keys | HAS_PRIORITY * lanes | HAS_EXPIRES_AT * ends
+
+    def columns(self, offset: int) -> Columns | None:
+        for frame in self.frames:
+            if frame.base_offset <= offset < frame.end_offset:
+                return None if frame.base_offset in self.away else frame
+        return None
+
+    def reach(self, offset: int, bytes_max: int) -> int:
+        at, size = offset, 0
+        while (frame := self.columns(at)) is not None:
+            size += ROW_BYTES * (frame.end_offset - frame.base_offset)
+            if at > offset and size > bytes_max:
+                break
+            at = frame.end_offset
+        return at
+
+    def load(self, offset: int) -> None:
+        """The frame that was missing comes."""
+        for frame in self.frames:
+            if frame.base_offset <= offset < frame.end_offset:
+                assert frame.base_offset in self.away, f"{offset} is at hand, but was missing"
+                self.away.remove(frame.base_offset)
+                return
+        raise AssertionError(f"{offset} is missing, and there is no such frame")
+
+
+class ModelledPartition:
+    """Commands go through here: decided, applied, written down, and checked."""
+
+    def __init__(self, options: TopicOptions | None = None) -> None:
+        self.options = options or TopicOptions()
+        self.partition = Partition(self.options)
+        self.shelf = Shelf()
+        self.partition.at_hand = self.shelf
+        self.now_us = T0
+        self.log: list[Letter] = []
+        self.groups: dict[str, DeliveryModel] = {}
+        self.facts: list[Any] = []
+        self.last_hard = 0
+        self.earlier: list[tuple[int, dict[str, DeliveryModel]]] = []
+        """After each soft decision since the last hard one: how many facts there were, and the models."""
+        self.lease_count = 0
+        self._keep(soft=False)
+
+    # ------------------------------------------------------------------------------------------- deciding
+
+    def decide(self, command: Any) -> Decision:
+        """Decide, load what is missing, apply; choices of the partition's own go to the models."""
+        for _ in range(ROUNDS_MAX):
+            decision = self.partition.decide(command, self.now_us)
+            if decision.missing is None:
+                break
+            self.shelf.load(decision.missing)
+        else:
+            raise AssertionError("frames are missing for ever")
+        soft = ("Leased", "LeaseExtended", "LeaseExpired", "GivenBack")
+        hard = [fact for fact in decision.facts if type(fact).__name__ not in soft]
+        assert not (decision.soft and hard), f"said to be soft: {hard}"
+        numbers = {state: name for name, state in self._numbers().items()}
+        for fact in decision.facts:
+            self.partition.apply(fact)
+            name = numbers.get(getattr(fact, "group", None))
+            if name in self.groups:
+                self.groups[name].found(fact, self.now_us)
+        self.facts += decision.facts
+        return decision
+
+    def _numbers(self) -> dict[str, int]:
+        """The number of each group, as the facts told it."""
+        return {fact.name: fact.group for fact in self.facts if type(fact).__name__ == "Enlisted"}
+
+    def after(self, decision: Decision) -> Decision:
+        """Everything of a step is done."""
+        if decision.facts:
+            self._keep(decision.soft)
+        self.check()
+        return decision
+
+    def _keep(self, soft: bool) -> None:
+        if not soft:
+            self.earlier.clear()
+        self.earlier.append((len(self.facts), {name: model.copy() for name, model in self.groups.items()}))
+
+    def check(self) -> None:
+        """What can be asked of the partition is what the models say."""
+        self.partition.check()
+        queues = self.partition.queues
+        dues = []
+        for name, model in self.groups.items():
+            figures = queues.figures(name)
+            assert queues.committed(name) == model.committed(), name
+            assert figures["committed"] == model.committed(), name
+            assert figures["in_flight"] == len(model.offsets(LEASED)), f"{name}: {figures}"
+            assert figures["dying"] == len(model.offsets(DYING)), f"{name}: {figures}"
+            assert [item.offset for item in queues.dying(name, 1000)] == model.offsets(DYING), name
+            dues.append(model.next_due_us(self.now_us))
+        wanted = min((due for due in dues if due is not None), default=None)
+        due_us = queues.next_due_us()
+        if wanted is not None:
+            assert due_us is not None, "somebody waits, and nobody will look"
+            assert due_us <= wanted, f"the next look is {due_us - wanted} us late"
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def publish(self, letters: list[Letter]) -> None:
+        base, now_us = len(self.log), self.now_us
+        dated = [Letter(item.key, item.priority, item.expires_us, now_us) for item in letters]
+        columns = self.shelf.add(dated, base, now_us)
+        lanes = self.shelf.frames[-1].priorities
+        view = BatchView(len(letters), columns, ROW_BYTES * len(letters), now_us, priorities=lanes)
+        decision = self.decide(inner.PublishBatch(Publish("t", 0, columns, 0), view))
+        assert getattr(decision.reply, "base_offset", None) == base, decision.reply
+        self.log += dated
+        for model in self.groups.values():
+            model.appended()
+        self.after(decision)
+
+    def enlist(self, name: str, policy: GroupPolicy) -> None:
+        decision = self.decide(inner.Enlist(name, policy))
+        start = len(self.log) if policy.start == "latest" else self.partition.start_offset
+        self.groups[name] = DeliveryModel(policy, self.log, start)
+        self.groups[name].trimmed = self.partition.start_offset
+        self.after(decision)
+
+    def delist(self, name: str) -> None:
+        decision = self.decide(inner.Delist(name))
+        del self.groups[name]
+        self.after(decision)
+        refused = self.partition.decide(self.run_for(name, "m", 0), self.now_us).reply
+        assert isinstance(refused, Refusal), "a group that is gone leases"
+        assert refused.code == "not_found"
+
+    def run_for(
+        self, group: str, member: str, generation: int, count: int = 100, size: int = 1 << 20,
+        lease_ms: int | None = None,
+    ) -> inner.LeaseRun:  # fmt: skip
+        self.lease_count += 1
+        number = self.lease_count * 1_000_003
+        return inner.LeaseRun(group, member, generation, number, count, size, len(self.log), lease_ms)
+
+    def lease(
+        self, group: str, member: str, count: int = 100, size: int = 1 << 20, *, stale: int = 0,
+        lease_ms: int | None = None,
+    ) -> int | None:  # fmt: skip
+        """Lease for a member, asked again while the answer was that something else happened."""
+        model = self.groups[group]
+        command = self.run_for(group, member, model.holder[1] - stale, count, size, lease_ms)
+        for _ in range(ROUNDS_MAX):
+            decision = self.decide(command)
+            certain = not decision.facts
+            model.lease(command, decision.reply, self._here, self.now_us, certain)
+            self.after(decision)
+            if isinstance(decision.reply, inner.RunLeased):
+                return command.lease
+            if certain:
+                return None
+        raise AssertionError("something happens for ever, and nothing is leased")
+
+    def _here(self, offset: int) -> bool:
+        return self.shelf.columns(offset) is not None
+
+    def ack(self, group: str, lease: int, spans: list[int]) -> None:
+        command = wire.Ack("t", 0, group, [(lease, spans)])
+        decision = self.decide(command)
+        self.groups[group].ack(command, decision.reply, self.now_us)
+        self.after(decision)
+
+    def nack(
+        self, group: str, lease: int, spans: list[int], delay_ms: int | None = None, *, failure: bool = True
+    ) -> None:
+        command = wire.Nack("t", 0, group, lease, spans, delay_ms, "no", failure)
+        decision = self.decide(command)
+        self.groups[group].nack(command, decision.reply, self.now_us)
+        self.after(decision)
+
+    def reject(self, group: str, lease: int, spans: list[int]) -> None:
+        command = wire.Reject("t", 0, group, lease, spans)
+        decision = self.decide(command)
+        self.groups[group].reject(command, decision.reply, self.now_us)
+        self.after(decision)
+
+    def extend(self, group: str, lease: int, lease_ms: int) -> None:
+        command = wire.Extend("t", 0, group, [lease], lease_ms)
+        decision = self.decide(command)
+        self.groups[group].extend(command, decision.reply, self.now_us)
+        self.after(decision)
+
+    def pass_time(self, us: int, *, look: bool) -> None:
+        """Time passes; with `look` the shell's timer is in time."""
+        self.now_us += us
+        if look:
+            decision = self.decide(inner.ExpireLeases())
+            for model in self.groups.values():
+                model.looked(self.now_us)
+            self.after(decision)
+
+    def grant(self, group: str, member: str) -> None:
+        model = self.groups[group]
+        generation = model.holder[1] + (member != model.holder[0])
+        decision = self.decide(inner.GrantTo(group, member, generation))
+        assert isinstance(decision.reply, Done), decision.reply
+        model.grant(member, generation, self.now_us)
+        self.after(decision)
+
+    def evict(self, group: str, member: str) -> None:
+        decision = self.decide(inner.EvictMember(group, member))
+        self.groups[group].evict(member, self.now_us)
+        self.after(decision)
+
+    def pause(self, group: str, paused: bool) -> None:
+        decision = self.decide(inner.PauseLeases(group, paused))
+        self.groups[group].paused = paused
+        self.after(decision)
+
+    def reset(self, group: str, offset: int) -> None:
+        decision = self.decide(inner.ResetTo(group, offset))
+        self.groups[group].reset(offset)
+        self.after(decision)
+
+    def reopen(self, group: str, spans: list[int]) -> None:
+        command = wire.Reopen("t", 0, group, spans)
+        decision = self.decide(command)
+        self.groups[group].reopen(command, decision.reply, self.now_us)
+        self.after(decision)
+
+    def settle_offsets(self, group: str, spans: list[int]) -> None:
+        decision = self.decide(wire.SettleOffsets("t", 0, group, spans))
+        self.groups[group].settle_offsets(spans)
+        self.after(decision)
+
+    def bury(self, group: str, spans: list[int]) -> None:
+        places = [0] * (sum(spans[1::2]) - sum(spans[::2])) * 2
+        decision = self.decide(inner.BuryDone(group, spans, "t.dlq", places))
+        self.groups[group].bury(spans)
+        self.after(decision)
+
+    def trim(self, offset: int) -> None:
+        decision = self.decide(TrimTopic("t", 0, offset))
+        for model in self.groups.values():
+            model.trim(offset)
+        self.after(decision)
+
+    # ------------------------------------------------------------------------------------------- restarts
+
+    def restart(self) -> None:
+        """From a snapshot; replaying every fact gives the same, byte for byte."""
+        before = _bytes(self.partition)
+        replayed = Partition(self.options)
+        for fact in self.facts:
+            replayed.apply(fact)
+        assert _bytes(replayed) == before, "a replay of the facts gives another state"
+        self._take(Partition.restore(self.options, [before]))
+        assert _bytes(self.partition) == before, "a snapshot gives another state"
+        self.check()
+
+    def crash(self, choice: int) -> None:
+        """The newest soft facts are lost, as many as the choice says."""
+        count, models = self.earlier[choice % len(self.earlier)]
+        del self.facts[count:]
+        del self.earlier[choice % len(self.earlier) + 1 :]
+        self.groups = {name: model.copy() for name, model in models.items()}
+        for model in self.groups.values():
+            model.appended()
+        partition = Partition(self.options)
+        for fact in self.facts:
+            partition.apply(fact)
+        self._take(partition)
+        self.check()
+
+    def _take(self, partition: Partition) -> None:
+        self.partition = partition
+        partition.at_hand = self.shelf
+
+    def drain(self, group: str, member: str) -> None:
+        """Everything that is not settled gets settled, if only time passes: nothing was lost."""
+        model = self.groups[group]
+        self.pause(group, False)
+        if model.policy.assignment != "shared":
+            self.grant(group, member)
+        for _ in range(ROUNDS_MAX):
+            for offset in model.offsets(DYING):
+                self.bury(group, [offset, offset + 1])
+            if not model.unsettled():
+                return
+            self.pass_time(3_600_000_000 + 1, look=True)
+            if (lease := self.lease(group, member)) is not None:
+                for offset in model.of_lease(lease):
+                    self.ack(group, lease, [offset, offset + 1])
+        raise AssertionError(f"{model.offsets(FREE, LEASED, DYING)} are never delivered")
+
+
+def _bytes(partition: Partition) -> bytes:
+    return b"".join(bytes(chunk) for chunk in partition.snapshot())
