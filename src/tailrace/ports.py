@@ -173,6 +173,19 @@ class PartitionLog(Protocol):
         """
         ...
 
+    def scan(self, entry: int, end: int) -> Iterator[tuple[Header, Callable[[], Buffer]]]:
+        """Frames of every kind with an index in [entry, end) that are there now, in order: the header, and a
+        function that reads the body and checks it, good until the next step. What is trimmed on the way may
+        be left out.
+        """
+        ...
+
+    def entry_at(self, append_time_us: int) -> int:
+        """An index at or before that of the first frame with an append time at or above, not far from it; the
+        end when there is none.
+        """
+        ...
+
     def find_time(self, timestamp_us: int) -> int | None:
         """Base offset of the first data frame whose greatest timestamp is at or above; None when there is
         none.

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import Clock, Disk, LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
+from tailrace.storage.frame_scan import Glanced, entry_at, scan_frames
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
 from tailrace.storage.log_reader import LogReader
 from tailrace.storage.mark import Mark
@@ -431,6 +432,15 @@ class FileLog:
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
         """See `PartitionLog.read_entries`."""
         return self._reader.read_entries(entries)
+
+    def scan(self, entry: int, end: int) -> Iterator[Glanced]:
+        """See `PartitionLog.scan`."""
+        return scan_frames(self._reader, entry, end)
+
+    def entry_at(self, append_time_us: int) -> int:
+        """See `PartitionLog.entry_at`."""
+        found = entry_at(self._reader, append_time_us)
+        return self._end_entry if found is None else found
 
     def find_time(self, timestamp_us: int) -> int | None:
         """See `PartitionLog.find_time`."""

@@ -7,7 +7,8 @@ restart.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, Buffer, Frame, Header
@@ -125,6 +126,25 @@ class MemoryLog:
             found.append((header, memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]))
         return found
 
+    def scan(self, entry: int, end: int) -> Iterator[tuple[Header, Callable[[], Buffer]]]:
+        """See `PartitionLog.scan`."""
+        frames = self._content.frames
+        count = len(frames)
+        at = bisect_left(frames, entry, hi=count, key=lambda frame: frame[0].entry)
+        for number in range(at, count):
+            header, raw = frames[number]
+            if header.entry >= end:
+                return
+            yield header, partial(_body, header, raw)
+
+    def entry_at(self, append_time_us: int) -> int:
+        """See `PartitionLog.entry_at`."""
+        content = self._content
+        for header, _ in list(content.frames):
+            if header.append_time_us >= append_time_us:
+                return header.entry
+        return content.end_entry
+
     def find_time(self, timestamp_us: int) -> int | None:
         """See `PartitionLog.find_time`."""
         for header, _ in list(self._content.frames):
@@ -229,6 +249,10 @@ class MemoryLog:
 def _replay(frames: list[tuple[Header, bytes]], after: int) -> Iterator[tuple[Header, Buffer]]:
     for header, raw in frames[bisect_right(frames, after, key=lambda frame: frame[0].entry) :]:
         yield header, memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]
+
+
+def _body(header: Header, raw: bytes) -> memoryview:
+    return memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]
 
 
 def _first_data(frames: list[tuple[Header, bytes]], offset: int) -> int:
