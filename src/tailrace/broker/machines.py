@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tailrace.core import partition
+from tailrace.core import coordinator, partition
+from tailrace.core.coordination_facts import CoordinationFact
 from tailrace.core.decisions import Decision
 from tailrace.core.facts import Fact
 from tailrace.core.model import AtHand
@@ -59,3 +60,8 @@ DATA_PARTITION = MachineKind(
     partition.Partition, partition.Partition.restore, codec.facts_decoder(Fact), delivers=True
 )
 """Where messages are."""
+
+COORDINATOR = MachineKind(
+    coordinator.Coordinator, coordinator.Coordinator.restore, codec.facts_decoder(CoordinationFact)
+)
+"""Where groups and schedules are coordinated: the internal topic `core.coordinator.TOPIC`."""

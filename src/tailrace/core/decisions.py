@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.commands import Reply
-from tailrace.core.facts import Fact, Stored
 
-NOTHING: tuple[Stored | Fact, ...] = ()
+NOTHING: tuple[Any, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True, eq=False):
@@ -22,7 +23,8 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     decided: the shell loads it and asks again; nothing else of such a decision counts.
     """
 
-    facts: tuple[Stored | Fact, ...]
+    facts: tuple[Any, ...]
+    """Of the machine that decides: `core.facts` or `core.coordination_facts`."""
     reply: Reply
     keep: npt.NDArray[np.int64] | None = None
     late: npt.NDArray[np.int64] | None = None

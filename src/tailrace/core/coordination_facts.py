@@ -1,0 +1,144 @@
+"""Facts of the internal topic of groups: membership, assignment and schedules.
+
+Their tags are apart from those of data partitions (`core.facts`), so that a log is never read as the other
+kind. The same rules hold: tags are never given twice, fields are only added at the end, with a default.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.core.policy import GroupPolicy
+
+
+class GroupCreated(msgspec.Struct, frozen=True, array_like=True, tag=101):
+    """A group exists, on topics with so many partitions each."""
+
+    group: str
+    policy: GroupPolicy
+    topics: list[tuple[str, int]]
+    time_us: int
+
+
+class TopicsEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=102):
+    """A group is on these topics too, or one of its topics has more partitions now."""
+
+    group: str
+    topics: list[tuple[str, int]]
+    time_us: int
+
+
+class TopicsDropped(msgspec.Struct, frozen=True, array_like=True, tag=103):
+    """Topics of a group were deleted."""
+
+    group: str
+    topics: list[str]
+    time_us: int
+
+
+class MemberJoined(msgspec.Struct, frozen=True, array_like=True, tag=104):
+    """Somebody became a member, or wants other topics than before."""
+
+    group: str
+    member: str
+    topics: list[str]
+    client: str
+    time_us: int
+
+
+class MemberLeft(msgspec.Struct, frozen=True, array_like=True, tag=105):
+    """A member left, or (reason "silent") was not heard of for a whole session. What it owned and nobody was
+    assigned in the same decision belongs to nobody."""
+
+    group: str
+    member: str
+    reason: str
+    time_us: int
+
+
+class Revoking(msgspec.Struct, frozen=True, array_like=True, tag=106):
+    """Owners shall give up places, as (topic, partition, next owner)."""
+
+    group: str
+    moves: list[tuple[str, int, str]]
+    time_us: int
+
+
+class Assigned(msgspec.Struct, frozen=True, array_like=True, tag=107):
+    """Places belong to members ("" = to nobody) under a generation, as (topic, partition, member,
+    generation)."""
+
+    group: str
+    moves: list[tuple[str, int, str, int]]
+    time_us: int
+
+
+class GenerationsRaised(msgspec.Struct, frozen=True, array_like=True, tag=108):
+    """The partitions themselves went on to these generations (a reset): (topic, partition, generation)."""
+
+    group: str
+    places: list[tuple[str, int, int]]
+    time_us: int
+
+
+class PauseChanged(msgspec.Struct, frozen=True, array_like=True, tag=109):
+    """A group leases no more, or again."""
+
+    group: str
+    paused: bool
+    time_us: int
+
+
+class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=110):
+    """A group is gone with all its members."""
+
+    group: str
+    time_us: int
+
+
+class SchedulePut(msgspec.Struct, frozen=True, array_like=True, tag=111):
+    """A recurring schedule was made or replaced; the fields are those of `PutSchedule`."""
+
+    name: str
+    topic: str
+    cron: str
+    zone: str
+    value: bytes | None
+    key: bytes | None
+    headers: list[tuple[str, bytes]]
+    priority: int
+    ttl_ms: int | None
+    paused: bool
+    time_us: int
+
+
+class ScheduleDeleted(msgspec.Struct, frozen=True, array_like=True, tag=112):
+    """A schedule is gone."""
+
+    name: str
+    time_us: int
+
+
+class ScheduleTicked(msgspec.Struct, frozen=True, array_like=True, tag=113):
+    """The message of this tick is published; earlier ticks that were missed are never made up for."""
+
+    name: str
+    tick_us: int
+    time_us: int
+
+
+GroupFact = (
+    GroupCreated
+    | TopicsEnlisted
+    | TopicsDropped
+    | MemberJoined
+    | MemberLeft
+    | Revoking
+    | Assigned
+    | GenerationsRaised
+    | PauseChanged
+    | GroupDeleted
+)
+ScheduleFact = SchedulePut | ScheduleDeleted | ScheduleTicked
+CoordinationFact = GroupFact | ScheduleFact
+"""What a facts frame of the internal topic holds, for the codec."""

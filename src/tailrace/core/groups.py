@@ -1,0 +1,344 @@
+"""The groups of one coordinator: who is a member, and who owns which partition under which generation.
+
+A partition that has an owner moves in three steps: *Revoking* (the owner is told to finish), the owner's
+confirmation (or its end, or the time-out), *Assigned* to the next one under a higher generation. A free
+partition is assigned at once. What stays is named in no fact, so it never notices. Groups with shared
+assignment have no owners: every member takes from every partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tailrace.core import coordination_facts as facts
+from tailrace.core.assignment import assign, one_for_all
+from tailrace.core.commands import Done
+from tailrace.core.coordination_commands import (
+    ConfirmReleased,
+    DropGroup,
+    Join,
+    Leave,
+    MakeGroup,
+    RaiseGenerations,
+    ResizeTopics,
+    SetPaused,
+    Sizes,
+    TakeByForce,
+)
+from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.group_commands import Place
+from tailrace.core.model import Refusal
+from tailrace.core.policy import contradictions
+from tailrace.core.rosters import Extent, Group, Holding, Member, StoredGroup
+from tailrace.errors import AlreadyExists, Fenced, InvalidRequest, NotFound, Overloaded
+
+GROUPS_MAX = 10_000
+MEMBERS_MAX = 10_000
+"""Groups of one coordinator, and members of one group."""
+
+
+class Groups:
+    """The groups of one coordinator."""
+
+    COMMANDS: tuple[type, ...] = (
+        MakeGroup,
+        Join,
+        Leave,
+        ConfirmReleased,
+        TakeByForce,
+        ResizeTopics,
+        RaiseGenerations,
+        SetPaused,
+        DropGroup,
+    )
+    FACTS: tuple[type, ...] = facts.GroupFact.__args__
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Group] = {}
+        self._decide: dict[type, Callable[[Group, Any, int], Decision]] = {
+            Leave: self._leave,
+            ConfirmReleased: self._confirm,
+            TakeByForce: self._force,
+            ResizeTopics: self._resize,
+            RaiseGenerations: self._raise,
+            SetPaused: self._pause,
+            DropGroup: self._drop,
+        }
+        self._apply: dict[type, Callable[[Group, Any], None]] = {
+            facts.TopicsEnlisted: self._topics_enlisted,
+            facts.TopicsDropped: self._topics_dropped,
+            facts.MemberJoined: self._member_joined,
+            facts.MemberLeft: self._member_left,
+            facts.Revoking: self._revoking,
+            facts.Assigned: self._assigned,
+            facts.GenerationsRaised: self._generations_raised,
+            facts.PauseChanged: self._pause_changed,
+            facts.GroupDeleted: self._group_deleted,
+        }
+
+    # ---------------------------------------------------------------------------------------------- decide
+
+    def decide(self, command: Any, now_us: int) -> Decision:
+        """What a command leads to."""
+        group = self.by_name.get(command.group)
+        if isinstance(command, MakeGroup):
+            return self._make(group, command, now_us)
+        if isinstance(command, Join):
+            return self._join(group, command, now_us)
+        if group is None:
+            return Decision(NOTHING, Refusal(NotFound.code, f"there is no group {command.group[:80]!r}"))
+        return self._decide[type(command)](group, command, now_us)
+
+    def _make(self, group: Group | None, command: MakeGroup, now_us: int) -> Decision:
+        if group is None:
+            full = self._full()
+            created = facts.GroupCreated(command.group, command.policy, command.topics, now_us)
+            return Decision(NOTHING, full) if full else Decision((created,), Done())
+        if not command.if_missing:
+            return Decision(NOTHING, Refusal(AlreadyExists.code, f"group {group.name!r} exists already"))
+        new = _grown(group, command.topics)
+        if not new:
+            return Decision(NOTHING, Done())
+        enlisted = facts.TopicsEnlisted(group.name, new, now_us)
+        return Decision((enlisted, *_moves(group, _members(group), _extended(group, new), now_us)), Done())
+
+    def _full(self) -> Refusal | None:
+        if len(self.by_name) < GROUPS_MAX:
+            return None
+        text = f"this coordinator has {GROUPS_MAX} groups, and that is the most there can be"
+        return Refusal(Overloaded.code, text)
+
+    def _join(self, group: Group | None, command: Join, now_us: int) -> Decision:
+        made: list[Any] = []
+        if group is None:
+            full = self._full()
+            if full is not None:
+                return Decision(NOTHING, full)
+            made.append(facts.GroupCreated(command.group, command.policy, command.topics, now_us))
+            group = Group(command.group, command.policy, now_us)
+            self._topics_enlisted(group, facts.TopicsEnlisted(command.group, command.topics, now_us))
+        refusal = _unwelcome(group, command)
+        if refusal is not None:
+            return Decision(NOTHING, refusal)
+        new = _grown(group, command.topics)
+        if new:
+            made.append(facts.TopicsEnlisted(group.name, new, now_us))
+        topics = [topic for topic, _ in command.topics]
+        known = group.members.get(command.member)
+        if known is None or set(known.topics) != set(topics):
+            made.append(facts.MemberJoined(group.name, command.member, topics, command.client, now_us))
+        if made:
+            members = {**_members(group), command.member: tuple(topics)}
+            made += _moves(group, members, _extended(group, new), now_us)
+        return Decision(tuple(made), Done())
+
+    def _leave(self, group: Group, command: Leave, now_us: int) -> Decision:
+        if command.member not in group.members:
+            return Decision(NOTHING, Done())
+        members = _members(group)
+        del members[command.member]
+        reason = "silent" if command.silent else "left"
+        left = facts.MemberLeft(group.name, command.member, reason, now_us)
+        return Decision((left, *_moves(group, members, group.places, now_us)), Done())
+
+    def _confirm(self, group: Group, command: ConfirmReleased, now_us: int) -> Decision:
+        given_up = [
+            (place, holding)
+            for place in dict.fromkeys(command.places)
+            if (holding := group.places.get(place)) and holding.revoking and holding.owner == command.member
+        ]
+        return _moved_on(group, given_up, now_us)
+
+    def _force(self, group: Group, command: TakeByForce, now_us: int) -> Decision:
+        since_us = now_us - group.policy.revoke_timeout_ms * 1000
+        overdue = [
+            (place, held)
+            for place, held in group.places.items()
+            if held.revoking and held.since_us <= since_us
+        ]
+        return _moved_on(group, overdue, now_us)
+
+    def _resize(self, group: Group, command: ResizeTopics, now_us: int) -> Decision:
+        wanted = {topic for member in group.members.values() for topic in member.topics} | set(group.topics)
+        gone = [topic for topic, count in command.topics if not count and topic in group.topics]
+        new = _grown(group, [(topic, count) for topic, count in command.topics if count and topic in wanted])
+        made: list[Any] = []
+        if gone:
+            made.append(facts.TopicsDropped(group.name, gone, now_us))
+        if new:
+            made.append(facts.TopicsEnlisted(group.name, new, now_us))
+        if made:
+            places = {place: held for place, held in _extended(group, new).items() if place[0] not in gone}
+            made += _moves(group, _members(group), places, now_us)
+        return Decision(tuple(made), Done())
+
+    def _raise(self, group: Group, command: RaiseGenerations, now_us: int) -> Decision:
+        higher = [
+            (topic, number, generation)
+            for topic, number, generation in command.places
+            if (held := group.places.get((topic, number))) is not None and held.generation < generation
+        ]
+        if not higher:
+            return Decision(NOTHING, Done())
+        return Decision((facts.GenerationsRaised(group.name, higher, now_us),), Done())
+
+    def _pause(self, group: Group, command: SetPaused, now_us: int) -> Decision:
+        if group.paused == command.paused:
+            return Decision(NOTHING, Done())
+        return Decision((facts.PauseChanged(group.name, command.paused, now_us),), Done())
+
+    def _drop(self, group: Group, command: DropGroup, now_us: int) -> Decision:
+        if group.members and not command.force:
+            return Decision(NOTHING, in_use(group, "it is deleted"))
+        return Decision((facts.GroupDeleted(group.name, now_us),), Done())
+
+    # ----------------------------------------------------------------------------------------------- apply
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen."""
+        if isinstance(fact, facts.GroupCreated):
+            group = self.by_name[fact.group] = Group(fact.group, fact.policy, fact.time_us)
+            self._topics_enlisted(group, fact)
+        else:
+            self._apply[type(fact)](self.by_name[fact.group], fact)
+
+    def _topics_enlisted(self, group: Group, fact: facts.TopicsEnlisted | facts.GroupCreated) -> None:
+        group.places = _extended(group, fact.topics)
+        for topic, count in fact.topics:
+            known = group.topics.get(topic)
+            group.topics[topic] = Extent(count, count if known is None else known.first)
+
+    def _topics_dropped(self, group: Group, fact: facts.TopicsDropped) -> None:
+        for topic in fact.topics:
+            del group.topics[topic]
+        group.places = {place: held for place, held in group.places.items() if place[0] not in fact.topics}
+
+    def _member_joined(self, group: Group, fact: facts.MemberJoined) -> None:
+        known = group.members.get(fact.member)
+        joined_us = fact.time_us if known is None else known.joined_us
+        group.members[fact.member] = Member(fact.member, tuple(fact.topics), fact.client, joined_us)
+
+    def _member_left(self, group: Group, fact: facts.MemberLeft) -> None:
+        del group.members[fact.member]
+
+    def _revoking(self, group: Group, fact: facts.Revoking) -> None:
+        for topic, number, member in fact.moves:
+            held = group.places[topic, number]
+            since_us = held.since_us if held.revoking else fact.time_us
+            group.places[topic, number] = Holding(held.owner, held.generation, True, member, since_us)
+
+    def _assigned(self, group: Group, fact: facts.Assigned) -> None:
+        for topic, number, member, generation in fact.moves:
+            assert generation > group.places[topic, number].generation, "a generation only grows"
+            group.places[topic, number] = Holding(member, generation)
+
+    def _generations_raised(self, group: Group, fact: facts.GenerationsRaised) -> None:
+        for topic, number, generation in fact.places:
+            held = group.places[topic, number]
+            group.places[topic, number] = msgspec.structs.replace(held, generation=generation)
+
+    def _pause_changed(self, group: Group, fact: facts.PauseChanged) -> None:
+        group.paused = fact.paused
+
+    def _group_deleted(self, group: Group, fact: facts.GroupDeleted) -> None:
+        del self.by_name[group.name]
+
+    # -------------------------------------------------------------------------------------------- snapshot
+
+    def packed(self) -> bytes:
+        """The state for a snapshot."""
+        return msgspec.msgpack.encode([group.stored() for group in self.by_name.values()])
+
+    def load(self, data: bytes) -> None:
+        """The state that a snapshot holds."""
+        stored = msgspec.msgpack.decode(data, type=list[StoredGroup])
+        self.by_name = {item.name: Group.of(item) for item in stored}
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        for name, group in self.by_name.items():
+            assert group.name == name
+            group.verify()
+
+
+def in_use(group: Group, when: str) -> Refusal:
+    """Refuse what would pull the ground from under members."""
+    count = len(group.members)
+    have = f"group {group.name!r} has {count} member{'s' if count > 1 else ''}"
+    text = f"{have}: stop them before {when}, or force it"
+    return Refusal(InvalidRequest.code, text, details={"members": list(group.members)[:100]})
+
+
+def _unwelcome(group: Group, command: Join) -> Refusal | None:
+    """Why somebody cannot become a member."""
+    refusal = contradictions(group.policy, command.options, group.name)
+    if refusal is not None or command.member in group.members:
+        return refusal
+    if len(group.members) >= MEMBERS_MAX:
+        text = f"group {group.name!r} has {MEMBERS_MAX} members, and that is the most there can be"
+        return Refusal(Overloaded.code, text)
+    if group.policy.mode == "exclusive" and not command.wait and group.members:
+        active = group.active() or next(iter(group.members))
+        text = f"group {group.name!r} is exclusive, and {active!r} is its consumer"
+        return Refusal(Fenced.code, text, details={"member": active})
+    return None
+
+
+def _members(group: Group) -> dict[str, tuple[str, ...]]:
+    """Members in the order of joining, with their topics."""
+    return {member.id: member.topics for member in group.members.values()}
+
+
+def _grown(group: Group, topics: Sizes) -> Sizes:
+    """Those topics that the group is not on yet, or only with fewer partitions."""
+    return [
+        (topic, count)
+        for topic, count in dict(topics).items()
+        if topic not in group.topics or group.topics[topic].partitions < count
+    ]
+
+
+def _extended(group: Group, topics: Sizes) -> dict[Place, Holding]:
+    """The places of a group when these topics have so many partitions."""
+    places = dict(group.places)
+    if not group.shared:
+        for topic, count in topics:
+            for number in range(count):
+                places.setdefault((topic, number), Holding())
+    return places
+
+
+def _moves(
+    group: Group, members: dict[str, tuple[str, ...]], places: dict[Place, Holding], now_us: int
+) -> list[Any]:
+    """The facts that lead from these places to the assignment that these members shall have."""
+    if not places:
+        return []
+    holders = {place: held.holder if held.holder in members else "" for place, held in places.items()}
+    spread = one_for_all if group.policy.mode == "exclusive" else assign
+    revoking: list[tuple[str, int, str]] = []
+    assigned: list[tuple[str, int, str, int]] = []
+    for (topic, number), member in spread(members, holders).items():
+        held = places[topic, number]
+        if held.owner not in members:
+            if held.owner or member:
+                assigned.append((topic, number, member, held.generation + 1))
+        elif member != held.holder:
+            revoking.append((topic, number, member))
+    made: list[Any] = []
+    if revoking:
+        made.append(facts.Revoking(group.name, revoking, now_us))
+    if assigned:
+        made.append(facts.Assigned(group.name, assigned, now_us))
+    return made
+
+
+def _moved_on(group: Group, given_up: list[tuple[Place, Holding]], now_us: int) -> Decision:
+    """Places that their owners have given up go to who is next."""
+    if not given_up:
+        return Decision(NOTHING, Done())
+    moves = [(topic, number, held.next, held.generation + 1) for (topic, number), held in given_up]
+    return Decision((facts.Assigned(group.name, moves, now_us),), Done())
