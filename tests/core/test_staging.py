@@ -237,15 +237,14 @@ class Machine:
     """Stands for the coordinator."""
 
     def __init__(self) -> None:
-        self.append_time_us = 0
-        self.decisions = StagedDecisions(self)
+        self.decisions = StagedDecisions()
         self.facts: list[Any] = []
         self.now_us = T0
 
     def do(self, command: Any) -> Any:
-        before = self.decisions.buffers()
+        before = self.decisions.packed()
         decision = self.decisions.decide(command, self.now_us)
-        assert self.decisions.buffers() == before
+        assert self.decisions.packed() == before
         for fact in decision.facts:
             self.decisions.apply(fact)
             self.facts.append(fact)
@@ -371,15 +370,15 @@ def test_decisions_can_be_rebuilt_and_never_change(steps: list[Any], cut: int) -
         if isinstance(reply, StagedDecision):
             assert winners.setdefault((writer, reply.version), reply.attempts) == reply.attempts
             assert reply.won == (reply.version == version and reply.attempts == targets(what))
-    other = StagedDecisions(Machine())
+    other = StagedDecisions()
     for number, fact in enumerate(machine.facts):
         if number == cut:
             columns = [memoryview(buffer) for buffer in other.buffers()]
-            other = StagedDecisions(Machine())
+            other = StagedDecisions()
             other.load(columns)
         union = staged_decisions.StagedDecisionFact
         other.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=union))
-    assert other.buffers() == machine.decisions.buffers()
+    assert other.packed() == machine.decisions.packed()
     assert list(other.pending()) == list(machine.decisions.pending())
     other.verify()
 

@@ -9,8 +9,8 @@ version has to wait until then, so that targets apply a writer's versions in ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -19,8 +19,7 @@ from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.delivery_commands import DecideStaged, StagedDecision
 from tailrace.core.model import Refusal
 from tailrace.core.staging import bad_name
-from tailrace.core.table import Buffer
-from tailrace.errors import Corrupt, InvalidRequest, Overloaded, TooLarge, Unavailable
+from tailrace.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 
 Target = tuple[str, int, str]
 """Topic, partition, attempt."""
@@ -34,7 +33,7 @@ WRITER_IDLE_US = 7 * 86_400_000_000
 """When there are too many, writers idle for so long are forgotten."""
 
 
-class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=50):
+class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
     """Hard. These attempts are the writer's version."""
 
     writer: str
@@ -43,7 +42,7 @@ class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=50):
     time_us: int
 
 
-class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=51):
+class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
     """Soft. Every target has confirmed the writer's last version; losing this means to ask them again."""
 
     writer: str
@@ -70,20 +69,13 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
     done: bool
 
 
-class Timed(Protocol):
-    """What the component needs of the state machine that it is a part of."""
-
-    append_time_us: int
-
-
 class StagedDecisions:
     """The last decision of each writer."""
 
     COMMANDS: tuple[type, ...] = (DecideStaged, FinishStaged)
     FACTS: tuple[type, ...] = (StagedDecided, StagedDone)
 
-    def __init__(self, machine: Timed) -> None:
-        self._machine = machine
+    def __init__(self) -> None:
         self._last: dict[str, Settled] = {}
         """By writer, the one decided last at the end."""
         self._pending: dict[str, None] = {}
@@ -101,14 +93,12 @@ class StagedDecisions:
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to."""
-        time_us = max(now_us, self._machine.append_time_us)
+        """What a command leads to; the time never goes back."""
         if isinstance(command, FinishStaged):
             last = self._last.get(command.writer)
             if last is None or last.version != command.version or last.done:
                 return Decision(NOTHING, Done())
-            done: Any = StagedDone(command.writer, command.version, time_us)
-            return Decision((done,), Done(), soft=True)
+            return Decision((StagedDone(command.writer, command.version, now_us),), Done(), soft=True)
         assert isinstance(command, DecideStaged)
         problem = malformed(command)
         if problem is not None:
@@ -120,20 +110,20 @@ class StagedDecisions:
         if last is not None and not last.done:
             text = f"version {last.version} of writer {command.writer!r} is still being applied"
             return Decision(NOTHING, Refusal(Unavailable.code, text, details={"version": last.version}))
-        if self._rows_after(command, time_us) > self.rows_max:
+        if self._rows_after(command, now_us) > self.rows_max:
             text = "too many writers with staged writes were active in the last days"
             return Decision(NOTHING, Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000}))
-        fact: Any = StagedDecided(command.writer, command.version, command.attempts, time_us)
+        fact = StagedDecided(command.writer, command.version, command.attempts, now_us)
         return Decision((fact,), StagedDecision(command.version, command.attempts, True, False))
 
-    def _rows_after(self, command: DecideStaged, time_us: int) -> int:
+    def _rows_after(self, command: DecideStaged, now_us: int) -> int:
         """How many rows there would be, idle writers forgotten as far as needed."""
         rows = self._rows + _rows(command.attempts)
         known = self._last.get(command.writer)
         if known is not None:
             rows -= _rows(known.attempts)
         for writer, last in self._last.items():
-            if rows <= self.rows_max or last.time_us > time_us - WRITER_IDLE_US:
+            if rows <= self.rows_max or last.time_us > now_us - WRITER_IDLE_US:
                 break
             if last.done and writer != command.writer:
                 rows -= _rows(last.attempts)
@@ -143,7 +133,6 @@ class StagedDecisions:
 
     def apply(self, fact: Any) -> None:
         """Let a fact happen."""
-        self._machine.append_time_us = max(self._machine.append_time_us, fact.time_us)
         last = self._last.get(fact.writer)
         if isinstance(fact, StagedDone):
             assert last is not None, f"writer {fact.writer!r} has decided nothing"
@@ -173,17 +162,13 @@ class StagedDecisions:
 
     # -------------------------------------------------------------------------------------------- snapshot
 
-    def buffers(self) -> list[Buffer]:
-        """The state for a snapshot; nothing at all where nobody stages."""
-        return [msgspec.msgpack.encode(list(self._last.items()))] if self._last else []
+    def packed(self) -> bytes:
+        """The state for a snapshot."""
+        return msgspec.msgpack.encode(list(self._last.items()))
 
-    def load(self, columns: Sequence[memoryview]) -> None:
+    def load(self, data: bytes) -> None:
         """The state that a snapshot holds."""
-        if not columns:
-            return
-        if len(columns) != 1:
-            raise Corrupt(f"the snapshot has {len(columns)} pieces of staged decisions")
-        self._last = dict(msgspec.msgpack.decode(columns[0], type=list[tuple[str, Settled]]))
+        self._last = dict(msgspec.msgpack.decode(data, type=list[tuple[str, Settled]]))
         self._pending = {writer: None for writer, last in self._last.items() if not last.done}
         self._rows = sum(_rows(last.attempts) for last in self._last.values())
 
