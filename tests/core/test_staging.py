@@ -373,9 +373,9 @@ def test_decisions_can_be_rebuilt_and_never_change(steps: list[Any], cut: int) -
     other = StagedDecisions()
     for number, fact in enumerate(machine.facts):
         if number == cut:
-            columns = [memoryview(buffer) for buffer in other.buffers()]
+            data = other.packed()
             other = StagedDecisions()
-            other.load(columns)
+            other.load(data)
         union = staged_decisions.StagedDecisionFact
         other.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=union))
     assert other.packed() == machine.decisions.packed()
