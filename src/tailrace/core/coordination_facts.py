@@ -1,4 +1,4 @@
-"""Facts of the internal topic of groups: membership, assignment and schedules.
+"""Facts of the internal topic of groups: membership, assignment, schedules, staged decisions.
 
 Their tags are apart from those of data partitions (`core.facts`), so that a log is never read as the other
 kind. The same rules hold: tags are never given twice, fields are only added at the end, with a default.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.core.policy import GroupPolicy
+from tailrace.core.staged_decisions import StagedDecisionFact
 
 
 class GroupCreated(msgspec.Struct, frozen=True, array_like=True, tag=101):
@@ -140,5 +141,5 @@ GroupFact = (
     | GroupDeleted
 )
 ScheduleFact = SchedulePut | ScheduleDeleted | ScheduleTicked
-CoordinationFact = GroupFact | ScheduleFact
+CoordinationFact = GroupFact | ScheduleFact | StagedDecisionFact
 """What a facts frame of the internal topic holds, for the codec."""

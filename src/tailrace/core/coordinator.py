@@ -1,7 +1,7 @@
 """One partition of the internal topic of groups as a state machine, with the interface of `core.partition`.
 
 The leader of a group's partition is its coordinator. The machine has no messages, only facts; its parts are
-the groups and the recurring schedules whose names hash to it.
+the groups and the recurring schedules whose names hash to it, and the decisions of writers of staged batches.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.groups import Groups
 from tailrace.core.model import AtHand, partition_of
 from tailrace.core.recurrences import Recurrences
+from tailrace.core.staged_decisions import StagedDecisions
 from tailrace.core.table import Buffer
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt
@@ -78,7 +79,12 @@ class Coordinator:
         self.leader_epoch = 0
         self.groups = Groups()
         self.recurrences = Recurrences()
-        self.parts: dict[str, Part] = {"groups": self.groups, "recurrences": self.recurrences}
+        self.staged = StagedDecisions()
+        self.parts: dict[str, Part] = {
+            "groups": self.groups,
+            "recurrences": self.recurrences,
+            "staged": self.staged,
+        }
         self._decide: dict[type, Callable[[Any, int], Decision]] = {Look: _nothing}
         self._apply: dict[type, Callable[[Any], None]] = {}
         for part in self.parts.values():
