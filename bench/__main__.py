@@ -11,11 +11,11 @@ import sys
 
 from rich.console import Console
 
-from bench import foundation, results
+from bench import delivery, foundation, results
 from bench.harness import RUNS, Plan, execute
 from bench.machine import Unfit
 
-SUITES = {suite.name: suite for suite in (foundation.SUITE,)}
+SUITES = {suite.name: suite for suite in (foundation.SUITE, delivery.SUITE)}
 
 
 def arguments() -> argparse.Namespace:

@@ -76,17 +76,23 @@ class Run:
     def drive(self, broker: Broker, load: Load, topic: str = "bench") -> Outcome:
         """Create a topic, let a reader and a producer loose on it, and check that every message arrived."""
         asyncio.run(_create(broker.url, topic, load))
-        with self._role("reader", Job(broker.url, topic, load)) as reader:
+        with self.role(_receiver(load), Job(broker.url, topic, load)) as reader:
             reader.answer(dict, ROLE_PATIENCE_S)
-            with self._role("producer", Job(broker.url, topic, load)) as producer:
+            with self.role("producer", Job(broker.url, topic, load)) as producer:
                 produced = producer.answer(Produced, load.seconds + ROLE_PATIENCE_S)
                 # Told while the producer still leaves, so that its exit does not count as the reader's time.
                 received = self._received(reader, load, produced.sent)
         return Outcome(produced, received)
 
+    def fill(self, broker: Broker, load: Load, topic: str = "bench") -> int:
+        """Create a topic and publish to it with nobody reading; returns how many messages it holds."""
+        asyncio.run(_create(broker.url, topic, load))
+        with self.role("producer", Job(broker.url, topic, load)) as producer:
+            return producer.answer(Produced, load.seconds + ROLE_PATIENCE_S).sent
+
     def reread(self, broker: Broker, load: Load, expected: int, topic: str = "bench") -> Received:
-        """Read a topic that is already written from its beginning, and check the count."""
-        with self._role("reader", Job(broker.url, topic, load)) as reader:
+        """Read or consume a topic that is already written from its beginning, and check the count."""
+        with self.role(_receiver(load), Job(broker.url, topic, load)) as reader:
             reader.answer(dict, ROLE_PATIENCE_S)
             return self._received(reader, load, expected)
 
@@ -99,7 +105,8 @@ class Run:
             raise BenchmarkFailed(f"{received.value_bytes} bytes of values came from {expected} messages")
         return received
 
-    def _role(self, role: str, job: Job) -> Child:
+    def role(self, role: str, job: msgspec.Struct) -> Child:
+        """A process of `bench.roles` with its job."""
         argument = msgspec.json.encode(job).decode()
         return Child(role, ["-m", f"bench.roles.{role}", argument], log=self.folder / f"{role}.log")
 
@@ -120,6 +127,10 @@ class Run:
             finally:
                 Path(job.path).unlink(missing_ok=True)
         return self._limits[key] * batch
+
+
+def _receiver(load: Load) -> str:
+    return "consumer" if load.group else "reader"
 
 
 async def _create(url: str, topic: str, load: Load) -> None:

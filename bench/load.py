@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,7 +13,7 @@ GB = 1_000_000_000
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A load on one topic: for `seconds`, or `count` messages if given, and at most `bytes_max` of values."""
 
-    mode: Literal["send", "send_many", "publish", "paced"]
+    mode: Literal["send", "send_many", "send_varied", "publish", "paced"]
     value_bytes: int
     reading: Literal["messages", "batches"]
     seconds: float
@@ -26,6 +26,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 1.0
     partitions: int = 1
     durability: Literal["interval", "fsync"] = "interval"
+    group: str = ""
+    """With a group, a consumer of it stands in for the reader."""
+    group_options: dict[str, Any] = {}
+    stuck_every: int = 0
+    priorities: bool = False
+    """Messages have random priorities."""
+    keys: int = 0
+    """Messages have one of so many keys."""
 
 
 class Job(msgspec.Struct, frozen=True):

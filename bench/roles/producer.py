@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import struct
 import sys
 import time
@@ -70,6 +71,29 @@ async def send_many(producer: Any, load: Load) -> Produced:
     return Produced(sent, time.perf_counter() - started)
 
 
+async def send_varied(producer: Any, load: Load) -> Produced:
+    """Whole batches of messages with keys or priorities, drawn anew for each batch."""
+    values = values_of(load)
+    draw = random.Random(20260101)
+    keys = [f"key-{number:06d}".encode() for number in range(load.keys)]
+    unacknowledged: deque[Any] = deque()
+    sent, started, allowance = 0, time.perf_counter(), Allowance(load)
+    while rest := allowance.rest(sent, len(values)):
+        columns: dict[str, Any] = {}
+        if keys:
+            columns["keys"] = draw.choices(keys, k=rest)
+        if load.priorities:
+            columns["priorities"] = draw.choices(range(5), k=rest)
+        unacknowledged.append(await producer.send_many(values[:rest], **columns))
+        sent += rest
+        if len(unacknowledged) >= load.window:
+            await unacknowledged.popleft()
+    for receipt in unacknowledged:
+        await receipt
+    await producer.flush()
+    return Produced(sent, time.perf_counter() - started)
+
+
 async def publish(producer: Any, load: Load) -> Produced:
     """One message at a time: the next is sent when the one before is acknowledged."""
     values = values_of(load)
@@ -125,7 +149,13 @@ def latency(took_ns: np.ndarray[Any, Any]) -> Latency:
     return Latency(len(took_ns), float(p50), float(p99), float(took_ns.max()) / 1e6)
 
 
-MODES = {"send": send, "send_many": send_many, "publish": publish, "paced": paced}
+MODES = {
+    "send": send,
+    "send_many": send_many,
+    "send_varied": send_varied,
+    "publish": publish,
+    "paced": paced,
+}
 
 
 async def produce(job: Job) -> None:

@@ -1,0 +1,40 @@
+"""The suite of the queue on the log: its bars, and the cases that are held against them."""
+
+from __future__ import annotations
+
+from bench.cases import member_joins, queue_cost, queue_plain, queue_steady, settled_log, timer_load
+from bench.harness import Suite
+from bench.results import Bar
+
+BARS = (
+    Bar(name="queue_e2e_100b", sense=">=", value=300_000),
+    Bar(name="queue_e2e_p99_ms_20k", sense="<=", value=10),
+    Bar(name="queue_cost_flatness", sense="<=", value=1.2),
+    Bar(name="queue_cost_flatness_stuck", sense="<=", value=1.2),
+    Bar(name="queue_cost_flatness_groups", sense="<=", value=1.2),
+    Bar(name="mixed_priority_100b", sense=">=", value=150_000),
+    Bar(name="key_order_100k_keys", sense=">=", value=150_000),
+    Bar(name="scheduled_bytes_each", sense="<=", value=100),
+    Bar(name="timer_lateness_ms_p99", sense="<=", value=20),
+    Bar(name="fact_bytes_per_msg", sense="<=", value=8),
+    Bar(name="snapshot_pause_ms_p99", sense="<=", value=5),
+    Bar(name="restart_s", sense="<=", value=2),
+    Bar(name="rebalance_s", sense="<=", value=1),
+    Bar(name="kept_partition_gap_ms", sense="<=", value=200),
+)
+
+SUITE = Suite(
+    "delivery",
+    BARS,
+    (
+        queue_plain.PLAIN,
+        queue_plain.PRIORITIES,
+        queue_plain.KEYS,
+        queue_plain.SHARED_KEYS,
+        queue_steady.CASE,
+        queue_cost.CASE,
+        timer_load.CASE,
+        settled_log.CASE,
+        member_joins.CASE,
+    ),
+)

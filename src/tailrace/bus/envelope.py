@@ -1,0 +1,152 @@
+"""Messages as handlers see them: typed data, where it came from, and how to settle it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from tailrace.client.deliveries import Delivery
+
+T = TypeVar("T")
+
+
+class _Envelope(Generic[T]):
+    """What both forms of a message have in common."""
+
+    __slots__ = ("_delivery", "_settled", "data", "name", "version")
+
+    def __init__(self, delivery: Delivery, name: str, version: int, data: T) -> None:
+        self._delivery = delivery
+        self._settled = False
+        self.data = data
+        self.name = name
+        self.version = version
+
+    @property
+    def id(self) -> UUID:
+        """The id that the publisher gave it."""
+        return self._delivery.id
+
+    @property
+    def key(self) -> bytes | None:
+        """The key, if it has one: messages of one key are handled in order, one at a time."""
+        return self._delivery.key
+
+    @property
+    def headers(self) -> list[tuple[str, bytes]]:
+        """All headers, the bus's own too."""
+        return self._delivery.headers
+
+    def header(self, name: str) -> str | None:
+        """The last header of a name as text."""
+        for other, value in reversed(self._delivery.headers):
+            if other == name:
+                return value.decode(errors="replace")
+        return None
+
+    @property
+    def attempt(self) -> int:
+        """1 at first, one more after every failure."""
+        return self._delivery.attempt
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was published."""
+        return self._delivery.timestamp
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self._delivery.topic, self._delivery.partition, self._delivery.offset
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acknowledged, rejected or given back."""
+        return self._settled
+
+    def __repr__(self) -> str:
+        topic, partition, offset = self.place
+        return f"{type(self).__name__}({self.name}, {topic}/{partition}@{offset}, {self.data!r})"
+
+
+class Message(_Envelope[T]):
+    """A message in an async handler."""
+
+    __slots__ = ()
+
+    async def acknowledge(self) -> None:
+        """Done: returns when that is durable."""
+        self._settled = True
+        await self._delivery.ack()
+
+    async def retry(self, delay: float | None = None, error: str = "") -> None:
+        """Try again after `delay` seconds, or the group's back-off; counts as a failure."""
+        self._settled = True
+        await self._delivery.nack(delay=delay, error=error)
+
+    async def reject(self, reason: str = "", *, poison: bool = False) -> None:
+        """To the dead letters."""
+        self._settled = True
+        await self._delivery.reject(reason, poison=poison)
+
+    async def give_back(self) -> None:
+        """Not handled here after all: available to others at once, without a failure."""
+        self._settled = True
+        await self._delivery.nack(failure=False)
+
+
+class BlockingMessage(_Envelope[T]):
+    """A message in a blocking handler, which runs in a thread; the same names, and they wait."""
+
+    __slots__ = ("_loop", "_message")
+
+    def __init__(self, message: Message[T], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(message._delivery, message.name, message.version, message.data)
+        self._message = message
+        self._loop = loop
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acknowledged, rejected or given back."""
+        return self._message.settled
+
+    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def acknowledge(self) -> None:
+        """Done: returns when that is durable."""
+        self._wait(self._message.acknowledge())
+
+    def retry(self, delay: float | None = None, error: str = "") -> None:
+        """Try again after `delay` seconds, or the group's back-off; counts as a failure."""
+        self._wait(self._message.retry(delay, error))
+
+    def reject(self, reason: str = "", *, poison: bool = False) -> None:
+        """To the dead letters."""
+        self._wait(self._message.reject(reason, poison=poison))
+
+    def give_back(self) -> None:
+        """Not handled here after all: available to others at once, without a failure."""
+        self._wait(self._message.give_back())
+
+
+M = TypeVar("M", Message[Any], BlockingMessage[Any])
+
+
+class Batch(Generic[M]):
+    """Messages checked out together: a set from which each leaves when it is settled on its own."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: list[M]) -> None:
+        self._messages = messages
+
+    def __iter__(self) -> Iterator[M]:
+        """Those that are not settled yet."""
+        return iter([message for message in self._messages if not message.settled])
+
+    def __len__(self) -> int:
+        return sum(not message.settled for message in self._messages)

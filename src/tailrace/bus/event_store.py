@@ -1,0 +1,126 @@
+"""An event store on a topic with `key_index`: the events of an aggregate are the messages of one key.
+
+The version of a stream is the number of its events. An append names the version that it was decided on and
+is refused with `SequenceConflict` when somebody else was quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from tailrace.bus.registry import Registry, as_key
+from tailrace.client.aio import Client
+from tailrace.client.reader import Start
+from tailrace.core.model import ANY_KEY_SEQUENCE, partition_of
+from tailrace.errors import InvalidRequest
+
+ANY = ANY_KEY_SEQUENCE
+"""As `expected`: append whatever the version is."""
+NEW = 0
+"""As `expected`: the stream must not exist yet."""
+
+
+class Event(msgspec.Struct, frozen=True, eq=False):
+    """An event as read: its stream, its version there (1 for the first; 0 when it was not counted), its place
+    in the topic, and its data."""
+
+    stream: str
+    version: int
+    partition: int
+    offset: int
+    name: str
+    data: Any
+
+
+class EventStore:
+    """Streams of events on one topic; use it as an async context manager."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self.topic = topic
+        self._client = client
+        self._registry = Registry()
+        self._partitions = 0
+        self._producer = client.producer(topic, linger_ms=0)
+
+    async def __aenter__(self) -> EventStore:
+        admin = self._client.admin()
+        await admin.create_topic(self.topic, if_missing=True, key_index=True)
+        topic = await admin.describe_topic(self.topic)
+        if not topic.options["key_index"]:
+            raise InvalidRequest(f"topic {self.topic!r} was made without key_index: it cannot hold streams")
+        self._partitions = len(topic.partitions)
+        await self._producer.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._producer.__aexit__(*error)
+
+    def event(self, kind: Any = None, *, name: str | None = None, version: int = 1) -> Any:
+        """Register a type of events; also as a decorator."""
+
+        def add(kind: Any) -> Any:
+            self._registry.add(kind, name or kind.__name__, version, self.topic, None)
+            return kind
+
+        return add if kind is None else add(kind)
+
+    def upcast(self, name: str, version: int, upcaster: Any) -> None:
+        """From plain data of `version` of a type to that of the next."""
+        self._registry.upcast(name, version, upcaster)
+
+    async def append(self, stream: str, events: Sequence[Any], *, expected: int = ANY) -> int:
+        """Append events to a stream that has `expected` of them; all or none of several go in together.
+
+        Returns the version of the stream afterwards (0 with `ANY`, when it was not asked for).
+        """
+        if not events:
+            raise InvalidRequest("append: at least one event")
+        key = as_key(stream)
+        assert key is not None
+        encoded = [self._registry.encode(event) for event in events]
+        receipts = await self._producer.send_many(
+            [body for _, body, _ in encoded],
+            keys=[key] * len(encoded),
+            headers=[headers for _, _, headers in encoded],
+            expected_key_sequence=expected,
+        )
+        await receipts
+        return 0 if expected == ANY else expected + len(events)
+
+    async def read(
+        self, stream: str, *, since: int = 0, backwards: bool = False, limit: int | None = None
+    ) -> list[Event]:
+        """Events of a stream in order, from the one after version `since`; or the newest first."""
+        events = [event async for event in self._scan(stream)]
+        chosen = [event for event in events if event.version > since]
+        if backwards:
+            chosen.reverse()
+        return chosen if limit is None else chosen[:limit]
+
+    async def _scan(self, stream: str) -> AsyncIterator[Event]:
+        """All events of one stream: its partition is read through, and other keys are passed over unread."""
+        key = as_key(stream)
+        assert key is not None
+        partition = partition_of(key, self._partitions)
+        version = 0
+        async with self._client.reader(
+            self.topic, start="earliest", partitions=[partition], stop_at_end=True
+        ) as reader:
+            async for batch in reader.batches():
+                own = batch.filter(pc.equal(batch.column("key"), key))
+                for row in own.select(["offset", "value", "headers"]).to_pylist():
+                    version += 1
+                    name, _, data = self._registry.decode(row["value"], row["headers"] or ())
+                    yield Event(stream, version, partition, row["offset"], name, data)
+
+    async def subscribe(self, start: Start = "earliest") -> AsyncIterator[Event]:
+        """All events of all streams from a position on, as they come; `Event.version` is 0 here."""
+        async with self._client.reader(self.topic, start=start) as reader:
+            async for message in reader:
+                name, _, data = self._registry.decode(message.value, message.headers)
+                stream = (message.key or b"").decode(errors="replace")
+                yield Event(stream, 0, message.partition, message.offset, name, data)

@@ -1,0 +1,134 @@
+"""Handlers: how they are called, and what is done with the message afterwards.
+
+A coroutine function runs on the loop; a plain function runs in a thread of its own pool, while the consumer
+goes on extending the leases. Either way the call is bounded by its `timeout`, and what becomes of the message
+follows from its policy's table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from tailrace.bus.envelope import Batch, BlockingMessage, Message
+from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, outcome_of
+from tailrace.errors import InvalidRequest, LeaseLost
+
+log = logging.getLogger("tailrace.bus")
+
+Call = Callable[[Any], Awaitable[Any]]
+Middleware = Callable[[Any, Call], Awaitable[Any]]
+
+
+class Handler(msgspec.Struct, frozen=True, eq=False):
+    """One function of the application, and how it wants to be called."""
+
+    function: Callable[[Any], Any]
+    names: tuple[str, ...]
+    topic: str
+    group: str
+    policy: AckPolicy
+    timeout: float | None
+    limit: asyncio.Semaphore | None
+    batch: int | None
+
+    @property
+    def blocking(self) -> bool:
+        """Whether it runs in a thread."""
+        return not inspect.iscoroutinefunction(self.function)
+
+
+class Caller:
+    """Calls handlers of one running bus."""
+
+    def __init__(self, middlewares: Sequence[Middleware], threads: int) -> None:
+        self._middlewares = middlewares
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tailrace-handler")
+
+    def close(self) -> None:
+        """Let the threads end with what they are doing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def call(self, handler: Handler, subject: Any) -> tuple[Any, BaseException | None]:
+        """What a handler made of a message or a batch: its result, or the error that ended it."""
+        call = self._innermost(handler)
+        for middleware in reversed(self._middlewares):
+            call = _around(middleware, call)
+        try:
+            if handler.limit is None:
+                return await self._bounded(call, handler, subject), None
+            async with handler.limit:
+                return await self._bounded(call, handler, subject), None
+        except (Exception, asyncio.CancelledError) as error:
+            return None, error
+
+    @staticmethod
+    async def _bounded(call: Call, handler: Handler, subject: Any) -> Any:
+        if handler.timeout is None:
+            return await call(subject)
+        try:
+            async with asyncio.timeout(handler.timeout) as bound:
+                return await call(subject)
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            raise TimeoutError(f"ran past its timeout of {handler.timeout:g} s") from error
+
+    def _innermost(self, handler: Handler) -> Call:
+        if not handler.blocking:
+            return handler.function
+        loop = asyncio.get_running_loop()
+
+        async def in_thread(subject: Any) -> Any:
+            if isinstance(subject, Batch):
+                subject = Batch([BlockingMessage(message, loop) for message in subject])
+            else:
+                subject = BlockingMessage(subject, loop)
+            return await loop.run_in_executor(self._threads, handler.function, subject)
+
+        return in_thread
+
+
+def _around(middleware: Middleware, call: Call) -> Call:
+    async def called(subject: Any) -> Any:
+        return await middleware(subject, call)
+
+    return called
+
+
+async def settle(policy: AckPolicy, message: Message[Any], error: BaseException | None) -> None:
+    """Do what the policy's table says, unless the handler has settled the message by itself."""
+    outcome = outcome_of(error)
+    if outcome is Outcome.ERROR:
+        log.error("%r failed", message, exc_info=error)
+    if message.settled:
+        return
+    act = TABLE[policy][outcome]
+    text = "" if error is None else f"{type(error).__name__}: {error}"
+    try:
+        if act is Act.ACK:
+            await message.acknowledge()
+        elif act is Act.NACK:
+            await message.retry(getattr(error, "delay", None), text)
+        elif act is Act.REJECT:
+            await message.reject(text)
+        elif act is Act.GIVE_BACK:
+            await message.give_back()
+    except LeaseLost as lost:
+        # Another has it by now: there is nothing to add.
+        log.warning("%r was handled too late: %s", message, lost)
+
+
+def check_function(function: Any) -> None:
+    """A handler takes exactly one thing."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        name = getattr(function, "__qualname__", repr(function))
+        raise InvalidRequest(f"{name}: a handler takes one argument, the message or the batch") from None

@@ -1,0 +1,179 @@
+"""One running group of a bus: its consumer, the choice of the handler, and answers to requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tailrace.bus.envelope import Batch, Message
+from tailrace.bus.handlers import Caller, Handler, settle
+from tailrace.bus.outcomes import TABLE, AckPolicy, Act, outcome_of
+from tailrace.bus.payloads import BYTES, JSON
+from tailrace.bus.registry import (
+    CONTENT_HEADER,
+    TYPE_HEADER,
+    VERSION_HEADER,
+    Registry,
+    Undecodable,
+)
+from tailrace.bus.requests import CORRELATION_HEADER, ERROR_HEADER, REPLY_TO_HEADER
+from tailrace.client.consumer import Consumer
+from tailrace.client.deliveries import Delivery
+from tailrace.client.producer import Producer
+from tailrace.errors import InvalidRequest, LeaseLost, TailraceError
+
+log = logging.getLogger("tailrace.bus")
+
+
+class Answers:
+    """Sends what handlers return to whoever asked."""
+
+    def __init__(self, producer: Callable[[str], Awaitable[Producer]], registry: Registry) -> None:
+        self._producer = producer
+        self._registry = registry
+
+    async def send(self, message: Message[Any], result: Any, problem: str | None) -> None:
+        """Answer a message, if it is a request."""
+        topic, correlation = message.header(REPLY_TO_HEADER), message.header(CORRELATION_HEADER)
+        if topic is None or correlation is None:
+            return
+        headers: list[tuple[str, bytes]] = [(CORRELATION_HEADER, correlation.encode())]
+        body = b""
+        if problem is not None:
+            headers.append((ERROR_HEADER, problem.encode()))
+        else:
+            body, described = self._encode(result)
+            headers += described
+        try:
+            producer = await self._producer(topic)
+            await producer.publish(body, headers=headers)
+        except TailraceError as error:
+            log.error("%r cannot be answered: %s", message, error)  # The asker sees a timeout.
+
+    def _encode(self, result: Any) -> tuple[bytes, list[tuple[str, bytes]]]:
+        """A registered type travels as such; anything else that JSON knows, as plain data."""
+        try:
+            _, body, headers = self._registry.encode(result)
+            return body, headers
+        except InvalidRequest:
+            pass
+        content = BYTES if isinstance(result, bytes) else JSON
+        body = result if isinstance(result, bytes) else msgspec.json.encode(result)
+        return body, [
+            (TYPE_HEADER, b"reply"),
+            (VERSION_HEADER, b"1"),
+            (CONTENT_HEADER, content.encode()),
+        ]
+
+
+class Subscription:
+    """A consumer and the handlers that share its group."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        handlers: Sequence[Handler],
+        registry: Registry,
+        caller: Caller,
+        answers: Answers,
+    ) -> None:
+        self._consumer = consumer
+        self._handlers = {name: handler for handler in handlers for name in handler.names}
+        self._batch = handlers[0].batch
+        self._registry = registry
+        self._caller = caller
+        self._answers = answers
+
+    async def run(self, concurrency: int) -> None:
+        """Handle messages until stopped."""
+        async with self._consumer as consumer:
+            if self._batch is None:
+                await consumer.run(self._handle, concurrency=concurrency, settle=False)
+            else:
+                async for batch in consumer.batches(self._batch):
+                    await self._handle_batch(list(batch))
+
+    def stop(self) -> None:
+        """Take no more messages; `run` ends when those under way are done."""
+        self._consumer.stop()
+
+    async def _open(self, delivery: Delivery) -> tuple[Handler, Message[Any]] | None:
+        """The message and its handler; None when it is not for this group or cannot be read."""
+        try:
+            name, version, data = self._registry.decode(delivery.value, delivery.headers)
+            handler = self._handlers.get(name)
+            if handler is None and not self._registry.knows(name):
+                raise Undecodable(f"the type {name!r} is not known here")
+        except Undecodable as error:
+            log.error("poison in %s/%d@%d: %s", delivery.topic, delivery.partition, delivery.offset, error)
+            await _quietly(delivery.reject(str(error), poison=True))
+            return None
+        if handler is None:
+            delivery.ack_nowait()  # Of a type that this group does not ask for.
+            return None
+        return handler, Message(delivery, name, version, data)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        opened = await self._open(delivery)
+        if opened is None:
+            return
+        handler, message = opened
+        if handler.policy is AckPolicy.ACK_FIRST:
+            await message.acknowledge()
+        result, error = await self._caller.call(handler, message)
+        act = TABLE[handler.policy][outcome_of(error)]
+        if error is None:
+            await self._answers.send(message, result, None)
+        elif act in (Act.ACK, Act.REJECT) or handler.policy is AckPolicy.ACK_FIRST:
+            await self._answers.send(message, None, f"{error}")  # It is not tried again: the asker may know.
+        await settle(handler.policy, message, error)
+        _go_on_stopping(error)
+
+    async def _handle_batch(self, deliveries: list[Delivery]) -> None:
+        by_handler: dict[int, tuple[Handler, list[Message[Any]]]] = {}
+        for delivery in deliveries:
+            opened = await self._open(delivery)
+            if opened is not None:
+                handler, message = opened
+                by_handler.setdefault(id(handler), (handler, []))[1].append(message)
+        for handler, messages in by_handler.values():
+            await self._handle_set(handler, messages)
+
+    async def _handle_set(self, handler: Handler, messages: list[Message[Any]]) -> None:
+        """Under MANUAL the handler is called again with what is left of the set, until nothing is."""
+        if handler.policy is AckPolicy.ACK_FIRST:
+            for message in messages:
+                await message.acknowledge()
+            messages = [Message(m._delivery, m.name, m.version, m.data) for m in messages]
+        batch = Batch(messages)
+        while len(batch):
+            before = len(batch)
+            _, error = await self._caller.call(handler, batch)
+            for message in batch:
+                await settle(handler.policy, message, error)
+            _go_on_stopping(error)
+            if handler.policy is AckPolicy.ACK_FIRST:
+                return
+            if len(batch) == before:
+                name = handler.function.__qualname__
+                log.warning("%s settled none of %d messages; they are given back", name, before)
+                for message in batch:
+                    await _quietly(message.give_back())
+
+
+def _go_on_stopping(error: BaseException | None) -> None:
+    """The cancellation of a worker was held up only to settle what it had."""
+    if isinstance(error, asyncio.CancelledError):
+        raise error
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    """Settle; that the lease is lost already means that another will see the message."""
+    try:
+        await work
+    except LeaseLost as error:
+        log.warning("%s", error)
