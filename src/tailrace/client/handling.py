@@ -1,0 +1,165 @@
+"""Handlers at work: `Consumer.run` with several at a time, messages of one key one after the other.
+
+A key whose handler is slow parks only its own messages; others go on, up to a bound on what is parked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from tailrace.client.deliveries import Delivery
+from tailrace.errors import TailraceError
+
+log = logging.getLogger("tailrace.consumer")
+Handler = Callable[[Delivery], Awaitable[Any] | Any]
+
+
+class Source(Protocol):
+    """Where deliveries come from."""
+
+    async def __anext__(self) -> Delivery:
+        """The next one."""
+        ...
+
+
+class Runner:
+    """One run of a handler over a consumer."""
+
+    def __init__(
+        self,
+        source: Source,
+        handler: Handler,
+        concurrency: int,
+        settle: bool,
+        ordering: str,
+        parked_max: int,
+    ) -> None:
+        self._source = source
+        self._handler = handler
+        self._concurrency = concurrency
+        self._settle = settle
+        self._ordering = ordering
+        self._parked_max = parked_max
+        self._parked: dict[object, deque[Delivery]] = {}
+        """Keys at work, and what waits behind the message that is handled."""
+        self._parked_count = 0
+        self._room = asyncio.Event()
+        self._pulling = asyncio.Lock()
+        self._over = False
+
+    async def run(self) -> None:
+        """Until the source ends. What a handler raises is raised here when it has to settle by itself."""
+        if self._concurrency == 1:
+            while (delivery := await self._pull()) is not None:
+                await self._handle(delivery)
+            return
+        loop = asyncio.get_running_loop()
+        workers = [loop.create_task(self._work()) for _ in range(self._concurrency)]
+        try:
+            done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in done:
+                worker.result()
+        finally:
+            self._over = True
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            await self._give_back()
+
+    async def _pull(self) -> Delivery | None:
+        try:
+            return await self._source.__anext__()
+        except StopAsyncIteration:
+            self._over = True
+            return None
+
+    async def _work(self) -> None:
+        """One of the workers: a message, then those that were parked behind it, then the next."""
+        while (delivery := await self._pick()) is not None:
+            key = self._key(delivery)
+            await self._handle(delivery)
+            if key is None:
+                continue
+            parked = self._parked[key]
+            while parked and not self._over:
+                delivery = parked.popleft()
+                self._parked_count -= 1
+                self._room.set()
+                if not delivery.rows.lease.is_lost(delivery.offset):
+                    await self._handle(delivery)
+            if not parked:
+                del self._parked[key]
+
+    async def _pick(self) -> Delivery | None:
+        """The next message whose key nobody works on; others are parked behind their key."""
+        async with self._pulling:
+            while not self._over:
+                while self._parked_count >= self._parked_max:
+                    self._room.clear()
+                    await self._room.wait()
+                delivery = await self._pull()
+                if delivery is None:
+                    break
+                key = self._key(delivery)
+                if key is None:
+                    return delivery
+                parked = self._parked.get(key)
+                if parked is None:
+                    self._parked[key] = deque()
+                    return delivery
+                parked.append(delivery)
+                self._parked_count += 1
+            return None
+
+    def _key(self, delivery: Delivery) -> object:
+        if self._ordering == "partition":
+            return (delivery.topic, delivery.partition)
+        if self._ordering == "key" and delivery.key is not None:
+            return (delivery.topic, delivery.partition, delivery.key)
+        return None
+
+    async def _handle(self, delivery: Delivery) -> None:
+        try:
+            result = self._handler(delivery)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            if not self._settle:
+                raise
+            place = f"{delivery.topic}/{delivery.partition}@{delivery.offset}"
+            log.exception("the handler failed on %s, attempt %d", place, delivery.attempt)
+            await self._failed(delivery, error)
+            return
+        if self._settle and not delivery.settled:
+            try:
+                delivery.ack_nowait()
+            except TailraceError as error:
+                log.warning("not acknowledged: %s", error)
+
+    async def _failed(self, delivery: Delivery, error: Exception) -> None:
+        """Give back as a failure; later messages of its key went back with it and are not handled."""
+        try:
+            await delivery.nack(error=f"{type(error).__name__}: {error}")
+        except TailraceError as problem:
+            log.warning("not given back: %s", problem)
+        parked = self._parked.get(self._key(delivery))
+        if parked:
+            self._parked_count -= len(parked)
+            for late in parked:
+                late.rows.lease.forget(late.offset)
+            parked.clear()
+            self._room.set()
+
+    async def _give_back(self) -> None:
+        for parked in self._parked.values():
+            for delivery in parked:
+                try:
+                    await delivery.nack(failure=False)
+                except TailraceError as error:
+                    log.warning("not given back: %s", error)
+        self._parked.clear()

@@ -1,0 +1,360 @@
+"""Settling what a consumer holds: acknowledgements in the background, nacks, rejections, extensions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.deliveries import Delivery
+from tailrace.client.leases import AckRun, FailedAck, HeldLease, Leases, offsets_of, spans_of
+from tailrace.core.commands import Reply, Request
+from tailrace.core.delivery_commands import Ack, Extend, Extended, Nack, Reject, Settled
+from tailrace.core.group_commands import Place
+from tailrace.core.model import Refusal
+from tailrace.errors import InvalidRequest, LeaseLost, TailraceError
+from tailrace.format.frame import Buffer
+from tailrace.ports import BrokerVerbs
+
+FAILURES_KEPT = 1000
+ERROR_CHARS_MAX = 2000
+TICK_S_MIN = 0.01
+_BROKEN = Refusal("unavailable", "no answer in time", "unknown")
+
+
+class Settlement:
+    """See `deliveries.Settling`. `failed` is called after messages went back as failures, so that buffered
+    ones that had to go back with them are dropped; `lost` when a lease is over."""
+
+    def __init__(
+        self,
+        verbs: BrokerVerbs,
+        group: str,
+        timeout: float,
+        *,
+        failed: Callable[[Sequence[Delivery]], None],
+        lost: Callable[[HeldLease], None],
+    ) -> None:
+        self.group = group
+        self.leases = Leases(self._gathered)
+        self.failures: list[FailedAck] = []
+        self.lease_ms = 30_000
+        self._verbs = verbs
+        self._timeout = timeout
+        self._failed = failed
+        self._lost = lost
+        self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._skew_ms = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._closed = False
+
+    # -- time
+
+    def now_ms(self) -> float:
+        """Time as far as leases are concerned."""
+        return self._loop.time() * 1000 + self._skew_ms
+
+    def passed(self, ms: float) -> None:
+        """So much time has passed at the broker although our clock did not see it (a test's virtual
+        time)."""
+        self._skew_ms += ms
+        self.tick()
+
+    # -- acknowledgements
+
+    def _gathered(self, place: Place) -> None:
+        self._loop.call_soon(self._flush, place)
+
+    def _flush(self, place: Place) -> None:
+        run, failed = self.leases.take(place, self.now_ms())
+        self._add_failures(failed)
+        if run is not None:
+            self._send(run, PAUSE_S_MIN)
+        else:
+            self._wake()
+
+    def _send(self, run: AckRun, pause_s: float) -> None:
+        topic, partition = run.place
+
+        def answered(reply: Reply) -> None:
+            if self._closed:
+                return
+            if isinstance(reply, Refusal):
+                error = error_of(reply)
+                late = self.now_ms() - run.since_ms > self._timeout * 1000
+                if error.retriable and not late:
+                    self._loop.call_later(pause_s, self._send, run, min(pause_s * 2, PAUSE_S_MAX))
+                    return
+                self._over(run, error)
+            else:
+                assert isinstance(reply, Settled)
+                self._over(run, reply)
+
+        self._submit(Ack(topic, partition, self.group, run.leases()), answered)
+
+    def _over(self, run: AckRun, answer: Settled | TailraceError) -> None:
+        self._add_failures(self.leases.answered(run, answer))
+        self._flush(run.place)
+
+    def _submit(self, request: Request, answered: Callable[[Reply], None]) -> None:
+        """Send, and be answered once, within the client's timeout."""
+        over = False
+
+        def once(reply: Reply, parts: Sequence[Buffer]) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                timer.cancel()
+                answered(reply)
+
+        timer = self._loop.call_later(self._timeout, once, _BROKEN, ())
+        self._verbs.submit(request, b"", once)
+
+    def _add_failures(self, failed: list[FailedAck]) -> None:
+        self.failures += failed[: max(0, FAILURES_KEPT - len(self.failures))]
+
+    async def flushed(self, places: Iterable[Place] | None = None) -> None:
+        """Wait until the acknowledgements so far have been answered."""
+        wanted = None if places is None else list(places)
+        while self.leases.pending(wanted):
+            waiter = self._loop.create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    async def settled(self, places: Iterable[Place], seconds: float) -> None:
+        """Wait until nothing of these partitions is left to settle, so long at most."""
+        wanted = set(places)
+        until_s = self._loop.time() + seconds
+        while self.leases.left(wanted) and self._loop.time() < until_s and not self._closed:
+            waiter = self._loop.create_future()
+            self._idle.append(waiter)
+            await asyncio.wait([waiter], timeout=until_s - self._loop.time())
+
+    def _wake(self) -> None:
+        waiters, self._idle = self._idle, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def report(self) -> None:
+        """Raise one error for all background failures since the last report."""
+        failures, self.failures = self.failures, []
+        if failures:
+            error = failures[0].error
+            if len(failures) > 1 or failures[0].end - failures[0].first > 1:
+                shown = "; ".join(str(failure) for failure in failures[:20])
+                count = sum(failure.end - failure.first for failure in failures)
+                error = type(error)(
+                    f"{count} acknowledgements failed: {shown}", outcome=error.outcome, failures=failures
+                )
+            raise error
+
+    # -- settling and waiting
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Acknowledge; returns when all are durable, raises the first failure."""
+        answers: list[asyncio.Future[None]] = []
+        for delivery in deliveries:
+            answer = self._loop.create_future()
+            answers.append(answer)
+            self.leases.ack(delivery.rows.lease, delivery.offset, _telling(answer))
+        if len(answers) == 1:
+            await answers[0]
+            return
+        for error in await asyncio.gather(*answers, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def nack(
+        self, deliveries: Sequence[Delivery], delay: float | None, error: str, failure: bool
+    ) -> None:
+        """Give back, as a failure or without one."""
+        if delay is not None and (isinstance(delay, bool) or not isinstance(delay, int | float) or delay < 0):
+            raise InvalidRequest(f"delay: seconds, at least 0, not {delay!r}")
+        delay_ms = None if delay is None else round(delay * 1000)
+        text = error[:ERROR_CHARS_MAX]
+
+        def make(lease: HeldLease, spans: list[int]) -> Request:
+            topic, partition = lease.place
+            return Nack(topic, partition, self.group, lease.id, spans, delay_ms, text, failure)
+
+        await self._settle(deliveries, make)
+        if failure:
+            self._failed(deliveries)
+
+    async def reject(self, deliveries: Sequence[Delivery], reason: str, poison: bool) -> None:
+        """Send to the dead letters."""
+        kind = "poison" if poison else "rejected"
+
+        def make(lease: HeldLease, spans: list[int]) -> Request:
+            topic, partition = lease.place
+            return Reject(topic, partition, self.group, lease.id, spans, kind, reason[:ERROR_CHARS_MAX])
+
+        await self._settle(deliveries, make)
+
+    async def _settle(
+        self, deliveries: Sequence[Delivery], make: Callable[[HeldLease, list[int]], Request]
+    ) -> None:
+        """One request for each lease, all at once; raises the first failure when all are answered."""
+        taken: dict[HeldLease, list[int]] = {}
+        problem: TailraceError | None = None
+        for delivery in deliveries:
+            lease, offset = delivery.rows.lease, delivery.offset
+            try:
+                if lease.take(offset):
+                    taken.setdefault(lease, []).append(offset)
+            except TailraceError as error:
+                problem = problem or error
+        works = [self._settle_lease(lease, sorted(offsets), make) for lease, offsets in taken.items()]
+        if len(works) == 1:
+            await works[0]
+        else:
+            for outcome in await asyncio.gather(*works, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        if problem is not None:
+            raise problem
+
+    async def _settle_lease(
+        self, lease: HeldLease, offsets: list[int], make: Callable[[HeldLease, list[int]], Request]
+    ) -> None:
+        """Whatever ends the wait, the request goes on by itself until it is answered."""
+        answer = self._loop.create_future()
+        request = make(lease, spans_of(offsets))
+        since_ms = self.now_ms()
+        doubtful = False
+
+        def answered(reply: Reply, pause_s: float = PAUSE_S_MIN) -> None:
+            nonlocal doubtful
+            if isinstance(reply, Refusal):
+                error = error_of(reply)
+                doubtful = doubtful or error.outcome == "unknown"
+                if error.retriable and self.now_ms() - since_ms < self._timeout * 1000 and not self._closed:
+                    again = min(pause_s * 2, PAUSE_S_MAX)
+                    self._loop.call_later(
+                        pause_s, self._submit, request, lambda reply: answered(reply, again)
+                    )
+                    return
+                self.leases.refused(lease, offsets)
+                _telling(answer)(error)
+                return
+            assert isinstance(reply, Settled)
+            lost = [offset for _, spans in reply.lost for offset in offsets_of(spans)]
+            # After an attempt whose answer was lost the receipt may be stale because of that very attempt.
+            if doubtful and isinstance(request, Nack):
+                lost = []
+            self.leases.settled(lease, offsets, lost)
+            self._wake()
+            _telling(answer)(lease.lost(lost[0]) if lost else None)
+
+        self._submit(request, answered)
+        await answer
+
+    async def extend(self, lease: HeldLease, ms: int) -> None:
+        """Move the deadline of a lease to now + `ms`."""
+        if isinstance(ms, bool) or not isinstance(ms, int) or ms < 1:
+            raise InvalidRequest(f"extend: milliseconds, at least 1, not {ms!r}")
+        if lease.error is not None:
+            raise lease.error
+        if lease.done:
+            raise LeaseLost("every message of this lease is settled: there is nothing to extend")
+        answer: asyncio.Future[None] = self._loop.create_future()
+        self._extend(lease.place, [lease], ms, _telling(answer))
+        await answer
+        if lease.error is not None:
+            raise lease.error
+
+    def give_back(self, lease: HeldLease, offsets: Iterable[int] | None = None) -> None:
+        """Return messages that were not handed out (or all that is open), without a failure; nobody waits."""
+        chosen = sorted(lease.open.intersection(lease.open if offsets is None else offsets))
+        if not chosen:
+            return
+        self.leases.forget(lease, chosen)
+        topic, partition = lease.place
+        request = Nack(topic, partition, self.group, lease.id, spans_of(chosen), failure=False)
+        # When it does not arrive, the lease ends by itself.
+        self._verbs.submit(request, b"", lambda reply, parts: None)
+
+    # -- extension
+
+    def started(self, lease: HeldLease) -> None:
+        """A lease has just been granted."""
+        self.leases.started(lease, self.now_ms(), self.lease_ms)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is None and not self._closed:
+            due_ms = self.leases.next_due_ms()
+            if due_ms is not None:
+                wait_s = max(TICK_S_MIN, (due_ms - self.now_ms()) / 1000)
+                self._timer = self._loop.call_later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.tick()
+        self._schedule()
+
+    def tick(self) -> None:
+        """Extend what wants to be extended; what could not be for a whole lease time is lost."""
+        now_ms = self.now_ms()
+        for place, leases in self.leases.due(now_ms).items():
+            for lease in leases:
+                lease.extend_ms = now_ms + self.lease_ms / 6  # The next try, if no answer comes.
+            self._extend(place, leases, self.lease_ms)
+
+    def _extend(
+        self,
+        place: Place,
+        leases: list[HeldLease],
+        ms: int,
+        told: Callable[[TailraceError | None], None] = lambda error: None,
+    ) -> None:
+        sent_ms = self.now_ms()
+
+        def answered(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                told(error_of(reply))  # The next tick tries again.
+                return
+            assert isinstance(reply, Extended)
+            stale = set(reply.lost)
+            for lease in leases:
+                if lease.id in stale:
+                    self.lose(lease)
+                else:
+                    self.leases.started(lease, sent_ms, ms)
+            told(None)
+            self._schedule()
+
+        request = Extend(place[0], place[1], self.group, [lease.id for lease in leases], ms)
+        self._submit(request, answered)
+
+    def lose(self, lease: HeldLease, error: TailraceError | None = None) -> None:
+        """A lease is over before everything was settled."""
+        if not lease.done:
+            topic, partition = lease.place
+            text = f"a lease on {topic}/{partition} is over; its messages may have been delivered again"
+            self.leases.lose(lease, error or LeaseLost(text))
+            self._lost(lease)
+
+    def close(self, error: TailraceError) -> None:
+        """Nothing is settled any more; who tries hears why not."""
+        self._closed = True
+        self._add_failures(self.leases.abandon(error))
+        if self._timer is not None:
+            self._timer.cancel()
+        for lease in self.leases.of():
+            self.leases.lose(lease, error)
+        self._wake()
+
+
+def _telling(answer: asyncio.Future[None]) -> Callable[[TailraceError | None], None]:
+    def told(error: TailraceError | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(error)
+
+    return told
