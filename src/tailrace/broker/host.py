@@ -9,13 +9,15 @@ from typing import Any
 
 import msgspec
 
+from tailrace.broker.machines import COORDINATOR, DATA_PARTITION
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core import catalog as core
+from tailrace.core import coordinator as groups
 from tailrace.core.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
 from tailrace.core.model import Refusal
-from tailrace.errors import NotFound, StorageFault
+from tailrace.errors import Denied, NotFound, StorageFault
 from tailrace.ports import Coordinator, LogStore, Respond
 
 log = logging.getLogger("tailrace.topics")
@@ -54,10 +56,12 @@ class Topics:
         self._pump = pump
         self._metrics = metrics
         self._hosts: dict[str, TopicHost] = {}
-        self._changes: deque[tuple[Change, Respond]] = deque()
+        self._changes: deque[tuple[Change, Respond, bool]] = deque()
         self._changing = False
         self._retired: list[Shard] = []
         self.catalog = coordinator.load()
+        self.changed: Callable[[str], None] = lambda name: None
+        """Called when a topic was created, altered or deleted."""
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition of the catalog; blocking, before the node takes requests."""
@@ -80,7 +84,8 @@ class Topics:
     def _shard(self, entry: core.TopicEntry, partition: int) -> Shard:
         store = self._stores[entry.options.storage]
         name = f"{entry.folder}/{partition}"
-        shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics)
+        machine = COORDINATOR if entry.name == groups.TOPIC else DATA_PARTITION
+        shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics, machine)
         if shard.fault is not None:
             log.error("%s/%d is quarantined: %s", entry.name, partition, shard.fault.message)
         elif shard.cut_bytes:
@@ -88,7 +93,7 @@ class Topics:
         return shard
 
     def _share_tails(self) -> None:
-        shards = list(self.shards())
+        shards = [shard for shard in self.shards() if shard.machine.delivers]
         for shard in shards:
             shard.limit_tail(TAIL_BYTES_TOTAL // len(shards))
 
@@ -102,11 +107,21 @@ class Topics:
         yield from self._hosts.values()
 
     def get(self, name: str) -> TopicHost:
-        """A topic by name; raises `NotFound`."""
-        host = self._hosts.get(name)
+        """A topic of the users by name; raises `NotFound`, or `Denied` for an internal one."""
+        host = self.find(name)
         if host is None:
             raise NotFound(f"there is no topic {name!r}", topic=name)
+        if not host.shards[0].machine.delivers:
+            raise Denied(f"topic {name!r} is internal", topic=name)
         return host
+
+    def find(self, name: str) -> TopicHost | None:
+        """Any topic by name, internal ones too."""
+        return self._hosts.get(name)
+
+    def storage(self) -> str:
+        """Where the broker keeps what is its own: in files, where it has any."""
+        return "file" if "file" in self._stores else "memory"
 
     def listing(self, prefix: str, internal: bool) -> TopicList:
         """Topics by name, without the state of their partitions."""
@@ -115,7 +130,9 @@ class Topics:
 
     def describe(self, name: str) -> TopicInfo:
         """A topic with the state of its partitions."""
-        host = self.get(name)
+        host = self.find(name)
+        if host is None:
+            raise NotFound(f"there is no topic {name!r}", topic=name)
         rows: list[dict[str, Any]] = []
         for partition, shard in enumerate(host.shards):
             stats = shard.stats()
@@ -139,25 +156,25 @@ class Topics:
 
     # -- changes
 
-    def change(self, request: Change, respond: Respond) -> None:
-        """Queue a change of the catalog."""
-        self._changes.append((request, respond))
+    def change(self, request: Change, respond: Respond, *, internal: bool = False) -> None:
+        """Queue a change of the catalog; the broker's own topics change only with `internal`."""
+        self._changes.append((request, respond, internal))
         self._next()
 
     def _next(self) -> None:
         while self._changes and not self._changing:
             self._begin(*self._changes.popleft())
 
-    def _begin(self, request: Change, respond: Respond) -> None:
+    def _begin(self, request: Change, respond: Respond, internal: bool) -> None:
         """Do a change on a storage thread, unless it is refused or changes nothing."""
         if isinstance(request, core.Removal):
             removal = request
             self._changing = True
             self._pump.threads.run(self, lambda: self._remove(self.catalog, removal), self._removed)
             return
-        if isinstance(request, CreateTopic):
+        if isinstance(request, CreateTopic) and not internal:
             request = CreateTopic(request.name, self._with_defaults(request.options), request.if_missing)
-        outcome = core.change(self.catalog, request, self._pump.clock.now_us())
+        outcome = core.change(self.catalog, request, self._pump.clock.now_us(), internal=internal)
         if isinstance(outcome, Refusal):
             respond(outcome, NOTHING)
             return
@@ -203,7 +220,9 @@ class Topics:
                 respond(refuse(error), NOTHING)
             else:
                 self.catalog, shards = result
-                respond(self._install(entry, request, shards), NOTHING)
+                reply = self._install(entry, request, shards)
+                respond(reply, NOTHING)
+                self.changed(entry.name)
             self._next()
 
         return finish
