@@ -13,15 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.broker.at_hand import FramesAtHand
+from tailrace.broker.at_hand import COLD_BYTES, FramesAtHand
 from tailrace.broker.framing import TurnFrames, facts_of
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.tail import Tail
 from tailrace.broker.upkeep import Upkeep
+from tailrace.broker.wakeups import Late, Wakeups
 from tailrace.core import partition as core
-from tailrace.core.commands import Reply
+from tailrace.core.commands import Done, Reply
+from tailrace.core.facts import Dying
 from tailrace.core.model import Refusal
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt, Full, StorageFault, TailraceError
@@ -38,28 +40,25 @@ THREADS_ONLY_US = 1_000_000
 NOTHING: tuple[Buffer, ...] = ()
 
 Item = tuple[Any, Buffer, Respond]
-"""A command for the partition (`core.commands`, `core.inner_commands`), its body, and who waits."""
+"""A command for the partition (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
 
 
 class Turn:
     """What one turn wrote and which replies wait for it."""
 
-    __slots__ = ("_shard", "dropped", "frames", "hard", "replies", "started_us")
+    __slots__ = ("_shard", "at_once", "dropped", "dying", "frames", "hard", "replies", "started_us")
 
-    def __init__(
-        self,
-        shard: Shard,
-        frames: list[Frame],
-        replies: list[tuple[Respond, Reply]],
-        started_us: int,
-        hard: bool,
-    ) -> None:
+    def __init__(self, shard: Shard, started_us: int) -> None:
         self._shard = shard
-        self.hard = hard
-        """Whether somebody waits for it to be durable."""
-        self.frames = frames
-        self.replies = replies
         self.started_us = started_us
+        self.frames: list[Frame] = []
+        self.replies: list[tuple[Respond, Reply]] = []
+        self.at_once: list[tuple[Respond, Reply]] = []
+        """Replies that wait for nothing."""
+        self.hard = False
+        """Whether somebody waits for it to be durable."""
+        self.dying = False
+        """Whether messages go to the dead letters once it is durable."""
         self.dropped = False
 
     def stored(self, result: object, error: Exception | None) -> None:
@@ -106,9 +105,13 @@ class Shard:
         self.reopening = False
         self._full_until_us = 0
         self._tail_bytes = options.ring_buffer_bytes
+        self._cold_bytes = COLD_BYTES
         self.failures = 0
         self._outstanding = 0
         self.upkeep = Upkeep(self)
+        self.wakeups = Wakeups(self)
+        self.buries: Callable[[Shard], None] = lambda shard: None
+        """Called when messages of it have to go to the dead letters; set by who takes them there."""
         self.log: PartitionLog = store.log(name)
         self.state: core.Partition
         """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
@@ -144,13 +147,20 @@ class Shard:
 
     def _adopt(self, state: core.Partition, end_entry: int, fault: str | None, end_offset: int) -> None:
         self.state = state
-        self.at_hand = FramesAtHand(self)
+        self.at_hand = FramesAtHand(self, self._cold_bytes)
         state.at_hand = self.at_hand
         self.entry = end_entry
         self._begun = end_entry > 0
         if fault is not None:
             self.fault = Refusal("corrupt", fault, "none")
         self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), end_offset)
+
+    def start(self) -> None:
+        """On the pump's thread, once it takes commands (again): set timers, take up what was left undone."""
+        if self.machine.delivers:
+            self.wakeups.arm()
+            self.wakeups.wake_all()
+            self.buries(self)
 
     # -- commands
 
@@ -170,8 +180,9 @@ class Shard:
             for _, _, respond in inbox:
                 respond(refusal, NOTHING)
             return
+        turn = Turn(self, now_us)
         try:
-            frames, replies, hard = self._decide(inbox, now_us)
+            self._decide(inbox, turn)
         except Exception as error:
             # A broken invariant: the state cannot be trusted any more. Whoever waits is told, and the
             # partition takes no writes.
@@ -180,44 +191,55 @@ class Shard:
             for _, _, respond in inbox:
                 respond(refuse(error), NOTHING)
             return
-        if frames:
-            turn = Turn(self, frames, replies, now_us, hard)
+        for respond, reply in turn.at_once:
+            respond(reply, NOTHING)
+        if turn.frames:
             self._turns.append(turn)
             self._write(turn)
-        elif self._turns:
-            self._turns[-1].replies += replies
         else:
-            for respond, reply in replies:
-                respond(reply, NOTHING)
+            for respond, reply in turn.replies:
+                self.answer(respond, reply)
+        self.wakeups.turned()
 
-    def _decide(
-        self, inbox: list[Item], now_us: int
-    ) -> tuple[list[Frame], list[tuple[Respond, Reply]], bool]:
-        state = self.state
+    def answer(self, respond: Respond, reply: Reply) -> None:
+        """Say something about the state as it is now: it leaves when everything that it was built from is
+        safe."""
+        if self._turns:
+            self._turns[-1].replies.append((respond, reply))
+        else:
+            respond(reply, NOTHING)
+
+    def _decide(self, inbox: list[Item], turn: Turn) -> None:
+        state, wakeups, now_us = self.state, self.wakeups, turn.started_us
         made = TurnFrames(self.entry, state.leader_epoch)
-        replies: list[tuple[Respond, Reply]] = []
-        at_once: list[tuple[Respond, Reply]] = []
-        hard = False
         for work, body, respond in inbox:
+            late = type(work) is Late
+            command = work.make() if late else work
+            if command is None:
+                continue
             state.next_entry = made.next_entry
-            decision = state.decide(work, now_us)
+            decision = state.decide(command, now_us)
             if decision.missing is not None:
                 self.at_hand.load(decision.missing, self._again(work, body, respond))
                 continue
+            soft, reply = decision.soft, decision.reply
             if decision.facts:
-                made.add(decision, work, body)
+                made.add(decision, command, body)
                 for fact in decision.facts:
                     state.apply(fact)
-                hard = hard or not decision.soft
-            reply = decision.reply
+                    if type(fact) is Dying:
+                        turn.dying = True
+                if not soft:
+                    turn.hard = True
+                wakeups.decided(command, soft)
+            elif late and type(reply) is Done:
+                soft = True  # There is nothing for it: nobody relies on that.
             if type(reply) is Refusal:
                 self.metrics.refused(reply.code)
-            (at_once if decision.soft else replies).append((respond, reply))
+            (turn.at_once if soft else turn.replies).append((respond, reply))
         made.flush()
         self.entry = made.entry
-        for respond, reply in at_once:
-            respond(reply, NOTHING)
-        return made.frames, replies, hard
+        turn.frames = made.frames
 
     def _again(self, work: Any, body: Buffer, respond: Respond) -> Callable[[Exception | None], None]:
         """Decide again what missed a frame, once that is loaded."""
@@ -316,6 +338,8 @@ class Shard:
                 self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
             )
             self._notify()
+        if turn.dying:
+            self.buries(self)
         self.upkeep.wrote(data_bytes, size - data_bytes)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
@@ -375,6 +399,7 @@ class Shard:
                 return
             self._adopt(*recovered)
             self._notify()
+            self.start()
 
         self.run_in_order(work, done)
 
@@ -398,6 +423,7 @@ class Shard:
             watchers, self._watchers = self._watchers, {}
             for action in watchers:
                 action()
+        self.wakeups.wake_all()
 
     # -- upkeep
 
@@ -405,6 +431,10 @@ class Shard:
         """This partition's share of the memory for hot tails."""
         self._tail_bytes = bytes_max
         self.tail.bytes_max = min(self.options.ring_buffer_bytes, bytes_max)
+
+    def limit_cold(self, bytes_max: int) -> None:
+        """This partition's share of the memory for frames read from the log for delivery."""
+        self._cold_bytes = self.at_hand.bytes_max = min(COLD_BYTES, bytes_max)
 
     def reconfigure(self, options: TopicOptions) -> None:
         """Take changed options."""
@@ -418,6 +448,7 @@ class Shard:
 
     def close(self, closed: Callable[[object, Exception | None], None]) -> None:
         """Last act: snapshot what is there, then sync, mark and let go of the log."""
+        self.wakeups.stop()
         self.upkeep.save_snapshot(lambda: self.run_in_order(self._close_log, closed))
 
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:

@@ -36,6 +36,10 @@ class Queues:
     def trimmed(self, offset: int) -> None:
         """Everything below an offset is gone: what was not settled there counts as collected."""
 
+    def next_due_us(self) -> int | None:
+        """The earliest lease deadline or back-off that is not over yet."""
+        return None
+
     def buffers(self) -> list[Buffer]:
         """The state for a snapshot."""
         return []
