@@ -1,0 +1,179 @@
+"""Applying decided versions of staged writes: every target appends what it holds, until all of them have.
+
+A target that fails is asked again, after longer and longer pauses, for as long as it takes: what is decided
+is never undone. A target whose topic was deleted counts as done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.broker.host import Topics
+from tailrace.broker.pump import Pump
+from tailrace.broker.shard import Shard
+from tailrace.core.commands import Reply
+from tailrace.core.inner_commands import ApplyStaged
+from tailrace.core.model import Refusal
+from tailrace.core.staged_decisions import FinishStaged, Target
+from tailrace.core.staging import attempt_number
+from tailrace.errors import NotFound, Unavailable
+from tailrace.format import batch
+from tailrace.format.frame import Buffer, Header
+
+log = logging.getLogger("tailrace.staged")
+
+READ_BYTES_MAX = 128 * 1024 * 1024
+"""Staged batches in memory on their way into the log, of all targets together; one target may be above."""
+PAUSE_US_MIN = 100_000
+PAUSE_US_MAX = 30_000_000
+
+Place = tuple[str, int]
+Heard = Callable[[bool], None]
+"""Told at the end of a round: whether all targets have it."""
+
+
+class _Roll:
+    """One decided version on its way to its targets."""
+
+    def __init__(self, writer: str, version: int, attempts: list[Target]) -> None:
+        self.writer = writer
+        self.version = version
+        self.todo: dict[Place, list[str]] = {}
+        for topic, partition, attempt in attempts:
+            self.todo.setdefault((topic, partition), []).append(attempt)
+        self.asked: set[Place] = set()
+        self.waiting: list[Heard] = []
+        self.pause_us = PAUSE_US_MIN
+
+
+class RollForward:
+    """All versions under way; one at a time for each writer."""
+
+    def __init__(self, topics: Topics, pump: Pump, home: Callable[[str], Shard]) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._home = home
+        self._rolls: dict[str, _Roll] = {}
+        self._queue: deque[tuple[_Roll, Place]] = deque()
+        self._bytes = 0
+
+    def under_way(self, writer: str) -> bool:
+        """Whether a version of the writer is being applied, or will be after a pause."""
+        return writer in self._rolls
+
+    def begin(self, writer: str, version: int, attempts: list[Target], heard: Heard) -> None:
+        """Apply a version; when that is under way already, `heard` joins those who wait."""
+        roll = self._rolls.get(writer)
+        if roll is None:
+            roll = self._rolls[writer] = _Roll(writer, version, attempts)
+            roll.waiting.append(heard)
+            self._round(roll)
+            return
+        assert roll.version == version, "the next version waits for the last"
+        if roll.asked:
+            roll.waiting.append(heard)
+        else:
+            heard(False)  # It failed a moment ago, and waits to be tried again.
+
+    def _round(self, roll: _Roll) -> None:
+        """Ask every target that has not confirmed yet."""
+        roll.asked = set(roll.todo)
+        if not roll.asked:
+            self._ended(roll)
+            return
+        self._queue.extend((roll, place) for place in roll.todo)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._queue:
+            roll, place = self._queue[0]
+            shard = self._shard(place)
+            numbers = [attempt_number(roll.writer, attempt) for attempt in roll.todo[place]]
+            size = 0 if shard is None else shard.state.staging.size(numbers)
+            if self._bytes and self._bytes + size > READ_BYTES_MAX:
+                return
+            self._queue.popleft()
+            if shard is None:
+                self._confirmed(roll, place)
+            else:
+                self._bytes += size
+                self._read(roll, place, shard, size)
+
+    def _shard(self, place: Place) -> Shard | None:
+        try:
+            shards = self._topics.get(place[0]).shards
+        except NotFound:
+            return None
+        return shards[place[1]] if place[1] < len(shards) else None
+
+    def _read(self, roll: _Roll, place: Place, shard: Shard, size: int) -> None:
+        """Read what is staged back from the log, and hand it to the partition to append."""
+        attempts, staging = roll.todo[place], shard.state.staging
+        entries: list[int] = []
+        if staging.applied_version(roll.writer) < roll.version:
+            each = [staging.entries([attempt_number(roll.writer, attempt)]) for attempt in attempts]
+            entries = [entry for found in each for entry in found]
+            if not all(each):
+                text = "%s: version %d of writer %r was decided, and its staged batches are lost"
+                log.error(text, shard.name, roll.version, roll.writer)
+        partition_log, want_keys = shard.log, shard.options.key_index
+
+        def work() -> list[tuple[Header, Buffer, Any]]:
+            frames = partition_log.read_entries(entries) if entries else []
+            return [(header, body, batch.view_of(header, body, want_keys)) for header, body in frames]
+
+        def read(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                log.error("%s: staged batches cannot be read: %s", shard.name, error)
+                self._failed(roll, place, size)
+                return
+            crcs, views = [header.body_crc for header, _, _ in result], [view for _, _, view in result]
+            bodies = [body for _, body, _ in result]
+            command = ApplyStaged(roll.writer, roll.version, attempts, views, crcs, bodies)
+            shard.submit(command, b"", answered)
+
+        def answered(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, Refusal) and reply.code != NotFound.code:
+                log.warning("%s: a decided version is not applied yet: %s", shard.name, reply.message)
+                self._failed(roll, place, size)
+            else:
+                self._bytes -= size
+                self._confirmed(roll, place)
+                self._advance()
+
+        self._pump.threads.read(work, read)
+
+    def _confirmed(self, roll: _Roll, place: Place) -> None:
+        del roll.todo[place]
+        self._heard_of(roll, place)
+
+    def _failed(self, roll: _Roll, place: Place, size: int) -> None:
+        self._bytes -= size
+        self._heard_of(roll, place)
+        self._advance()
+
+    def _heard_of(self, roll: _Roll, place: Place) -> None:
+        roll.asked.discard(place)
+        if not roll.asked:
+            self._ended(roll)
+
+    def _ended(self, roll: _Roll) -> None:
+        """A round is over: tell the coordinator that it is done, or try what is left again."""
+        done = not roll.todo
+        if done:
+            del self._rolls[roll.writer]
+            try:
+                home = self._home(roll.writer)
+            except Unavailable:
+                pass  # It asks for the same again when it is well, and every target says that it has it.
+            else:
+                home.submit(FinishStaged(roll.writer, roll.version), b"", lambda reply, parts: None)
+        else:
+            self._pump.at(self._pump.clock.now_us() + roll.pause_us, lambda now_us: self._round(roll))
+            roll.pause_us = min(2 * roll.pause_us, PAUSE_US_MAX)
+        waiting, roll.waiting = roll.waiting, []
+        for heard in waiting:
+            heard(done)

@@ -1,0 +1,285 @@
+"""Staged writes in the shell: stage, decide, abort; and rolling decided versions forward, whatever crashes.
+
+    DecideStaged: every target checks that the attempts are there ──▶ one fact on the writer's coordinator
+        ──▶ each target appends them (`RollForward`) ──▶ the coordinator is told that all of them have
+
+An attempt is dropped (aborted, lost, too old) only when no decision names it. Decisions are made on another
+partition than the one that stores it, so: what a decision under way names is *guarded* from before it is
+checked; what a decision names that was made is known to the coordinator until it is applied; and as long as a
+coordinator is not well, nothing of its writers is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tailrace.broker.delivery import Gate
+from tailrace.broker.gateway import Verb
+from tailrace.broker.host import Topics
+from tailrace.broker.pump import Pump
+from tailrace.broker.roll_forward import RollForward
+from tailrace.broker.shard import NOTHING, Shard
+from tailrace.core.commands import Done, Reply
+from tailrace.core.coordinator import TOPIC, Coordinator, home_of
+from tailrace.core.delivery_commands import AbortStaged, DecideStaged, Stage, StagedDecision
+from tailrace.core.inner_commands import CheckStaged, DropStaged, StageBatch
+from tailrace.core.model import Refusal
+from tailrace.core.staged_decisions import StagedDecisions, Target, malformed
+from tailrace.core.staging import attempt_number
+from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.format.small import measure
+from tailrace.ports import Respond
+
+log = logging.getLogger("tailrace.staged")
+
+UPKEEP_US = 60_000_000
+
+Place = tuple[str, int]
+
+
+class StagedWrites:
+    """Answers `Stage`, `DecideStaged` and `AbortStaged`."""
+
+    def __init__(self, topics: Topics, pump: Pump) -> None:
+        self.verbs: dict[type[Any], Verb] = {
+            Stage: self._stage,
+            DecideStaged: self._decide,
+            AbortStaged: self._abort,
+        }
+        self._topics = topics
+        self._pump = pump
+        self._guarded: Counter[int] = Counter()
+        self.rolls = RollForward(topics, pump, self.home)
+
+    def start(self) -> None:
+        """Take up what was decided before the broker ended, and look after the rest from now on."""
+        self.resume()
+        self._pump.every(UPKEEP_US, self._upkeep)
+
+    def _upkeep(self, now_us: int) -> None:
+        self.resume()
+        self.expire(now_us)
+
+    # -- where things are
+
+    def _homes(self) -> list[Shard]:
+        try:
+            return self._topics.get(TOPIC).shards
+        except NotFound:
+            return []
+
+    def home(self, writer: str) -> Shard:
+        """The coordinator of a writer; raises `Unavailable`."""
+        homes = self._homes()
+        if not homes:
+            raise Unavailable("the broker is still being set up: its coordinators are not there yet")
+        shard = homes[home_of(writer)]
+        if not _well(shard):
+            raise Unavailable(f"the coordinator of writer {writer!r} takes no writes now", outcome="none")
+        return shard
+
+    def _target(self, topic: str, partition: int) -> Shard:
+        shards = self._topics.get(topic).shards
+        if not 0 <= partition < len(shards):
+            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
+        if not shards[partition].machine.delivers:
+            raise InvalidRequest(f"topic: {topic!r} is internal")
+        return shards[partition]
+
+    # -- verbs
+
+    def _stage(self, request: Stage, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._target(request.topic, request.partition)
+        if frame.crc32c(body) != request.crc:
+            raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
+        view = measure(body, request.columns, want_keys=shard.options.key_index)
+        work = StageBatch(request.writer, request.attempt, view, request.crc, request.number)
+        shard.submit(work, body, respond)
+
+    def _decide(self, request: DecideStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
+        problem = malformed(request)
+        if problem is not None:
+            respond(problem, NOTHING)
+            return
+        home = self.home(request.writer)
+        numbers = _numbers(request.writer, request.attempts)
+        self._guarded.update(numbers)
+
+        def over(reply: Reply) -> None:
+            self._unguard(numbers)
+            respond(reply, NOTHING)
+
+        try:
+            if self._is_old(request, home):
+                self._choose(request, home, over)
+            else:
+                self._check(request, home, over)
+        except TailraceError:
+            self._unguard(numbers)
+            raise
+
+    def _unguard(self, numbers: list[int]) -> None:
+        self._guarded.subtract(numbers)
+        for number in numbers:
+            if self._guarded[number] <= 0:
+                del self._guarded[number]
+
+    @staticmethod
+    def _is_old(request: DecideStaged, home: Shard) -> bool:
+        """Whether there is a decision that answers the request."""
+        last = _decisions(home).last(request.writer)
+        return last is not None and request.version <= last.version
+
+    def _check(self, request: DecideStaged, home: Shard, over: Callable[[Reply], None]) -> None:
+        """Ask every target whether it has what it is said to have, durably; then decide."""
+        batches = request.batches or [-1] * len(request.attempts)
+        work: dict[Place, CheckStaged] = {}
+        for (topic, partition, attempt), count in zip(request.attempts, batches, strict=True):
+            check = work.setdefault((topic, partition), CheckStaged([], []))
+            check.attempts.append(attempt_number(request.writer, attempt))
+            check.batches.append(count)
+
+        def checked(problem: Refusal | None) -> None:
+            # While the targets were asked, the same request may have come a second time, and been served.
+            if problem is None or self._is_old(request, home):
+                self._choose(request, home, over)
+            else:
+                over(problem)
+
+        self._on_each([(self._target(*place), check) for place, check in work.items()], checked)
+
+    def _choose(self, request: DecideStaged, home: Shard, over: Callable[[Reply], None]) -> None:
+        """Let the coordinator decide; the winner is answered when the targets have it."""
+
+        def decided(reply: Reply, parts: Any) -> None:
+            if not isinstance(reply, StagedDecision):
+                over(reply)
+                return
+            last = _decisions(home).last(request.writer)
+            applied = last is None or last.version != reply.version or last.done
+            if reply.won and not applied:
+                self.rolls.begin(request.writer, reply.version, reply.attempts, told(reply))
+                return
+            over(StagedDecision(reply.version, reply.attempts, reply.won, applied))
+            if not reply.won:
+                self._drop(request.writer, home, set(request.attempts) - set(reply.attempts))
+
+        def told(decision: StagedDecision) -> Callable[[bool], None]:
+            return lambda done: over(StagedDecision(decision.version, decision.attempts, True, done))
+
+        home.submit(request, b"", decided)
+
+    def _abort(self, request: AbortStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
+        problem = malformed(DecideStaged(request.writer, 0, request.attempts))
+        if problem is not None:
+            respond(problem, NOTHING)
+            return
+        home = self.home(request.writer)  # Only while it is well it can say what is decided.
+        self._drop(
+            request.writer, home, request.attempts, lambda problem: respond(problem or Done(), NOTHING)
+        )
+
+    # -- dropping
+
+    def _drop(
+        self,
+        writer: str,
+        home: Shard,
+        attempts: Iterable[Target],
+        over: Callable[[Refusal | None], None] = lambda problem: None,
+    ) -> None:
+        """Drop attempts of a writer, but for those that a decision names, made or under way."""
+        kept = self._named(_decisions(home))
+        work: dict[Place, DropStaged] = {}
+        for topic, partition, attempt in attempts:
+            number = attempt_number(writer, attempt)
+            if number not in kept and number not in self._guarded:
+                work.setdefault((topic, partition), DropStaged([])).attempts.append(number)
+        targets = []
+        for place, drop in work.items():
+            try:
+                targets.append((self._target(*place), drop))
+            except NotFound:
+                continue  # What was staged there went with the topic.
+        self._on_each(targets, over)
+
+    @staticmethod
+    def _named(decisions: StagedDecisions) -> set[int]:
+        """Attempts of decisions that are not applied everywhere yet."""
+        return {number for writer, last in decisions.pending() for number in _numbers(writer, last.attempts)}
+
+    def expire(self, now_us: int) -> None:
+        """Drop what nobody decided within `staging_ttl_ms`."""
+        homes = self._homes()
+        if not all(_well(home) for home in homes):
+            return
+        kept: set[int] | None = None
+        for shard in self._topics.shards():
+            if not shard.machine.delivers or shard.fault is not None:
+                continue
+            old = shard.state.staging.expired(now_us)
+            if not old:
+                continue
+            if kept is None:
+                kept = set(self._guarded).union(*(self._named(_decisions(home)) for home in homes))
+            gone = [number for number in old if number not in kept]
+            if gone:
+                log.info("%s: %d staged attempts that nobody decided are dropped", shard.name, len(gone))
+                shard.submit(DropStaged(gone), b"", lambda reply, parts: None)
+
+    # -- rolling forward
+
+    def resume(self) -> None:
+        """Roll forward every decision that is not applied everywhere and that nobody is at."""
+        for home in self._homes():
+            if not _well(home):
+                continue
+            for writer, last in _decisions(home).pending():
+                if not self.rolls.under_way(writer):
+                    # Asked again only to hear of it when it is durable.
+                    again = DecideStaged(writer, last.version, last.attempts)
+                    home.submit(again, b"", self._resumed(writer))
+
+    def _resumed(self, writer: str) -> Respond:
+        def decided(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, StagedDecision) and not reply.applied:
+                self.rolls.begin(writer, reply.version, reply.attempts, lambda done: None)
+
+        return decided
+
+    @staticmethod
+    def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], None]) -> None:
+        """Give each partition its command; `over` hears of the end, and of the first refusal."""
+        waiting, problem = len(work), None
+
+        def answered(reply: Reply, parts: Any) -> None:
+            nonlocal waiting, problem
+            if isinstance(reply, Refusal):
+                problem = problem or reply
+            waiting -= 1
+            if not waiting:
+                over(problem)
+
+        for shard, command in work:
+            shard.submit(command, b"", answered)
+        if not work:
+            over(None)
+
+
+def _well(home: Shard) -> bool:
+    return home.fault is None and not home.reopening
+
+
+def _decisions(home: Shard) -> StagedDecisions:
+    state: Any = home.state
+    assert isinstance(state, Coordinator)
+    return state.staged
+
+
+def _numbers(writer: str, attempts: Iterable[Target]) -> list[int]:
+    return [attempt_number(writer, attempt) for _, _, attempt in attempts]
