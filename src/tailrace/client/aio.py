@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from tailrace.client.admin import Admin
+from tailrace.client.atomic import Atomic
 from tailrace.client.producer import Producer
 from tailrace.client.reader import Reader, Start
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
@@ -134,6 +135,14 @@ class Client:
         )
         self._parts.add(reader)
         return reader
+
+    def atomic(self, writer_id: str, version: int, *, timeout: float | None = None) -> Atomic:
+        """Write to any topics and partitions, all of it or nothing, once per version of the writer.
+
+        `async with client.atomic("import", 7) as tx: await tx.send(topic, value)`; versions of a writer grow.
+        Where the version was decided before, nothing is written and `tx.won` is False.
+        """
+        return Atomic(self._open(), writer_id, version, self._timeout if timeout is None else timeout)
 
 
 def _after_fork() -> None:

@@ -22,7 +22,9 @@ def error_of(refusal: Refusal) -> TailraceError:
     return from_code(refusal.code, refusal.message, outcome, refusal.details)
 
 
-async def ask(verbs: BrokerVerbs, request: Request, timeout_s: float, *, repeatable: bool = True) -> Reply:
+async def ask(
+    verbs: BrokerVerbs, request: Request, timeout_s: float, *, repeatable: bool = True, body: Buffer = b""
+) -> Reply:
     """The reply, or the refusal raised. Retriable refusals are tried again until the time is up: those with
     an unknown outcome only when repeating the request does no harm.
     """
@@ -36,7 +38,7 @@ async def ask(verbs: BrokerVerbs, request: Request, timeout_s: float, *, repeata
             if not answer.done():
                 answer.set_result(reply)
 
-        verbs.submit(request, b"", respond)
+        verbs.submit(request, body, respond)
         try:
             async with asyncio.timeout_at(deadline):
                 reply = await answer

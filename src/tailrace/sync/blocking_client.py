@@ -13,6 +13,7 @@ from tailrace.client.reader import Start
 from tailrace.client.results import Topic
 from tailrace.connect import connect as connect_async
 from tailrace.errors import TailraceError, Unavailable
+from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_producer import Producer
 from tailrace.sync.blocking_reader import Reader
 from tailrace.sync.portal import Portal, shared_portal
@@ -104,6 +105,12 @@ class Client:
             )
         )
         return Reader(self._portal, inner)
+
+    def atomic(self, writer_id: str, version: int, *, timeout: float | None = None) -> Atomic:
+        """All of it or nothing, once per version of the writer; see `tailrace.Client.atomic`."""
+        return Atomic(
+            self._portal, self._make(lambda: self._inner.atomic(writer_id, version, timeout=timeout))
+        )
 
 
 class Admin:
