@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tailrace.core.model import Hashes, Refusal
 from tailrace.core.table import Buffer, HashTable, Numbers, group_rows, present_rows
@@ -27,6 +28,8 @@ ROTATE_MIN = 1024
 """Smaller young tables are not worth a rotation."""
 
 _COMPACT_MIN = 1024
+
+Mask = npt.NDArray[np.bool_]
 
 
 class Filtered(msgspec.Struct, frozen=True, eq=False):
@@ -77,8 +80,20 @@ class DedupWindow:
         # An id may be in both when it came again after its window: the later one counts.
         return np.maximum(found, self._old.get_many(ids)) if len(self._old) else found
 
-    def find(self, ids: Hashes, base_offset: int, time_us: int) -> Filtered | Refusal | None:
-        """What is a duplicate in a batch that would be appended there and then; None when nothing is."""
+    def find(
+        self,
+        ids: Hashes,
+        base_offset: int,
+        time_us: int,
+        *,
+        late: Mask | None = None,
+        waiting: DedupWindow | None = None,
+    ) -> Filtered | Refusal | None:
+        """What is a duplicate in a batch that would be appended there and then; None when nothing is.
+
+        `late` are the rows that get no offset yet, and `waiting` has the ids of others like that: what
+        is a duplicate of such a message is told -1.
+        """
         present = present_rows(ids)
         if not len(present):
             return None
@@ -89,21 +104,48 @@ class DedupWindow:
             known = first >= self._firsts[head]
         else:
             first, known = np.zeros(len(given), np.int64), np.zeros(len(given), np.bool_)
+        others = 0
+        if waiting is not None:
+            others = waiting.live(time_us)
+            again = ~known & waiting.knows(given, time_us)
+            first, known = np.where(again, -1, first), known | again
         groups = group_rows(given)
         duplicate = known | (groups.rank > 0)
         fresh = len(given) - int(np.count_nonzero(duplicate))
-        if fresh and self._live_from(head) + fresh > self.entries_max:
-            return self._full(head, fresh, time_us)
+        if fresh and self._live_from(head) + others + fresh > self.entries_max:
+            return self._full(head, fresh, others, time_us)
         if fresh == len(given):
             return None
         kept = np.ones(len(ids), np.bool_)
         kept[present[duplicate]] = False
-        offsets = np.cumsum(kept) - 1 + base_offset
+        if late is None:
+            offsets = np.cumsum(kept) - 1 + base_offset
+        else:
+            offsets = np.where(late, -1, np.cumsum(kept & ~late) - 1 + base_offset)
         first = np.where(known, first, offsets[present[groups.first[groups.group]]])
         rows = present[duplicate].tolist()
         return Filtered(np.flatnonzero(kept), list(zip(rows, first[duplicate].tolist(), strict=True)))
 
-    def _full(self, head: int, fresh: int, time_us: int) -> Refusal:
+    def knows(self, given: Hashes, time_us: int) -> Mask:
+        """Which of these ids, all present, count at that time."""
+        head = self._head_at(time_us)
+        if head == len(self._firsts):
+            return np.zeros(len(given), np.bool_)
+        return self._lookup(given) >= self._firsts[head]
+
+    def places(self, ids: Hashes) -> Numbers:
+        """The first offset of each id that is remembered, and -1 for the others."""
+        found = np.full(len(ids), -1, np.int64)
+        given = present_rows(ids)
+        found[given] = self._lookup(ids[given])
+        return found
+
+    def times(self, ids: Hashes) -> Numbers:
+        """When each id was added, as far as that is remembered; else -1."""
+        lines = np.searchsorted(np.array(self._firsts, np.int64), self.places(ids), "right")
+        return np.array([-1, *self._times], np.int64)[lines]
+
+    def _full(self, head: int, fresh: int, others: int, time_us: int) -> Refusal:
         limit = self.entries_max
         if fresh > limit:
             return Refusal(
@@ -112,12 +154,15 @@ class DedupWindow:
                 details={"limit": limit},
             )
         live = self._live_from(head)
-        # The batch whose end makes enough room, and how long it still counts.
-        enough = bisect_left(self._totals, self._totals[head] + live + fresh - limit, head + 1)
-        wait_us = self._times[enough - 1] + self.window_us - time_us
+        surplus = live + others + fresh - limit
+        wait_us = self.window_us
+        if surplus <= live:
+            # The batch whose end makes enough room, and how long it still counts.
+            enough = bisect_left(self._totals, self._totals[head] + surplus, head + 1)
+            wait_us = self._times[enough - 1] + self.window_us - time_us
         return Refusal(
             Overloaded.code,
-            f"the dedup window is full: {live} ids and {fresh} new ones, dedup_max is {limit}",
+            f"the dedup window is full: {live + others} ids and {fresh} new ones, dedup_max is {limit}",
             details={"retry_after_ms": -(-wait_us // 1000), "limit": limit},
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.core.commands import Publish
-from tailrace.core.model import BatchView
+from tailrace.core.model import BatchView, Times
 from tailrace.core.policy import GroupPolicy
 
 
@@ -120,12 +120,17 @@ class BuryDone(msgspec.Struct, frozen=True):
 
 
 class ReleaseDue(msgspec.Struct, frozen=True, eq=False):
-    """The rows that `Timetable.due` named, gathered into one body: give them offsets."""
+    """The rows that `Timetable.due` named, gathered into one body: give them offsets.
+
+    `refs` are all rows that wait up to (`until_us`, `until_ref`), in that order; without them only their
+    number is checked. The reply is `Published`, or `Done` when the rows are others by now: nothing happens.
+    """
 
     view: BatchView
     crc: int
     until_us: int
     until_ref: int
+    refs: Times | None = None
 
 
 class StageBatch(msgspec.Struct, frozen=True, eq=False):

@@ -24,12 +24,12 @@ import numpy.typing as npt
 from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
 from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.dedup import DedupWindow, Filtered
-from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Stored, Trimmed
+from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Scheduled, Stored, Trimmed
 from tailrace.core.inner_commands import PublishBatch, Sweep
 from tailrace.core.keys import KeyIndex
 from tailrace.core.model import AtHand, BatchView, Columns, Refusal
 from tailrace.core.producers import BatchResult, Producers
-from tailrace.core.publishing import mixed, over_limit, unfit
+from tailrace.core.publishing import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
 from tailrace.core.queues import Queues
 from tailrace.core.staging import Staging
 from tailrace.core.table import Buffer
@@ -85,6 +85,7 @@ class Partition:
         }
         self._apply: dict[type, Callable[[Any], None]] = {
             Appended: self._appended,
+            Scheduled: self._scheduled,
             ProducerClaimed: self._producer_claimed,
             ProducerAdvanced: self._producer_advanced,
             Trimmed: self._trimmed,
@@ -97,10 +98,16 @@ class Partition:
         """The topic was altered; what was decided before stays."""
         assert options.key_index == self.options.key_index, "key_index cannot change"
         self.options = options
-        self.dedup.window_us = options.dedup_window_ms * 1000
-        self.dedup.entries_max = options.dedup_max
+        for window in (self.dedup, self.timetable.dedup):
+            window.window_us = options.dedup_window_ms * 1000
+            window.entries_max = options.dedup_max
         if self.keys is not None:
             self.keys.entries_max = options.key_index_max
+
+    def lowest_entry(self) -> int | None:
+        """The oldest frame outside of the readable log that is still needed; None when none is."""
+        needed = (self.timetable.lowest_entry(), self.staging.lowest_entry())
+        return min((entry for entry in needed if entry is not None), default=None)
 
     # ---------------------------------------------------------------------------------------------- decide
 
@@ -120,9 +127,14 @@ class Partition:
         problem = over_limit(view, self.options, now_us) or unfit(publish, view, self.options)
         if problem is not None:
             return Decision(NOTHING, problem)
+        late = late_rows(view, time_us)
+        if late is not None and (problem := unplaced(publish)) is not None:
+            return Decision(NOTHING, problem)
         keep = duplicates = None
         if view.dedup_ids is not None:
-            found = self.dedup.find(view.dedup_ids, self.end_offset, time_us)
+            found = self.dedup.find(
+                view.dedup_ids, self.end_offset, time_us, late=late, waiting=self.timetable.dedup
+            )
             if isinstance(found, Refusal):
                 return Decision(NOTHING, found)
             if found is not None:
@@ -131,22 +143,30 @@ class Partition:
                 if publish.expected_sequence:
                     return Decision(NOTHING, mixed(found))
                 keep, duplicates = found.keep, found.duplicates
-                view = view.take(keep)
+                view, late = view.take(keep), None if late is None else late[keep]
         problem = self._unexpected(publish, view, keep)
         if problem is not None:
             return Decision(NOTHING, problem)
-        appended = Appended(
-            self.end_offset,
-            view,
-            time_us,
-            publish.producer_id,
-            publish.producer_epoch,
-            publish.producer_sequence,
-        )
-        return Decision((appended,), Published(self.end_offset, time_us, duplicates), keep)
+        producer = publish.producer_id, publish.producer_epoch, publish.producer_sequence
+        if late is None or not late.any():
+            appended = Appended(self.end_offset, view, time_us, *producer)
+            return Decision((appended,), Published(self.end_offset, time_us, duplicates), keep)
+        rows = np.arange(view.count) if keep is None else keep
+        waiting = rows[late].tolist()
+        if late.all():
+            scheduled = Scheduled(self.next_entry, view, time_us, *producer)
+            return Decision((scheduled,), Published(-1, time_us, duplicates, waiting), late=keep)
+        # The first frame of the group is the scheduled one; the producer's sequence counts once.
+        scheduled = Scheduled(self.next_entry, view.take(np.flatnonzero(late)), time_us)
+        appended = Appended(self.end_offset, view.take(np.flatnonzero(~late)), time_us, *producer)
+        reply = Published(self.end_offset, time_us, duplicates, waiting)
+        return Decision((scheduled, appended), reply, keep=rows[~late], late=rows[late])
 
     def _repeat(self, view: BatchView, result: BatchResult) -> Published:
         """A retry: the first result again; the dedup window knows which rows were duplicates then."""
+        late = late_rows(view, result.append_time_us)
+        if late is not None:
+            return repeat_late(view, late, result, self.dedup, self.timetable.dedup)
         if view.count == result.count:
             return Published(result.base_offset, result.append_time_us)
         if view.dedup_ids is None:  # not the batch that it was: say only what is known
@@ -235,6 +255,14 @@ class Partition:
         if view.timestamp_max_us > self.timestamp_max_us:
             self.timestamp_max_us = view.timestamp_max_us
         self.queues.appended(fact)
+
+    def _scheduled(self, fact: Scheduled) -> None:
+        assert fact.append_time_us >= self.append_time_us, "append time goes back"
+        if fact.producer_id:
+            result = BatchResult(-1, fact.view.count, fact.append_time_us)
+            self.producers.advance(fact.producer_id, fact.producer_epoch, fact.producer_sequence, result)
+        self.append_time_us = fact.append_time_us
+        self.timetable.schedule(fact)
 
     def _producer_claimed(self, fact: ProducerClaimed) -> None:
         self.producers.claim(fact.producer_id, fact.epoch, fact.time_us)

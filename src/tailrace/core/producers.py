@@ -36,7 +36,8 @@ _EMPTY_ROW = array("q", bytes(8 * _ROW))
 
 
 class BatchResult(msgspec.Struct, frozen=True):
-    """What became of a batch: `count` rows stand from `base_offset` on (0 when all were duplicates)."""
+    """What became of a batch: `count` rows stand from `base_offset` on (0 when all were duplicates). Of a
+    batch with delayed rows only those that got offsets count; when none did, `base_offset` is -1."""
 
     base_offset: int
     count: int

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tailrace.core.commands import Publish
-from tailrace.core.dedup import Filtered
+import numpy as np
+
+from tailrace.core.commands import Publish, Published
+from tailrace.core.dedup import DedupWindow, Filtered, Mask
 from tailrace.core.model import (
     ANY_KEY_SEQUENCE,
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
     HAS_DEDUP_ID,
-    HAS_DELIVER_AT,
     HAS_KEY,
     HAS_OFFSET_DELTA,
     HEADER_BYTES_MAX,
@@ -18,6 +19,8 @@ from tailrace.core.model import (
     BatchView,
     Refusal,
 )
+from tailrace.core.producers import BatchResult
+from tailrace.core.table import group_rows, present_rows
 from tailrace.core.topics import DURABILITIES, TopicOptions
 from tailrace.errors import InvalidRequest, TooLarge
 
@@ -56,13 +59,8 @@ def over_limit(view: BatchView, options: TopicOptions, now_us: int) -> Refusal |
 def unfit(publish: Publish, view: BatchView, options: TopicOptions) -> Refusal | None:
     """What the request asks and this topic, or this release, cannot give."""
     columns, expected = view.columns, publish.expected_key_sequences
-    if columns & (HAS_DELIVER_AT | HAS_OFFSET_DELTA):
-        what = (
-            "deliver_at: delays are not supported yet"
-            if columns & HAS_DELIVER_AT
-            else "offset_delta is not for producers"
-        )
-        return Refusal(InvalidRequest.code, what)
+    if columns & HAS_OFFSET_DELTA:
+        return Refusal(InvalidRequest.code, "offset_delta is not for producers")
     if publish.acks is not None:
         if publish.acks not in DURABILITIES:
             return Refusal(
@@ -88,7 +86,57 @@ def unfit(publish: Publish, view: BatchView, options: TopicOptions) -> Refusal |
     return None
 
 
+def late_rows(view: BatchView, time_us: int) -> Mask | None:
+    """Which rows are due only after that time; None when none is. What is due in the past is due now."""
+    if view.deliver_at_us is None:
+        return None
+    late: Mask = view.deliver_at_us > time_us
+    return late if late.any() else None
+
+
+def unplaced(publish: Publish) -> Refusal | None:
+    """Why a publish with delayed rows cannot be: their places are not known yet, so none can be expected."""
+    expected = publish.expected_key_sequences or ()
+    if not publish.expected_sequence and all(number == ANY_KEY_SEQUENCE for number in expected):
+        return None
+    what = "expected_sequence" if publish.expected_sequence else "expected_key_sequences"
+    return Refusal(InvalidRequest.code, f"{what}: a delayed message has no place until it is due")
+
+
 def mixed(found: Filtered) -> Refusal:
     rows = [row for row, _ in found.duplicates]
     text = f"expected_sequence with a batch of which only some messages are new: {len(rows)} are duplicates"
     return Refusal(InvalidRequest.code, text, details={"duplicates": rows[:100]})
+
+
+def repeat_late(
+    view: BatchView, late: Mask, result: BatchResult, known: DedupWindow, waiting: DedupWindow
+) -> Published:
+    """The answer to a retry of a batch with delayed rows: what its first result was.
+
+    Which rows are late follows from their times, as then. Which late ones were duplicates is told by the
+    time at which their ids were first seen.
+    """
+    ids = view.dedup_ids
+    if ids is None:
+        return Published(result.base_offset, result.append_time_us, None, np.flatnonzero(late).tolist())
+    stored = waiting.times(ids) == result.append_time_us
+    given = present_rows(ids)
+    stored[given[group_rows(ids[given]).rank > 0]] = False
+    bare = np.ones(len(ids), np.bool_)
+    bare[given] = False
+    scheduled = late & (stored | bare)
+    doubles = np.flatnonzero(late & ~scheduled)
+    duplicates = list(zip(doubles.tolist(), known.places(ids[doubles]).tolist(), strict=True))
+    others = np.flatnonzero(~late)
+    if result.base_offset < 0:
+        duplicates += zip(others.tolist(), known.places(ids[others]).tolist(), strict=True)
+    elif len(others) != result.count:
+        again = known.recall(ids[others], result.base_offset, result.count)
+        duplicates += [(int(others[row]), offset) for row, offset in again]
+    duplicates.sort()
+    base_offset = result.base_offset
+    if not result.count:
+        base_offset = duplicates[0][1] if duplicates else -1
+    waits = np.flatnonzero(scheduled).tolist()
+    return Published(base_offset, result.append_time_us, duplicates or None, waits or None)

@@ -1,40 +1,171 @@
-"""Delayed messages of one partition: to be written."""
+"""Delayed messages of one partition: stored in scheduled frames, without offsets until they are due.
+
+    Scheduled ──▶ waits ──ReleaseDue──▶ Appended (fresh offsets) + Released      in one group of frames
+                    └────CancelScheduled──▶ ScheduleCancelled                    never appended
+
+Only where a message is stored, when it is due and its id are kept here; its body stays in the log. The shell
+reads the rows that come near and gives them back with `ReleaseDue`. What happened in between is looked at
+again then: the command holds only if it names exactly the rows that are due up to its end, so a message that
+was cancelled a moment before is never appended.
+
+Dedup ids of delayed messages count from when they were stored, in a window of their own, because they have no
+offsets that could be remembered.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tailrace.core.decisions import Decision
+import numpy as np
+
+from tailrace.core.commands import Done, Published
+from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.dedup import DedupWindow
+from tailrace.core.delivery_commands import Cancelled, CancelScheduled
+from tailrace.core.facts import Appended, Released, ScheduleCancelled, Scheduled
+from tailrace.core.inner_commands import ReleaseDue
+from tailrace.core.model import Refusal, Times
 from tailrace.core.table import Buffer
+from tailrace.core.wheel import AT, CANCELLED, HIGH, LOW, NEVER, REF, ROW_BITS, WIDTH, Rows, Wheel, ref_of
+from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from tailrace.core.partition import Partition
+
+IDS_MAX = 10_000
+"""Of one request to cancel."""
+_DEDUP_BUFFERS = 6
 
 
 class Timetable:
     """Delayed messages of one partition."""
 
-    COMMANDS: tuple[type, ...] = ()
-    FACTS: tuple[type, ...] = ()
+    COMMANDS: tuple[type, ...] = (ReleaseDue, CancelScheduled)
+    FACTS: tuple[type, ...] = (Released, ScheduleCancelled)
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
+        self.wheel = Wheel()
+        options = partition.options
+        self.dedup = DedupWindow(options.dedup_window_ms, options.dedup_max)
+        self.scheduled = 0
+        """How many messages were ever delayed; numbers them in the dedup window."""
+        self.released = (0, 0)
+        """Up to where rows were released since the start. Not stored: the shell looks here whether its
+        command was decided."""
+        self.soonest_us = NEVER
+        """The earliest time that was scheduled since the shell last looked. Not stored."""
 
-    def decide(self, command: Any, now_us: int) -> Decision:
+    def __len__(self) -> int:
+        return len(self.wheel)
+
+    # ----------------------------------------------------------------------------------------------- views
+
+    def next_due_us(self) -> int | None:
+        """When the next message is due."""
+        return self.wheel.next_us()
+
+    def due_rows(self, now_us: int, limit: int) -> Rows:
+        """The first messages that are due, in the order of their release."""
+        return self.wheel.first(now_us, limit)
+
+    def due(self, now_us: int, limit: int) -> tuple[Times, int, int]:
+        """Refs of the first messages that are due, and the place in the order up to which they are all."""
+        rows = self.due_rows(now_us, limit)
+        return rows[:, REF], *(rows[-1, :HIGH].tolist() if len(rows) else (0, 0))
+
+    def lowest_entry(self) -> int | None:
+        """The oldest frame that holds a message which still waits; None when none does."""
+        oldest = self.wheel.oldest_ref()
+        return None if oldest is None else oldest >> ROW_BITS
+
+    # ---------------------------------------------------------------------------------------------- decide
+
+    def decide(self, command: ReleaseDue | CancelScheduled, now_us: int) -> Decision:
         """What a command leads to."""
-        raise NotImplementedError
+        time_us = max(now_us, self._partition.append_time_us)
+        if isinstance(command, CancelScheduled):
+            return self._cancel(command, time_us)
+        rows = self.wheel.first(command.until_us, command.view.count + 1, command.until_ref)
+        same = len(rows) == command.view.count
+        if same and command.refs is not None:
+            same = np.array_equal(rows[:, REF], command.refs)
+        if command.until_us > time_us or not same:
+            return Decision(NOTHING, Done())  # Not these rows any more: the shell looks again.
+        end_offset = self._partition.end_offset
+        appended = Appended(end_offset, command.view, time_us, released=True)
+        released = Released(command.until_us, command.until_ref, time_us)
+        return Decision((appended, released), Published(end_offset, time_us))
 
-    def apply(self, fact: Any) -> None:
+    def _cancel(self, command: CancelScheduled, time_us: int) -> Decision:
+        ids, hints = command.ids, command.deliver_at_us
+        problem = None
+        if not 0 < len(ids) <= IDS_MAX or any(len(item) != 16 for item in ids):
+            problem = f"ids: 1 to {IDS_MAX} of 16 bytes each"
+        elif hints and len(hints) != len(ids):
+            problem = f"deliver_at_us: {len(hints)} times for {len(ids)} ids"
+        if problem is not None:
+            return Decision(NOTHING, Refusal(InvalidRequest.code, problem))
+        done: list[bool] = []
+        refs: set[int] = set()
+        for item, hint in zip(ids, hints or [0] * len(ids), strict=True):
+            high, low = (int.from_bytes(item[at : at + 8], "big", signed=True) for at in (0, 8))
+            found = self.wheel.find(high, low, hint)
+            done.append(bool(found))
+            refs.update(ref for ref in found if ref < CANCELLED)
+        facts = (ScheduleCancelled(sorted(refs), time_us),) if refs else NOTHING
+        return Decision(facts, Cancelled(done))
+
+    # ----------------------------------------------------------------------------------------------- apply
+
+    def schedule(self, fact: Scheduled) -> None:
+        """A batch of delayed messages is stored."""
+        view, count = fact.view, fact.view.count
+        assert view.deliver_at_us is not None
+        assert view.ids is not None
+        assert count < 1 << ROW_BITS
+        rows = np.empty((count, WIDTH), np.int64)
+        rows[:, AT] = view.deliver_at_us
+        rows[:, REF] = np.arange(count) + ref_of(fact.entry, 0)
+        rows[:, HIGH : LOW + 1] = view.ids.view(np.int64)
+        self.wheel.advance(fact.append_time_us)
+        self.wheel.insert(rows)
+        self.soonest_us = min(self.soonest_us, int(rows[:, AT].min()))
+        if view.dedup_ids is not None:
+            self.dedup.add(view.dedup_ids, self.scheduled, fact.append_time_us)
+        self.scheduled += count
+
+    def apply(self, fact: Released | ScheduleCancelled) -> None:
         """Let a fact happen."""
-        raise NotImplementedError
+        partition = self._partition
+        partition.append_time_us = max(partition.append_time_us, fact.time_us)
+        self.wheel.advance(fact.time_us)
+        if isinstance(fact, Released):
+            self.wheel.drop(fact.until_us, fact.until_ref)
+            self.released = fact.until_us, fact.until_ref
+        else:
+            self.wheel.cancel(fact.refs)
+
+    # -------------------------------------------------------------------------------------------- snapshot
 
     def buffers(self) -> list[Buffer]:
         """The state for a snapshot."""
-        return []
+        if not self.scheduled:
+            return []
+        return [array("q", (self.scheduled,)).tobytes(), *self.dedup.buffers(), *self.wheel.buffers()]
 
     def load(self, columns: Sequence[memoryview]) -> None:
         """The state that a snapshot holds."""
+        if not columns:
+            return
+        self.scheduled = int.from_bytes(columns[0], "little")
+        self.dedup.load(columns[1 : 1 + _DEDUP_BUFFERS])
+        self.wheel.load(columns[1 + _DEDUP_BUFFERS :])
 
     def verify(self) -> None:
         """Assert the invariants."""
+        self.wheel.verify()
+        self.dedup.verify()
+        assert len(self.wheel) <= self.scheduled
