@@ -166,6 +166,8 @@ class GroupInfo(Command, frozen=True, tag="group"):
     created: bool = False
     members: list[dict[str, Any]] = []
     partitions: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    """What its options mean that may surprise; see `core.policy.warnings_of`."""
 
 
 class GroupList(Command, frozen=True, tag="groups"):
