@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from tailrace.broker.coordinators import Coordinators
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump
 from tailrace.broker.shard import Shard
@@ -19,7 +20,7 @@ from tailrace.core.inner_commands import ApplyStaged
 from tailrace.core.model import Refusal
 from tailrace.core.staged_decisions import FinishStaged, Target
 from tailrace.core.staging import attempt_number
-from tailrace.errors import NotFound, Unavailable
+from tailrace.errors import NotFound
 from tailrace.format import batch
 from tailrace.format.frame import Buffer, Header
 
@@ -52,10 +53,10 @@ class _Roll:
 class RollForward:
     """All versions under way; one at a time for each writer."""
 
-    def __init__(self, topics: Topics, pump: Pump, home: Callable[[str], Shard]) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
         self._topics = topics
         self._pump = pump
-        self._home = home
+        self._coordinators = coordinators
         self._rolls: dict[str, _Roll] = {}
         self._queue: deque[tuple[_Roll, Place]] = deque()
         self._bytes = 0
@@ -165,12 +166,9 @@ class RollForward:
         done = not roll.todo
         if done:
             del self._rolls[roll.writer]
-            try:
-                home = self._home(roll.writer)
-            except Unavailable:
-                pass  # It asks for the same again when it is well, and every target says that it has it.
-            else:
-                home.submit(FinishStaged(roll.writer, roll.version), b"", lambda reply, parts: None)
+            # If this is lost, it is all asked for again, and every target says that it has it.
+            finish = FinishStaged(roll.writer, roll.version)
+            self._coordinators.submit(roll.writer, finish, lambda reply, parts: None)
         else:
             self._pump.at(self._pump.clock.now_us() + roll.pause_us, lambda now_us: self._round(roll))
             roll.pause_us = min(2 * roll.pause_us, PAUSE_US_MAX)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tailrace.broker.coordinators import Coordinators
 from tailrace.broker.delivery import Gate
 from tailrace.broker.gateway import Verb
 from tailrace.broker.host import Topics
@@ -23,11 +24,11 @@ from tailrace.broker.pump import Pump
 from tailrace.broker.roll_forward import RollForward
 from tailrace.broker.shard import NOTHING, Shard
 from tailrace.core.commands import Done, Reply
-from tailrace.core.coordinator import TOPIC, Coordinator, home_of
+from tailrace.core.coordinator import home_of
 from tailrace.core.delivery_commands import AbortStaged, DecideStaged, Stage, StagedDecision
 from tailrace.core.inner_commands import CheckStaged, DropStaged, StageBatch
 from tailrace.core.model import Refusal
-from tailrace.core.staged_decisions import StagedDecisions, Target, malformed
+from tailrace.core.staged_decisions import Settled, Target, malformed
 from tailrace.core.staging import attempt_number
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import frame
@@ -45,7 +46,7 @@ Place = tuple[str, int]
 class StagedWrites:
     """Answers `Stage`, `DecideStaged` and `AbortStaged`."""
 
-    def __init__(self, topics: Topics, pump: Pump) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
         self.verbs: dict[type[Any], Verb] = {
             Stage: self._stage,
             DecideStaged: self._decide,
@@ -53,8 +54,9 @@ class StagedWrites:
         }
         self._topics = topics
         self._pump = pump
+        self._coordinators = coordinators
         self._guarded: Counter[int] = Counter()
-        self.rolls = RollForward(topics, pump, self.home)
+        self._rolls = RollForward(topics, pump, coordinators)
 
     def start(self) -> None:
         """Take up what was decided before the broker ended, and look after the rest from now on."""
@@ -67,28 +69,20 @@ class StagedWrites:
 
     # -- where things are
 
-    def _homes(self) -> list[Shard]:
-        try:
-            return self._topics.get(TOPIC).shards
-        except NotFound:
-            return []
+    def _require_well(self, writer: str) -> None:
+        """Raise `Unavailable` while the coordinator of a writer cannot say what it decided."""
+        shards = self._coordinators.shards()
+        if shards and not _well(shards[home_of(writer)]):
+            raise Unavailable(f"the coordinator of writer {writer!r} takes no writes now")
 
-    def home(self, writer: str) -> Shard:
-        """The coordinator of a writer; raises `Unavailable`."""
-        homes = self._homes()
-        if not homes:
-            raise Unavailable("the broker is still being set up: its coordinators are not there yet")
-        shard = homes[home_of(writer)]
-        if not _well(shard):
-            raise Unavailable(f"the coordinator of writer {writer!r} takes no writes now", outcome="none")
-        return shard
+    def _last(self, writer: str) -> Settled | None:
+        coordinator = self._coordinators.of(writer)
+        return None if coordinator is None else coordinator.staged.last(writer)
 
     def _target(self, topic: str, partition: int) -> Shard:
         shards = self._topics.get(topic).shards
         if not 0 <= partition < len(shards):
             raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
-        if not shards[partition].machine.delivers:
-            raise InvalidRequest(f"topic: {topic!r} is internal")
         return shards[partition]
 
     # -- verbs
@@ -106,7 +100,7 @@ class StagedWrites:
         if problem is not None:
             respond(problem, NOTHING)
             return
-        home = self.home(request.writer)
+        self._require_well(request.writer)
         numbers = _numbers(request.writer, request.attempts)
         self._guarded.update(numbers)
 
@@ -115,10 +109,10 @@ class StagedWrites:
             respond(reply, NOTHING)
 
         try:
-            if self._is_old(request, home):
-                self._choose(request, home, over)
+            if self._is_old(request):
+                self._choose(request, over)
             else:
-                self._check(request, home, over)
+                self._check(request, over)
         except TailraceError:
             self._unguard(numbers)
             raise
@@ -129,13 +123,12 @@ class StagedWrites:
             if self._guarded[number] <= 0:
                 del self._guarded[number]
 
-    @staticmethod
-    def _is_old(request: DecideStaged, home: Shard) -> bool:
+    def _is_old(self, request: DecideStaged) -> bool:
         """Whether there is a decision that answers the request."""
-        last = _decisions(home).last(request.writer)
+        last = self._last(request.writer)
         return last is not None and request.version <= last.version
 
-    def _check(self, request: DecideStaged, home: Shard, over: Callable[[Reply], None]) -> None:
+    def _check(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
         """Ask every target whether it has what it is said to have, durably; then decide."""
         batches = request.batches or [-1] * len(request.attempts)
         work: dict[Place, CheckStaged] = {}
@@ -146,59 +139,63 @@ class StagedWrites:
 
         def checked(problem: Refusal | None) -> None:
             # While the targets were asked, the same request may have come a second time, and been served.
-            if problem is None or self._is_old(request, home):
-                self._choose(request, home, over)
+            if problem is None or self._is_old(request):
+                self._choose(request, over)
             else:
                 over(problem)
 
-        self._on_each([(self._target(*place), check) for place, check in work.items()], checked)
+        _on_each([(self._target(*place), check) for place, check in work.items()], checked)
 
-    def _choose(self, request: DecideStaged, home: Shard, over: Callable[[Reply], None]) -> None:
+    def _choose(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
         """Let the coordinator decide; the winner is answered when the targets have it."""
+        writer = request.writer
 
         def decided(reply: Reply, parts: Any) -> None:
             if not isinstance(reply, StagedDecision):
                 over(reply)
                 return
-            last = _decisions(home).last(request.writer)
-            applied = last is None or last.version != reply.version or last.done
+            version, attempts = reply.version, reply.attempts
+            last = self._last(writer)
+            applied = last is None or last.version != version or last.done
             if reply.won and not applied:
-                self.rolls.begin(request.writer, reply.version, reply.attempts, told(reply))
+                self._rolls.begin(
+                    writer,
+                    version,
+                    attempts,
+                    lambda done: over(StagedDecision(version, attempts, True, done)),
+                )
                 return
-            over(StagedDecision(reply.version, reply.attempts, reply.won, applied))
+            over(StagedDecision(version, attempts, reply.won, applied))
             if not reply.won:
-                self._drop(request.writer, home, set(request.attempts) - set(reply.attempts))
+                self._drop(writer, set(request.attempts) - set(attempts))
 
-        def told(decision: StagedDecision) -> Callable[[bool], None]:
-            return lambda done: over(StagedDecision(decision.version, decision.attempts, True, done))
-
-        home.submit(request, b"", decided)
+        self._coordinators.submit(writer, request, decided)
 
     def _abort(self, request: AbortStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
         problem = malformed(DecideStaged(request.writer, 0, request.attempts))
         if problem is not None:
             respond(problem, NOTHING)
             return
-        home = self.home(request.writer)  # Only while it is well it can say what is decided.
-        self._drop(
-            request.writer, home, request.attempts, lambda problem: respond(problem or Done(), NOTHING)
-        )
+        self._require_well(request.writer)
+        self._drop(request.writer, request.attempts, lambda refusal: respond(refusal or Done(), NOTHING))
 
     # -- dropping
 
     def _drop(
         self,
         writer: str,
-        home: Shard,
         attempts: Iterable[Target],
-        over: Callable[[Refusal | None], None] = lambda problem: None,
+        over: Callable[[Refusal | None], None] = lambda refusal: None,
     ) -> None:
         """Drop attempts of a writer, but for those that a decision names, made or under way."""
-        kept = self._named(_decisions(home))
+        last = self._last(writer)
+        kept = set(self._guarded)
+        if last is not None and not last.done:
+            kept.update(_numbers(writer, last.attempts))
         work: dict[Place, DropStaged] = {}
         for topic, partition, attempt in attempts:
             number = attempt_number(writer, attempt)
-            if number not in kept and number not in self._guarded:
+            if number not in kept:
                 work.setdefault((topic, partition), DropStaged([])).attempts.append(number)
         targets = []
         for place, drop in work.items():
@@ -206,79 +203,77 @@ class StagedWrites:
                 targets.append((self._target(*place), drop))
             except NotFound:
                 continue  # What was staged there went with the topic.
-        self._on_each(targets, over)
-
-    @staticmethod
-    def _named(decisions: StagedDecisions) -> set[int]:
-        """Attempts of decisions that are not applied everywhere yet."""
-        return {number for writer, last in decisions.pending() for number in _numbers(writer, last.attempts)}
+        _on_each(targets, over)
 
     def expire(self, now_us: int) -> None:
-        """Drop what nobody decided within `staging_ttl_ms`."""
-        homes = self._homes()
-        if not all(_well(home) for home in homes):
+        """Drop what nobody decided within the time to live of staged batches."""
+        if not all(_well(shard) for shard in self._coordinators.shards()):
             return
         kept: set[int] | None = None
         for shard in self._topics.shards():
-            if not shard.machine.delivers or shard.fault is not None:
+            if not shard.machine.delivers or not _well(shard):
                 continue
             old = shard.state.staging.expired(now_us)
             if not old:
                 continue
             if kept is None:
-                kept = set(self._guarded).union(*(self._named(_decisions(home)) for home in homes))
+                kept = self._decided()
             gone = [number for number in old if number not in kept]
             if gone:
                 log.info("%s: %d staged attempts that nobody decided are dropped", shard.name, len(gone))
                 shard.submit(DropStaged(gone), b"", lambda reply, parts: None)
 
+    def _decided(self) -> set[int]:
+        """Attempts that some decision names, made or under way."""
+        decided = set(self._guarded)
+        for _, coordinator in self._coordinators.machines():
+            for writer, last in coordinator.staged.pending():
+                decided.update(_numbers(writer, last.attempts))
+        return decided
+
     # -- rolling forward
 
     def resume(self) -> None:
         """Roll forward every decision that is not applied everywhere and that nobody is at."""
-        for home in self._homes():
-            if not _well(home):
+        for shard, coordinator in self._coordinators.machines():
+            if not _well(shard):
                 continue
-            for writer, last in _decisions(home).pending():
-                if not self.rolls.under_way(writer):
+            for writer, last in coordinator.staged.pending():
+                if not self._rolls.under_way(writer):
                     # Asked again only to hear of it when it is durable.
                     again = DecideStaged(writer, last.version, last.attempts)
-                    home.submit(again, b"", self._resumed(writer))
+                    self._coordinators.submit(writer, again, self._resumed(writer))
 
     def _resumed(self, writer: str) -> Respond:
         def decided(reply: Reply, parts: Any) -> None:
-            if isinstance(reply, StagedDecision) and not reply.applied:
-                self.rolls.begin(writer, reply.version, reply.attempts, lambda done: None)
+            last = self._last(writer)
+            if isinstance(reply, StagedDecision) and last is not None and not last.done:
+                self._rolls.begin(writer, reply.version, reply.attempts, lambda done: None)
 
         return decided
 
-    @staticmethod
-    def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], None]) -> None:
-        """Give each partition its command; `over` hears of the end, and of the first refusal."""
-        waiting, problem = len(work), None
 
-        def answered(reply: Reply, parts: Any) -> None:
-            nonlocal waiting, problem
-            if isinstance(reply, Refusal):
-                problem = problem or reply
-            waiting -= 1
-            if not waiting:
-                over(problem)
+def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], None]) -> None:
+    """Give each partition its command; `over` hears of the end, and of the first refusal."""
+    waiting = len(work)
+    problem: Refusal | None = None
 
-        for shard, command in work:
-            shard.submit(command, b"", answered)
-        if not work:
-            over(None)
+    def answered(reply: Reply, parts: Any) -> None:
+        nonlocal waiting, problem
+        if isinstance(reply, Refusal):
+            problem = problem or reply
+        waiting -= 1
+        if not waiting:
+            over(problem)
 
-
-def _well(home: Shard) -> bool:
-    return home.fault is None and not home.reopening
+    for shard, command in work:
+        shard.submit(command, b"", answered)
+    if not work:
+        over(None)
 
 
-def _decisions(home: Shard) -> StagedDecisions:
-    state: Any = home.state
-    assert isinstance(state, Coordinator)
-    return state.staged
+def _well(shard: Shard) -> bool:
+    return shard.fault is None and not shard.reopening
 
 
 def _numbers(writer: str, attempts: Iterable[Target]) -> list[int]:
