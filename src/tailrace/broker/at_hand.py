@@ -61,6 +61,13 @@ class FramesAtHand:
                 return found.reach(offset, bytes_max)
         return end
 
+    def append_time_us(self, offset: int) -> int | None:
+        """When the message at an offset was appended; of one that is not at hand a later moment, at which the
+        oldest that is at hand was; None when there is nothing."""
+        run = self._run(offset) or self._shard.tail
+        found = run.frames(max(offset, run.start_offset), max(offset, run.start_offset) + 1)
+        return found[0].header.append_time_us if found else None
+
     # -- what deliveries are made of
 
     def frames(self, runs: Sequence[Run]) -> list[Frame] | int:

@@ -27,6 +27,14 @@ PACE_BYTES = 64 * 1024
 _DROPPED = Refusal("unavailable", "the receiver is gone")
 
 
+class Waiting(Protocol):
+    """A request of a receiver that waits for something to hand over."""
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more."""
+        ...
+
+
 class Gate(Protocol):
     """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling
     memory.
@@ -46,8 +54,8 @@ class Gate(Protocol):
         """Bytes that were reserved have been handed over, or are not needed."""
         ...
 
-    fetches: set[FetchJob]
-    """Those under way; a receiver that goes away drops them."""
+    fetches: set[Waiting]
+    """Fetches and leases under way; a receiver that goes away drops them."""
     answered_us: dict[str, int]
     """When data was last handed over, by topic; kept by the fetches themselves."""
 
@@ -57,7 +65,7 @@ class OpenGate:
 
     def __init__(self) -> None:
         self.answered_us: dict[str, int] = {}
-        self.fetches: set[FetchJob] = set()
+        self.fetches: set[Waiting] = set()
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """Never."""

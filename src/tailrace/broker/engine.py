@@ -7,13 +7,20 @@ different hosts around its pump.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tailrace.broker.burial import Burial
+from tailrace.broker.coordinators import Coordinators
 from tailrace.broker.gateway import Gateway, VerbPart
+from tailrace.broker.group_figures import figures_of
 from tailrace.broker.host import Topics
+from tailrace.broker.leasing import Leasing
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
+from tailrace.broker.shard import Shard
+from tailrace.broker.staged_writes import StagedWrites
 from tailrace.ports import Clock, Coordinator, LogStats, LogStore
 
 log = logging.getLogger("tailrace.engine")
@@ -36,13 +43,19 @@ class Engine:
         arm: Callable[[int], None] = lambda due_us: None,
         sync_check_us: int = SYNC_CHECK_US,
         topic_defaults: dict[str, Any] | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._sync_check_us = sync_check_us
-        self.metrics = Metrics(self._figures)
+        self.metrics = Metrics(self._figures, lambda: figures_of(self.topics, clock.now_us()))
         self.pump = Pump(clock, threads, wake, arm)
         self.stores = stores
         self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
-        parts: list[VerbPart] = []
+        self.leasing = Leasing(self.topics, self.pump, self.metrics, entropy)
+        self.burial = Burial(self.topics, self.pump, self.metrics)
+        self.topics.opened = self._opened
+        self.coordinators = Coordinators(self.topics)
+        self.staged_writes = StagedWrites(self.topics, self.pump, self.coordinators)
+        parts: list[VerbPart] = [self.leasing, self.staged_writes]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
@@ -55,9 +68,16 @@ class Engine:
         self.topics.open(progress)
 
     def start(self) -> None:
-        """Begin the upkeep."""
+        """Begin the upkeep, and take up what the last run left undone."""
+        for shard in list(self.topics.shards()):
+            self._opened(shard)
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
+        self.staged_writes.start()
+
+    def _opened(self, shard: Shard) -> None:
+        shard.buries = self.burial.take_up
+        shard.start()
 
     def _sync(self, now_us: int) -> None:
         for shard in self.topics.shards():
@@ -86,6 +106,7 @@ class Engine:
         call `closed`.
         """
         self.gateway.close()
+        self.leasing.close()
         shards = list(self.topics.shards())
         waiting = len(shards)
         if not waiting:

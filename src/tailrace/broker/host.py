@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.broker.at_hand import COLD_BYTES_TOTAL
 from tailrace.broker.machines import COORDINATOR, DATA_PARTITION
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
@@ -60,6 +61,8 @@ class Topics:
         self._changing = False
         self._retired: list[Shard] = []
         self.catalog = coordinator.load()
+        self.opened: Callable[[Shard], None] = lambda shard: None
+        """Called for every partition that is added while the broker runs."""
         self.changed: Callable[[str], None] = lambda name: None
         """Called when a topic was created, altered or deleted."""
 
@@ -96,6 +99,7 @@ class Topics:
         shards = [shard for shard in self.shards() if shard.machine.delivers]
         for shard in shards:
             shard.limit_tail(TAIL_BYTES_TOTAL // len(shards))
+            shard.limit_cold(COLD_BYTES_TOTAL // len(shards))
 
     def shards(self) -> Iterator[Shard]:
         """Every partition of this node."""
@@ -242,6 +246,8 @@ class Topics:
             for shard in host.shards:
                 shard.reconfigure(entry.options)
         self._share_tails()
+        for shard in shards:
+            self.opened(shard)
         return self._info(entry, created=isinstance(request, CreateTopic))
 
     def _drop(self, host: TopicHost) -> None:

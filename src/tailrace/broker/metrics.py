@@ -21,6 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from tailrace.broker.group_figures import GroupFigures, group_families
+
 if TYPE_CHECKING:
     from tailrace.ports import LogStats
 
@@ -78,7 +80,7 @@ class Histogram:
 class _TopicFigures:
     """What has gone in and out of one topic since the broker started."""
 
-    __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out", "publishes")
+    __slots__ = ("burials_failed", "bytes_in", "bytes_out", "messages_in", "messages_out", "publishes")
 
     def __init__(self) -> None:
         self.messages_in = 0
@@ -86,6 +88,7 @@ class _TopicFigures:
         self.publishes = 0
         self.messages_out = 0
         self.bytes_out = 0
+        self.burials_failed = 0
 
 
 class Metrics(Collector):
@@ -95,8 +98,10 @@ class Metrics(Collector):
 
     __slots__ = (
         "_fetch",
+        "_groups",
         "_lag",
         "_lag_max",
+        "_lease",
         "_partitions",
         "_publish",
         "_refusals",
@@ -108,16 +113,18 @@ class Metrics(Collector):
         "in_flight_bytes",
     )
 
-    def __init__(self, partitions: PartitionFigures = tuple) -> None:
+    def __init__(self, partitions: PartitionFigures = tuple, groups: GroupFigures = tuple) -> None:
         self._topics: dict[str, _TopicFigures] = {}
         self._requests: dict[str, int] = {}
         self._refusals: dict[str, int] = {}
         self._publish = Histogram()
         self._fetch = Histogram()
+        self._lease = Histogram()
         self._lag = Histogram()
         self._snapshot = Histogram()
         self._lag_max = 0.0
         self._partitions = partitions
+        self._groups = groups
         self.connections = 0
         self.in_flight_bytes = 0
         self._registry = CollectorRegistry(auto_describe=False)
@@ -143,6 +150,15 @@ class Metrics(Collector):
     def fetched(self, seconds: float) -> None:
         """A fetch was answered `seconds` after it arrived, waiting for data included."""
         self._fetch.observe(seconds)
+
+    def leased(self, seconds: float) -> None:
+        """A lease was answered `seconds` after it arrived, waiting for messages included."""
+        self._lease.observe(seconds)
+
+    def burial_failed(self, topic: str) -> None:
+        """An append to the dead letters of a topic failed; it is tried again."""
+        figures = self._topics.get(topic) or self._new_topic(topic)
+        figures.burials_failed += 1
 
     def requested(self, verb: str) -> None:
         """A request of that verb arrived."""
@@ -181,6 +197,7 @@ class Metrics(Collector):
         yield from self._topic_families()
         yield from self._request_families()
         yield from self._partition_families()
+        yield from group_families(self._groups())
         yield GaugeMetricFamily(
             "tailrace_connections", "Open connections of the native protocol", self.connections
         )
@@ -211,6 +228,11 @@ class Metrics(Collector):
             ("tailrace_published_bytes", "Bytes of batches stored and acknowledged", "bytes_in"),
             ("tailrace_delivered_messages", "Messages handed to readers", "messages_out"),
             ("tailrace_delivered_bytes", "Stored bytes handed to readers", "bytes_out"),
+            (
+                "tailrace_burial_failures",
+                "Appends to the dead letters that have to be repeated",
+                "burials_failed",
+            ),
         )
         for name, documentation, attribute in series:
             family = CounterMetricFamily(name, documentation, labels=["topic"])
@@ -229,6 +251,7 @@ class Metrics(Collector):
         yield refusals
         yield self._publish.family("tailrace_publish_seconds", "From the arrival of a batch to its answer")
         yield self._fetch.family("tailrace_fetch_seconds", "From a fetch to its answer, waiting included")
+        yield self._lease.family("tailrace_lease_seconds", "From a lease to its answer, waiting included")
 
     def _partition_families(self) -> Iterator[Metric]:
         labels = ["topic", "partition"]

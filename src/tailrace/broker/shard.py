@@ -40,7 +40,7 @@ THREADS_ONLY_US = 1_000_000
 NOTHING: tuple[Buffer, ...] = ()
 
 Item = tuple[Any, Buffer, Respond]
-"""A command for the partition (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
+"""A command (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
 
 
 class Turn:
@@ -103,6 +103,7 @@ class Shard:
         self._turns: deque[Turn] = deque()
         self._watchers: dict[Callable[[], None], None] = {}
         self.reopening = False
+        self._closing = False
         self._full_until_us = 0
         self._tail_bytes = options.ring_buffer_bytes
         self._cold_bytes = COLD_BYTES
@@ -298,6 +299,8 @@ class Shard:
     def _closed(self, now_us: int) -> Refusal | None:
         if self.fault is not None:
             return self.fault
+        if self._closing:
+            return Refusal("unavailable", "the broker is shutting down")
         if self.reopening or now_us < self._full_until_us:
             return Refusal(
                 "full",
@@ -403,6 +406,11 @@ class Shard:
 
         self.run_in_order(work, done)
 
+    @property
+    def partition(self) -> int:
+        """Its number in the topic."""
+        return int(self.name.rpartition("/")[2])
+
     # -- readers
 
     @property
@@ -449,6 +457,7 @@ class Shard:
     def close(self, closed: Callable[[object, Exception | None], None]) -> None:
         """Last act: snapshot what is there, then sync, mark and let go of the log."""
         self.wakeups.stop()
+        self._closing = True
         self.upkeep.save_snapshot(lambda: self.run_in_order(self._close_log, closed))
 
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:

@@ -1,8 +1,8 @@
 """Who waits for something to be delivered on one partition, and when to look again.
 
 Whoever found nothing to lease waits here, by group. It is woken once, when more is committed, when a command
-freed something for its group (an ack frees credit or a key, a nack or expiry makes messages available, a grant
-or a resume lets it lease), or when a message's back-off or a lease is over.
+freed something for its group (an ack frees credit or a key, a nack or expiry makes messages available, a
+grant or a resume lets it lease), or when a message's back-off or a lease is over.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Wakeups:
     def arm(self) -> None:
         """Set the timer for what is due next; one that is set for an earlier moment stays."""
         due_us = self._shard.state.queues.next_due_us()
-        if due_us is None:
-            return
+        if due_us is None or due_us <= self._fired_us:
+            return  # Whoever comes finds what is due already.
         due_us = max(due_us, self._fired_us + GRAIN_US)
         if due_us < self._due_us:
             if self._timer is not None:
@@ -132,7 +132,7 @@ class Wakeups:
 
 
 def _expired(reply: object, parts: object) -> None:
-    """Nobody waits for it; a refusal means that the partition is closed, and it comes again when it is open."""
+    """Nobody waits for it. When it is refused, the partition is closed; it comes again when it opens."""
 
 
 class Late:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.core.decisions import Decision
 from tailrace.core.facts import Appended
+from tailrace.core.policy import GroupPolicy
 from tailrace.core.table import Buffer
 
 if TYPE_CHECKING:
@@ -39,6 +40,32 @@ class Queues:
     def next_due_us(self) -> int | None:
         """The earliest lease deadline or back-off that is not over yet."""
         return None
+
+    # What the shell asks (`broker.leasing`, `broker.burial`, `broker.group_figures`).
+
+    def names(self) -> list[str]:
+        """The groups."""
+        return []
+
+    def policy(self, group: str) -> GroupPolicy | None:
+        """The options of a group; None when it is not here."""
+        return None
+
+    def in_flight(self, group: str, member: str) -> tuple[int, int]:
+        """How many messages a member holds, and all members of its group."""
+        return 0, 0
+
+    def committed(self, group: str) -> int | None:
+        """The first unsettled offset; None when the group is not here."""
+        return None
+
+    def dying(self, group: str, limit: int) -> Sequence[Any]:
+        """The first messages on their way to the dead letters (see `broker.letters.DyingRow`)."""
+        return []
+
+    def figures(self, group: str) -> dict[str, Any]:
+        """Figures of a group."""
+        return {}
 
     def buffers(self) -> list[Buffer]:
         """The state for a snapshot."""

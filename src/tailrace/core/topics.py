@@ -16,6 +16,8 @@ from tailrace.core.model import BATCH_ROWS_MAX, VALUE_BYTES_MAX, Refusal
 from tailrace.errors import InvalidRequest
 
 NAME_MAX = 245
+DEAD_LETTERS = ".dlq"
+"""What the name of a topic gains for its dead letters; there is always room for it."""
 FOLDER_MAX = 255
 _NAME = re.compile(r"[A-Za-z0-9._/-]+")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -81,7 +83,8 @@ _KNOWN = (*TopicOptions.__struct_fields__, "retention")
 def check_name(name: str, *, internal: bool = False) -> list[str]:
     """Every problem with a topic name; internal names (leading `_`) are for the broker itself."""
     problems = []
-    if not 1 <= len(name) <= NAME_MAX:
+    room = len(DEAD_LETTERS) if internal and name.endswith(DEAD_LETTERS) else 0
+    if not 1 <= len(name) <= NAME_MAX + room:
         problems.append(f"the name has {len(name)} characters: 1 to {NAME_MAX} are allowed")
     if name and not _NAME.fullmatch(name):
         problems.append("the name may have only letters, digits, '.', '_', '-' and '/'")

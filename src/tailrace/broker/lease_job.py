@@ -1,0 +1,320 @@
+"""Leases: a lease request collects messages from its partitions, and waits while there is nothing.
+
+A request covers several partitions of one topic. Each is asked when the request arrives and then only when
+something may have changed there (see `wakeups`); the decision is the partition's own. What was leased is
+answered at once, as the stored frames where that is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tailrace.broker.delivery import PACE_BYTES, PACE_US, WAIT_MS_MAX, Gate
+from tailrace.broker.pump import Timer
+from tailrace.broker.shard import Shard, refuse
+from tailrace.broker.wakeups import Late
+from tailrace.core.commands import Reply
+from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
+from tailrace.core.inner_commands import LeaseRun, RunLeased
+from tailrace.core.model import Refusal
+from tailrace.errors import TailraceError
+from tailrace.format.frame import Buffer
+from tailrace.format.gathering import gather
+from tailrace.ports import Respond
+
+if TYPE_CHECKING:
+    from tailrace.broker.leasing import Leasing
+
+LEASE_BYTES_MAX = 8 * 1024 * 1024
+_STORAGE = frozenset(("storage_fault", "corrupt", "full"))
+"""Refusals of a partition that is ill: the others go on without it."""
+
+
+class _Place:
+    """One partition of a lease request."""
+
+    __slots__ = ("asked", "generation", "ill", "job", "late", "partition", "shard", "waits")
+
+    def __init__(self, job: LeaseJob, partition: int, generation: int, shard: Shard) -> None:
+        self.job = job
+        self.partition = partition
+        self.generation = generation
+        self.shard = shard
+        self.asked = True
+        """Whether it shall be asked or was, and has not answered."""
+        self.waits = False
+        self.ill = False
+        self.late = Late(self.make)
+
+    def make(self) -> LeaseRun | None:
+        """Its turn has come: ask for as much as is still wanted, of what is committed now."""
+        return self.job.command(self)
+
+    def reply(self, reply: Reply, parts: Sequence[Buffer]) -> None:
+        """The partition has answered."""
+        self.asked = False
+        self.job.decided(self, reply)
+
+    def wake(self) -> None:
+        """There may be something now."""
+        self.waits = False
+        self.job.woken(self)
+
+
+class LeaseJob:
+    """One lease request under way; it is answered once."""
+
+    def __init__(
+        self,
+        request: Lease,
+        shards: Sequence[Shard],
+        first: int,
+        leasing: Leasing,
+        gate: Gate,
+        respond: Respond,
+    ) -> None:
+        self.request = request
+        self._leasing = leasing
+        self._pump = leasing.pump
+        self._gate = gate
+        self._respond: Respond | None = respond
+        self._started_us = self._pump.clock.now_us()
+        self._count_left = request.count_max
+        self._bytes_left = min(request.bytes_max, LEASE_BYTES_MAX)
+        self._expired = request.wait_ms <= 0
+        self._timer: Timer | None = None
+        self._pace: Timer | None = None
+        self._parked = False
+        self._short = False
+        """Whether the limit of messages in flight was in the way, so that any partition's ack may help."""
+        self._elsewhere: Sequence[Shard] = ()
+        self._under_way = 0
+        self._grants: list[Grant] = []
+        self._taken: list[tuple[_Place, RunLeased]] = []
+        self._parts: list[Buffer] = []
+        self._places = [
+            _Place(self, partition, generation, shard)
+            for (partition, generation), shard in zip(request.partitions, shards, strict=True)
+        ]
+        self._pending = self._places[first:] + self._places[:first]
+
+    # -- asking
+
+    def start(self) -> None:
+        """Ask for the first time; set the deadline when there is nothing yet."""
+        self._gate.fetches.add(self)
+        self._leasing.jobs.add(self)
+        if not self._expired:
+            wait_us = min(self.request.wait_ms, WAIT_MS_MAX) * 1000
+            self._timer = self._pump.at(self._started_us + wait_us, self.expire)
+        self.look()
+
+    def look(self) -> None:
+        """Ask the partitions where something may be, when the receiver has room."""
+        self._parked = False
+        if self._respond is None or not self._pending or self._early():
+            return
+        if self._gate.blocked(self.look):
+            self._parked = True
+            return
+        pending, self._pending = self._pending, []
+        self._under_way += len(pending)
+        for place in pending:
+            place.shard.submit(place.late, b"", place.reply)
+
+    def woken(self, place: _Place) -> None:
+        """Something changed in a partition."""
+        if self._respond is not None and not place.asked:
+            place.asked = True
+            self._pending.append(place)
+            if not self._parked:
+                self.look()
+
+    def _early(self) -> bool:
+        """Whether to wait a moment for more, because little was handed over just now."""
+        if self._expired:
+            return False
+        if self._pace is None:
+            due_us = self._gate.answered_us.get(self._pace_key(), 0) + PACE_US
+            if self._pump.clock.now_us() >= due_us:
+                return False
+            self._pace = self._pump.at(due_us, self._paced)
+        return True
+
+    def _paced(self, now_us: int) -> None:
+        self._pace = None
+        self.look()
+
+    def _pace_key(self) -> str:
+        return f"{self.request.topic}/{self.request.group}"
+
+    def command(self, place: _Place) -> LeaseRun | None:
+        """What to ask a partition for; None when nothing more is wanted."""
+        request = self.request
+        count = self._count_left
+        if self._respond is not None and count > 0 and self._bytes_left > 0:
+            credit = self._leasing.credit(request)
+            if credit > 0:
+                return LeaseRun(
+                    request.group,
+                    request.member,
+                    place.generation,
+                    self._leasing.new_lease(),
+                    count if count < credit else credit,
+                    self._bytes_left,
+                    place.shard.end_offset,
+                    request.lease_ms,
+                )
+            self._short = True
+        place.asked = False
+        self._under_way -= 1
+        self._check()
+        return None
+
+    # -- answers of partitions
+
+    def decided(self, place: _Place, reply: Any) -> None:
+        """A partition has leased something, has nothing, or refuses."""
+        self._under_way -= 1
+        if type(reply) is RunLeased:
+            if self._respond is None:
+                self._give_back(place, reply)
+            else:
+                self._take(place, reply)
+        elif type(reply) is Refusal:
+            self._refused(place, reply)
+        else:
+            place.ill = False
+            self._wait(place)
+        self._check()
+
+    def _take(self, place: _Place, leased: RunLeased) -> None:
+        """Add the messages to the answer. They were at hand when it was decided, and mostly still are."""
+        found = place.shard.at_hand.frames(leased.runs)
+        if isinstance(found, int):
+            self._under_way += 1
+            place.shard.at_hand.load(found, self._taker(place, leased))
+            return
+        try:
+            frames = gather(found, leased.runs)
+        except TailraceError as error:
+            self._give_back(place, leased)
+            self._refused(place, refuse(error))
+            return
+        size = 0
+        for item in frames:
+            self._parts += item.parts()
+            size += item.size
+        rows = sum(count for _, count, _, _ in leased.runs)
+        self._count_left -= rows
+        self._bytes_left -= size
+        self._taken.append((place, leased))
+        self._grants.append(Grant(place.partition, leased.lease, leased.deadline_us, size, leased.runs))
+        self._leasing.metrics.delivered(self.request.topic, size, rows)
+
+    def _taker(self, place: _Place, leased: RunLeased) -> Callable[[Exception | None], None]:
+        def loaded(error: Exception | None) -> None:
+            if error is None:
+                self.decided(place, leased)
+            else:
+                self._give_back(place, leased)
+                self.decided(place, refuse(error))
+
+        return loaded
+
+    def _give_back(self, place: _Place, leased: RunLeased) -> None:
+        """Nobody will ever see these: they are available again, and no attempt is counted."""
+        spans = sorted((first, first + count) for first, count, _, _ in leased.runs)
+        flat = [bound for span in spans for bound in span]
+        request = self.request
+        nack = Nack(request.topic, place.partition, request.group, leased.lease, flat, failure=False)
+        place.shard.submit(nack, b"", lambda reply, parts: None)
+
+    def _refused(self, place: _Place, refusal: Refusal) -> None:
+        if self._respond is None or self._grants:
+            return  # What there is counts; who asks again is told again.
+        if place.shard.gone is not None:
+            refusal = place.shard.gone
+        elif refusal.code in _STORAGE:
+            place.ill = True
+            self._wait(place)
+            if not all(other.ill for other in self._places):
+                return
+        self._answer(refusal)
+
+    def _wait(self, place: _Place) -> None:
+        if self._respond is not None and not place.waits:
+            place.waits = True
+            place.shard.wakeups.wait(self.request.group, place.wake)
+
+    # -- the end
+
+    def _check(self) -> None:
+        """Answer when no partition has anything more to say now, and something was leased or time is up."""
+        if self._under_way or self._respond is None:
+            return
+        if self._grants or (self._expired and not self._pending):
+            self._answer(Leases(self._grants))
+        elif self._short:
+            self._short = False
+            self._elsewhere = self._leasing.topics.get(self.request.topic).shards
+            for shard in self._elsewhere:
+                shard.wakeups.wait(self.request.group, self.credit_freed)
+
+    def credit_freed(self) -> None:
+        """Something of the group was settled, perhaps in a partition that this request does not speak of."""
+        self._leave_elsewhere()
+        for place in self._places:
+            self.woken(place)
+
+    def _leave_elsewhere(self) -> None:
+        shards, self._elsewhere = self._elsewhere, ()
+        for shard in shards:
+            shard.wakeups.leave(self.request.group, self.credit_freed)
+
+    def expire(self, now_us: int) -> None:
+        """The time is up: answer, be it with nothing."""
+        self._expired = True
+        if self._parked:
+            self._pending.clear()  # The receiver has no room for more than that.
+        self.look()
+        self._check()
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more: what was leased for it is given back."""
+        if self._respond is not None:
+            for place, leased in self._taken:
+                self._give_back(place, leased)
+            self._finish()
+
+    def give_up(self) -> None:
+        """The broker closes: there is nothing for whoever waits, and what was leased for it is not logged any
+        more."""
+        respond = self._finish()
+        assert respond is not None
+        respond(Leases([]), ())
+
+    def _finish(self) -> Respond | None:
+        respond, self._respond = self._respond, None
+        self._gate.fetches.discard(self)
+        self._leasing.jobs.discard(self)
+        for timer in (self._timer, self._pace):
+            if timer is not None:
+                timer.cancel()
+        for place in self._places:
+            if place.waits:
+                place.shard.wakeups.leave(self.request.group, place.wake)
+        self._leave_elsewhere()
+        return respond
+
+    def _answer(self, reply: Leases | Refusal) -> None:
+        respond = self._finish()
+        assert respond is not None
+        now_us = self._pump.clock.now_us()
+        self._leasing.metrics.leased((now_us - self._started_us) / 1e6)
+        if self._grants:
+            self._leasing.served(self.request, self._grants[-1].partition)
+            if sum(grant.nbytes for grant in self._grants) < PACE_BYTES:
+                self._gate.answered_us[self._pace_key()] = now_us
+        respond(reply, self._parts)
