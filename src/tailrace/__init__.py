@@ -12,19 +12,40 @@ if TYPE_CHECKING:
     from tailrace import sync
     from tailrace.client.admin import Admin
     from tailrace.client.aio import Client
+    from tailrace.client.consumer import Consumer
+    from tailrace.client.dead_letters import DeadLetter, DeadLetters, Redriven
+    from tailrace.client.deliveries import Batch, Delivery
+    from tailrace.client.group_admin import Group, Groups, Reset
+    from tailrace.client.leases import FailedAck
     from tailrace.client.producer import Producer
     from tailrace.client.reader import Reader
     from tailrace.client.results import Message, Receipt, Receipts, Result, Topic
+    from tailrace.client.schedules import Schedule, Scheduled, Schedules
+    from tailrace.client.streaming import StreamConsumer
 
 __all__ = [
     "Admin",
+    "Batch",
     "Client",
+    "Consumer",
+    "DeadLetter",
+    "DeadLetters",
+    "Delivery",
+    "FailedAck",
+    "Group",
+    "Groups",
     "Message",
     "Producer",
     "Reader",
     "Receipt",
     "Receipts",
+    "Redriven",
+    "Reset",
     "Result",
+    "Schedule",
+    "Scheduled",
+    "Schedules",
+    "StreamConsumer",
     "Topic",
     "connect",
     "errors",
@@ -33,13 +54,27 @@ __all__ = [
 
 _LAZY = {
     "Admin": "tailrace.client.admin",
+    "Batch": "tailrace.client.deliveries",
     "Client": "tailrace.client.aio",
+    "Consumer": "tailrace.client.consumer",
+    "DeadLetter": "tailrace.client.dead_letters",
+    "DeadLetters": "tailrace.client.dead_letters",
+    "Delivery": "tailrace.client.deliveries",
+    "FailedAck": "tailrace.client.leases",
+    "Group": "tailrace.client.group_admin",
+    "Groups": "tailrace.client.group_admin",
     "Message": "tailrace.client.results",
     "Producer": "tailrace.client.producer",
     "Reader": "tailrace.client.reader",
     "Receipt": "tailrace.client.results",
     "Receipts": "tailrace.client.results",
+    "Redriven": "tailrace.client.dead_letters",
+    "Reset": "tailrace.client.group_admin",
     "Result": "tailrace.client.results",
+    "Schedule": "tailrace.client.schedules",
+    "Scheduled": "tailrace.client.schedules",
+    "Schedules": "tailrace.client.schedules",
+    "StreamConsumer": "tailrace.client.streaming",
     "Topic": "tailrace.client.results",
     "sync": "tailrace.sync",
 }

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Literal, Protocol, overload
 
 from tailrace.client.admin import Admin
 from tailrace.client.atomic import Atomic
+from tailrace.client.consumer import Consumer
+from tailrace.client.consumer_options import ConsumerOptions
+from tailrace.client.dead_letters import DeadLetters
+from tailrace.client.group_admin import Groups
+from tailrace.client.membership import Moved
 from tailrace.client.producer import Producer
 from tailrace.client.reader import Reader, Start
+from tailrace.client.results import Result
+from tailrace.client.schedules import Scheduled, Schedules, cancel, scheduled
+from tailrace.client.streaming import StreamConsumer
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.ports import BrokerVerbs
 
@@ -41,7 +50,7 @@ class Client:
         self._closed: TailraceError = Unavailable(
             "the client is not open: use `async with tailrace.connect(…)`"
         )
-        self._parts: weakref.WeakSet[Producer | Reader] = weakref.WeakSet()
+        self._parts: weakref.WeakSet[Producer | Reader | Consumer | StreamConsumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Client:
         if self._verbs is not None:
@@ -143,6 +152,114 @@ class Client:
         Where the version was decided before, nothing is written and `tx.won` is False.
         """
         return Atomic(self._open(), writer_id, version, self._timeout if timeout is None else timeout)
+
+    @overload
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str | None = ...,
+        *,
+        mode: Literal["queue", "exclusive"] = ...,
+        **options: Any,
+    ) -> Consumer: ...
+
+    @overload
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str | None = ...,
+        *,
+        mode: Literal["stream", "broadcast"],
+        **options: Any,
+    ) -> StreamConsumer: ...
+
+    @overload
+    def consumer(
+        self, topics: str | Sequence[str], group: str | None = ..., *, mode: str, **options: Any
+    ) -> Consumer | StreamConsumer: ...
+
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str | None = None,
+        *,
+        mode: str = "queue",
+        member: str | None = None,
+        wait: bool = True,
+        batch_size: int = 500,
+        fetch_bytes_max: int = 1_048_576,
+        prefetch: int = 2000,
+        auto_commit_ms: int = 5000,
+        skip_expired: bool = False,
+        on_assigned: Moved | None = None,
+        on_revoked: Moved | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Consumer | StreamConsumer:
+        """A consumer of one or several topics, as a member of `group`. `mode`: "queue" (leases, each message
+        is settled on its own), "exclusive" (a queue with one active consumer; with `wait=False` a second one
+        is refused), "stream" (in offset order from the group's place) or "broadcast" (no group).
+
+        Up to `prefetch` messages are leased ahead. `on_assigned` and `on_revoked` are called with the set of
+        (topic, partition) pairs that come or go. All other options are the group's: assignment, ordering,
+        start, lease_ms, max_attempts and so on; they count when the group is new, and must not contradict it.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        if not names:
+            raise InvalidRequest("topics: at least one is needed")
+        if mode not in ("queue", "exclusive", "stream", "broadcast"):
+            raise InvalidRequest(f"mode: queue, exclusive, stream or broadcast, not {mode!r}")
+        if mode == "broadcast":
+            unknown = sorted(options.keys() - {"start"})
+            if group is not None or unknown:
+                raise InvalidRequest(f"broadcast has no group: it does not take {unknown or ['group']}")
+        elif not group:
+            raise InvalidRequest(f"group: a consumer in mode {mode!r} needs the name of its group")
+        own = ConsumerOptions(
+            mode=mode,
+            member=member or f"{os.getpid()}-{secrets.token_hex(6)}",
+            wait=wait,
+            batch_size=batch_size,
+            fetch_bytes_max=fetch_bytes_max,
+            prefetch=prefetch,
+            auto_commit_ms=auto_commit_ms,
+            skip_expired=skip_expired,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            group=options,
+        )
+        seconds = self._timeout if timeout is None else timeout
+        consumer: Consumer | StreamConsumer
+        if mode in ("stream", "broadcast"):
+            consumer = StreamConsumer(self._open(), names, group, seconds, own)
+        else:
+            assert group is not None
+            consumer = Consumer(self._open(), names, group, seconds, own)
+        self._parts.add(consumer)
+        return consumer
+
+    def groups(self, *, timeout: float | None = None) -> Groups:
+        """Administration of groups."""
+        return Groups(self._open(), self._timeout if timeout is None else timeout)
+
+    def dead_letters(self, topic: str, *, timeout: float | None = None) -> DeadLetters:
+        """What the groups of a topic could not handle."""
+        return DeadLetters(self._open(), topic, self._timeout if timeout is None else timeout)
+
+    def schedules(self, *, timeout: float | None = None) -> Schedules:
+        """Recurring schedules."""
+        return Schedules(self._open(), self._timeout if timeout is None else timeout)
+
+    async def cancel(self, result: Result, *, timeout: float | None = None) -> bool:
+        """Cancel a delayed message by what publishing it returned. True: it will never be delivered; False:
+        it was released already, or was not delayed."""
+        return await cancel(self._open(), result, self._timeout if timeout is None else timeout)
+
+    async def scheduled(
+        self, topic: str, *, limit: int = 100, timeout: float | None = None
+    ) -> list[Scheduled]:
+        """Delayed messages of a topic that wait for their time, the next due first."""
+        return await scheduled(self._open(), topic, limit, self._timeout if timeout is None else timeout)
 
 
 def _after_fork() -> None:

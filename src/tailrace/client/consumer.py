@@ -10,15 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
-
-import msgspec
 
 from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.deliveries import Batch, Delivery, LeasedRows, foreign_rows, unpack
 from tailrace.client.handling import Handler, Runner
 from tailrace.client.leases import FailedAck, HeldLease
-from tailrace.client.membership import Member, Moved, client_name
+from tailrace.client.membership import Member, client_name
 from tailrace.client.settlement import Settlement
 from tailrace.core.commands import Reply
 from tailrace.core.delivery_commands import Lease, Leases, Nack
@@ -32,30 +30,6 @@ WAIT_MS = 30_000
 YIELD_ROWS = 256
 """After so many messages in a row the loop gets a turn, so that the next ones can arrive meanwhile."""
 EXIT_S = 5.0
-
-
-class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a consumer takes part in its group; `group` are the options of the group itself."""
-
-    mode: str = "queue"
-    member: str
-    wait: bool = True
-    batch_size: int = 500
-    fetch_bytes_max: int = 1_048_576
-    prefetch: int = 2000
-    auto_commit_ms: int = 5000
-    skip_expired: bool = False
-    on_assigned: Moved | None = None
-    on_revoked: Moved | None = None
-    group: dict[str, Any] = {}
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "fetch_bytes_max", "prefetch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequest(f"{name}: a whole number, at least 1, not {value!r}")
-        if self.auto_commit_ms < 0:
-            raise InvalidRequest(f"auto_commit_ms: at least 0 (0 = never), not {self.auto_commit_ms!r}")
 
 
 class Consumer:

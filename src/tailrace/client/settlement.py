@@ -17,7 +17,7 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
 FAILURES_KEPT = 1000
-ERROR_CHARS_MAX = 2000
+ERROR_CHARS_MAX = 1000
 TICK_S_MIN = 0.01
 _BROKEN = Refusal("unavailable", "no answer in time", "unknown")
 
