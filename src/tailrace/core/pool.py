@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tailrace.core.key_queues import KeyQueues
+from tailrace.core.lane_queues import LaneQueues, View
+from tailrace.core.lanes import STRICT, WEIGHTED, Feed, Turn
 from tailrace.core.model import AtHand
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.selection import LedgerView, Selection, Traits, Want
@@ -20,23 +23,66 @@ class Pool:
 
     def __init__(self, policy: GroupPolicy) -> None:
         self._policy = policy
+        self._turn = Turn(STRICT if policy.priority_mode == "strict" else WEIGHTED)
+        self._drawn: tuple[int, int, int, Turn] | None = None
+        """Of the last selection: count, first and last offset, and whose turn it is after it."""
+        self._queues: LaneQueues | KeyQueues | None = None
 
     def select(self, want: Want, source: LedgerView, traits: Traits, at_hand: AtHand) -> Selection:
         """The messages that go to a member next."""
-        raise NotImplementedError
+        self._drawn = None
+        if not isinstance(self._queues, KeyQueues if want.keyed else LaneQueues):
+            self._queues = KeyQueues(source) if want.keyed else LaneQueues(source)
+        queues, view = self._queues, View(want, source, traits, at_hand)
+        starved_us = want.now_us - self._policy.starvation_ms * 1000
+        feeds: Sequence[Feed] | int
+        if isinstance(queues, KeyQueues):
+            feeds = queues.feeds(view, starved_us, self._policy.expired_to_dlq)
+        else:
+            feeds = queues.feeds(view)
+        if isinstance(feeds, int):
+            return Selection([], [], [], feeds)
+        turn = self._turn.copy()
+        offsets, missing = turn.draw(feeds, want.count_max, want.bytes_max, starved_us)
+        keys = [queues.rows[offset].key for offset in offsets] if isinstance(queues, KeyQueues) else []
+        if offsets:
+            self._drawn = (len(offsets), min(offsets), max(offsets), turn)
+        return Selection(offsets, keys, sorted(view.lapsed), missing)
 
     def leased(self, member: str, spans: Sequence[int], keys: Sequence[int]) -> None:
         """Messages are in flight to a member; `keys` as in `facts.Leased`."""
+        if self._queues is None or not spans:
+            return
+        count = sum(spans[1::2]) - sum(spans[::2])
+        if self._drawn is not None and self._drawn[:3] == (count, spans[0], spans[-1] - 1):
+            self._turn = self._drawn[3]
+        else:
+            self._turn.skip(count)
+        self._drawn = None
+        self._queues.leased(member, spans, keys)
+
+    def acked(self, spans: Sequence[int]) -> None:
+        """Messages that were in flight are settled."""
+        if self._queues is not None:
+            self._queues.acked(spans)
 
     def settled(self, spans: Sequence[int]) -> None:
-        """Messages are done: acked, lapsed, buried, collected, settled by an operator."""
+        """Messages are settled, wherever they were: lapsed, buried, collected, by an operator."""
+        if self._queues is not None:
+            self._queues.settled(spans)
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
         """(first, end, due_us): messages are not leased and can be delivered (again) when they are due:
         nacked, expired, given back, reopened."""
+        if self._queues is not None:
+            self._queues.returned(runs)
 
     def dying(self, spans: Sequence[int]) -> None:
         """Messages are on their way to the dead letters: not deliverable, and they hold their key."""
+        if self._queues is not None:
+            self._queues.dying(spans)
 
     def forget(self) -> None:
         """The group was reset: start again from the ledger."""
+        self._queues = None
+        self._drawn = None

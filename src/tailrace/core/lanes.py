@@ -1,0 +1,141 @@
+"""The five priority lanes: whose turn it is, by weights or strictly, and what starves goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tailrace.core.model import PRIORITY_MAX
+
+LANES = PRIORITY_MAX + 1
+LANES_ALL = (1 << LANES) - 1
+WEIGHTS = (50, 25, 15, 7, 3)
+PROMOTED_MAX = 50
+"""So many that starve go next in a row; from then on every second delivery is an ordinary one. Otherwise a
+backlog that is older than the limit would have no priorities any more."""
+
+EMPTY, READY, UNKNOWN = range(3)
+
+
+def smooth_pattern(weights: Sequence[int]) -> tuple[int, ...]:
+    """Each lane as often as its weight says, spread as evenly as can be."""
+    total, credit, slots = sum(weights), [0] * len(weights), []
+    for _ in range(total):
+        credit = [have + weight for have, weight in zip(credit, weights, strict=True)]
+        lane = credit.index(max(credit))
+        credit[lane] -= total
+        slots.append(lane)
+    return tuple(slots)
+
+
+WEIGHTED = smooth_pattern(WEIGHTS)
+STRICT = (0,) * len(WEIGHTED)
+
+
+def _first_of(slot: int, mask: int) -> int:
+    order = (slot, *(lane for lane in range(LANES) if lane != slot))
+    return next((lane for lane in order if mask >> lane & 1), -1)
+
+
+_FIRST = tuple(tuple(_first_of(slot, mask) for mask in range(1 << LANES)) for slot in range(LANES))
+"""By slot and mask of lanes: the lane that gets the slot. One that has nothing gives it to the heaviest."""
+
+
+class Feed(Protocol):
+    """One lane during one selection, block by block.
+
+    READY: `rows` from `at` on are next, all of which wait since `since_us` and have about `row_bytes`.
+    UNKNOWN: it cannot be told before the frame of `missing` is at hand (None: before the lapsed are settled).
+    """
+
+    state: int
+    rows: list[int]
+    at: int
+    since_us: int
+    row_bytes: float
+    missing: int | None
+
+    def refill(self) -> None:
+        """All rows of the block were taken: find the next block."""
+        ...
+
+
+class Turn:
+    """Whose turn it is; moves with every delivery. A copy is moved while selecting."""
+
+    __slots__ = ("budget", "pattern", "position")
+
+    def __init__(self, pattern: tuple[int, ...], position: int = 0, budget: int = PROMOTED_MAX) -> None:
+        self.pattern = pattern
+        self.position = position
+        self.budget = budget
+        """How many may be promoted now."""
+
+    def copy(self) -> Turn:
+        """The same turn, to move on its own."""
+        return Turn(self.pattern, self.position, self.budget)
+
+    def draw(
+        self, feeds: Sequence[Feed], count_max: int, bytes_max: int, starved_us: int
+    ) -> tuple[list[int], int | None]:
+        """Take rows from filled feeds in the order of delivery, until there are enough, or none, or it cannot
+        be told what is next: then the frame that is missing. What waits since `starved_us` or longer is
+        promoted."""
+        taken: list[int] = []
+        pattern, slots, position = self.pattern, len(self.pattern), self.position
+        ready, unknown, starving = _masks(feeds, starved_us)
+        missing, nbytes = None, 0.0
+        while len(taken) < count_max and nbytes < bytes_max:
+            if starving and self.budget:
+                lane = _oldest(feeds, starving, unknown)
+            else:
+                lane = _FIRST[pattern[position]][ready | unknown]
+            if lane < 0:
+                break
+            feed = feeds[lane]
+            if unknown >> lane & 1:
+                missing = feed.missing
+                break
+            if starving and self.budget:
+                self.budget -= 1
+            else:
+                position = (position + 1) % slots
+                if self.budget < PROMOTED_MAX:
+                    self.budget += 1
+            at = feed.at
+            taken.append(feed.rows[at])
+            nbytes += feed.row_bytes
+            feed.at = at = at + 1
+            if at == len(feed.rows):
+                feed.refill()
+                ready, unknown, starving = _masks(feeds, starved_us)
+        self.position = position
+        return taken, missing
+
+    def skip(self, count: int) -> None:
+        """Deliveries that were not drawn from here."""
+        self.position = (self.position + count) % len(self.pattern)
+
+
+def _masks(feeds: Sequence[Feed], starved_us: int) -> tuple[int, int, int]:
+    ready = unknown = starving = 0
+    for lane, feed in enumerate(feeds):
+        state = feed.state
+        if state == READY:
+            ready |= 1 << lane
+            if feed.since_us <= starved_us:
+                starving |= 1 << lane
+        elif state == UNKNOWN:
+            unknown |= 1 << lane
+    return ready, unknown, starving
+
+
+def _oldest(feeds: Sequence[Feed], starving: int, unknown: int) -> int:
+    """The lane whose head waits longest; a lane that may hide an older one has to be looked at first."""
+    _, offset, lane = min(
+        (feed.since_us, feed.rows[feed.at], lane) for lane, feed in enumerate(feeds) if starving >> lane & 1
+    )
+    for other, feed in enumerate(feeds):
+        if unknown >> other & 1 and (feed.missing is None or feed.missing < offset):
+            return other
+    return lane
