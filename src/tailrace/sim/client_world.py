@@ -9,16 +9,10 @@ newest.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable
-from random import Random
 from typing import Any
 
-from tailrace.broker.clock import ManualClock
-from tailrace.broker.engine import Engine
 from tailrace.client.flow import PartitionFlow
-from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.core.commands import (
     Claimed,
     CreateTopic,
@@ -31,9 +25,9 @@ from tailrace.core.model import Refusal
 from tailrace.errors import Full, StorageFault
 from tailrace.format import batch as arrow
 from tailrace.format import frame
-from tailrace.sim.late_storage import CutStore, LateThreads
 from tailrace.sim.network import Line
-from tailrace.sim.sim_clients import PLACES, QUICK, SAFE, SECOND_US, Sent, SimProducer, SimReader, Violation
+from tailrace.sim.sim_clients import PLACES, QUICK, SAFE, Sent, SimProducer, SimReader, Violation
+from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
 
 TOPICS: dict[str, dict[str, Any]] = {
     SAFE: {"partitions": 2, "durability": "fsync", "ring_buffer_bytes": 1500, "message_bytes_max": 100},
@@ -74,48 +68,14 @@ STATES = frozenset(
 """What 200 seeds and more have to reach."""
 
 
-class Life:
-    """One run of the broker's process."""
-
-    def __init__(self, world: ClientWorld) -> None:
-        self.alive = True
-        self.spoilt = False
-        """Whether a failure is waiting to happen in one of its logs."""
-        self.world = world
-        self.threads = LateThreads(world.random, self.later, world.store, self._drain, world.seen)
-        stores: Any = {"file": world.store}
-        self.engine = Engine(
-            world.clock, self.threads, stores, world.coordinator, wake=self._wake, arm=self._arm
-        )
-        self.engine.open()
-
-    def later(self, delay_us: int, action: Callable[[], None]) -> None:
-        """Call back, unless the process has ended by then."""
-        self.world.later(delay_us, lambda: action() if self.alive else None)
-
-    def _wake(self) -> None:
-        self.later(self.world.random.choice((0, 10, 1000)), self.engine.pump.turn)
-
-    def _arm(self, due_us: int) -> None:
-        self.later(max(0, due_us - self.world.clock.now_us()), self.engine.pump.tick)
-
-    def _drain(self) -> None:
-        self.engine.pump.drain()
-
-
-class ClientWorld:
+class ClientWorld(VirtualTime):
     """One seed."""
 
     def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.seen: Counter[str] = Counter()
-        self.clock = ManualClock()
-        self.store = CutStore()
-        self.coordinator = MemoryCoordinator()
+        super().__init__(seed)
         self.ledger: list[Sent] = []
         self.life: Life | None = None
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._event_count = self._value_count = 0
+        self._value_count = 0
         self._ends_told: dict[int, int] = {}
         self.taken_over: list[tuple[tuple[str, int], SimProducer, int, int]] = []
         """Who was told that a name is its own now: place, producer, epoch, and how long the ledger was."""
@@ -131,31 +91,6 @@ class ClientWorld:
         self._create_topics()
         self.producers = [SimProducer(self, None), SimProducer(self, None), SimProducer(self, 7)]
         self.readers = [SimReader(self, SAFE), SimReader(self, QUICK)]
-
-    # ---------------------------------------------------------------------------------- time and chance
-
-    def later(self, delay_us: int, action: Callable[[], None]) -> None:
-        """Do something after a while; in order where the time is the same."""
-        self._event_count += 1
-        due_us = self.clock.now_us() + max(0, delay_us)
-        heapq.heappush(self._events, (due_us, self._event_count, action))
-
-    def run_for(self, seconds: float) -> None:
-        """Let time pass."""
-        until_us = self.clock.now_us() + int(seconds * SECOND_US)
-        while self._events and self._events[0][0] <= until_us:
-            due_us, _, action = heapq.heappop(self._events)
-            self.clock.set_us(due_us)
-            action()
-        self.clock.set_us(until_us)
-
-    def chance(self, probability: float) -> bool:
-        """Whether it happens this time."""
-        return self.random.random() < probability
-
-    def delay_us(self) -> int:
-        """How long a message is on its way."""
-        return self.random.choice((50, 200, 1_000, 30_000))
 
     def value(self) -> bytes:
         """A value that nobody else has."""

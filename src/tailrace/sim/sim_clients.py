@@ -13,13 +13,13 @@ from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import Respond
 from tailrace.sim.network import Line
+from tailrace.sim.virtual_time import SECOND_US
 
 if TYPE_CHECKING:
     from tailrace.sim.client_world import ClientWorld
 
 SAFE, QUICK = "safe", "quick"
 PLACES = [(SAFE, 0), (SAFE, 1), (QUICK, 0)]
-SECOND_US = 1_000_000
 TOO_LARGE = 150
 
 

@@ -1,0 +1,93 @@
+"""Virtual time for simulated worlds, and the broker's process in it: started, stopped, started again."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from tailrace.broker.clock import ManualClock
+from tailrace.broker.engine import Engine
+from tailrace.cluster.embedded import MemoryCoordinator
+from tailrace.sim.late_storage import CutStore, LateThreads
+
+SECOND_US = 1_000_000
+
+
+class VirtualTime:
+    """What every world with a broker has: chance, a clock, what is to happen, and what outlives a broker."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.clock = ManualClock()
+        self.store = CutStore()
+        self.coordinator = MemoryCoordinator()
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._event_count = 0
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Do something after a while; in order where the time is the same."""
+        self._event_count += 1
+        due_us = self.clock.now_us() + max(0, delay_us)
+        heapq.heappush(self._events, (due_us, self._event_count, action))
+
+    def run_for(self, seconds: float) -> None:
+        """Let time pass."""
+        until_us = self.clock.now_us() + int(seconds * SECOND_US)
+        while self._events and self._events[0][0] <= until_us:
+            self._step()
+        self.clock.set_us(until_us)
+
+    def _step(self) -> None:
+        """What happens next."""
+        due_us, _, action = heapq.heappop(self._events)
+        self.clock.set_us(due_us)
+        action()
+
+    def chance(self, probability: float) -> bool:
+        """Whether it happens this time."""
+        return self.random.random() < probability
+
+    def delay_us(self) -> int:
+        """How long a message is on its way."""
+        return self.random.choice((50, 200, 1_000, 30_000))
+
+
+class Life:
+    """One run of the broker's process."""
+
+    def __init__(self, world: VirtualTime) -> None:
+        self.alive = True
+        self.spoilt = False
+        """Whether a failure is waiting to happen in one of its logs."""
+        self.world = world
+        self._armed_us = 0
+        self.threads = LateThreads(world.random, self.later, world.store, self._drain, world.seen)
+        stores: Any = {"file": world.store}
+        self.engine = Engine(
+            world.clock, self.threads, stores, world.coordinator, wake=self._wake, arm=self._arm
+        )
+        self.engine.open()
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Call back, unless the process has ended by then."""
+        self.world.later(delay_us, lambda: action() if self.alive else None)
+
+    def _wake(self) -> None:
+        self.later(self.world.random.choice((0, 10, 1000)), self.engine.pump.turn)
+
+    def _arm(self, due_us: int) -> None:
+        """Every tick arms the next, so that one call for a moment is enough."""
+        if due_us != self._armed_us:
+            self._armed_us = due_us
+            self.later(max(0, due_us - self.world.clock.now_us()), self._tick)
+
+    def _tick(self) -> None:
+        self._armed_us = 0
+        self.engine.pump.tick()
+
+    def _drain(self) -> None:
+        self.engine.pump.drain()
