@@ -19,6 +19,7 @@ from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.tail import Tail
+from tailrace.broker.turns import NOTHING, Turn, refuse
 from tailrace.broker.upkeep import Upkeep
 from tailrace.broker.wakeups import Late, Wakeups
 from tailrace.core import partition as core
@@ -26,10 +27,12 @@ from tailrace.core.commands import Done, Reply
 from tailrace.core.facts import Dying
 from tailrace.core.model import Refusal
 from tailrace.core.topics import TopicOptions
-from tailrace.errors import Corrupt, Full, StorageFault, TailraceError
+from tailrace.errors import Corrupt, Full, StorageFault
 from tailrace.format import frame
-from tailrace.format.frame import Buffer, Frame
+from tailrace.format.frame import Buffer
 from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
+
+__all__ = ["NOTHING", "Shard", "Turn", "refuse"]
 
 log = logging.getLogger("tailrace.shard")
 
@@ -37,42 +40,9 @@ FULL_RETRY_US = 1_000_000
 INLINE_BYTES_MAX = 32 * 1024
 SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
-NOTHING: tuple[Buffer, ...] = ()
 
 Item = tuple[Any, Buffer, Respond]
 """A command (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
-
-
-class Turn:
-    """What one turn wrote and which replies wait for it."""
-
-    __slots__ = ("_shard", "at_once", "dropped", "dying", "frames", "hard", "replies", "started_us")
-
-    def __init__(self, shard: Shard, started_us: int) -> None:
-        self._shard = shard
-        self.started_us = started_us
-        self.frames: list[Frame] = []
-        self.replies: list[tuple[Respond, Reply]] = []
-        self.at_once: list[tuple[Respond, Reply]] = []
-        """Replies that wait for nothing."""
-        self.hard = False
-        """Whether somebody waits for it to be durable."""
-        self.dying = False
-        """Whether messages go to the dead letters once it is durable."""
-        self.dropped = False
-
-    def stored(self, result: object, error: Exception | None) -> None:
-        """Storage is through with it. A turn that an earlier failure dropped has nobody waiting any more."""
-        self._shard.landed()
-        if not self.dropped:
-            self._shard.stored(self, error)
-
-
-def refuse(error: Exception) -> Refusal:
-    """The refusal that tells a client about an error of the broker's own."""
-    if isinstance(error, TailraceError):
-        return Refusal(error.code, error.message, error.outcome, error.details)
-    return Refusal("error", f"the broker failed: {type(error).__name__}: {error}", "unknown")
 
 
 class Shard:

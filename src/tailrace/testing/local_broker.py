@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.broker.clock import ManualClock
-from tailrace.broker.delivery import OpenGate
+from tailrace.broker.delivery import OpenGate, Waiting
 from tailrace.broker.engine import Engine
 from tailrace.client.aio import Client
 from tailrace.client.calls import error_of
@@ -243,6 +243,8 @@ class LocalBroker:
         waiting, link.waiting = link.waiting, {}
         for respond in waiting.values():
             self._post(link, respond, _LOST, ())
+        for job in list(link.fetches):
+            job.drop()  # As when a connection breaks: nothing is leased to who is gone.
 
     def _post(self, link: _Link, respond: Respond, reply: Reply, parts: Sequence[Buffer]) -> None:
         """Hand a reply to the client's loop; in the order of the replies, because the lock is held."""
@@ -271,7 +273,9 @@ class LocalBroker:
                     self._post(link, waiting, reply, parts)
 
             # A gate of its own: pacing of answers, which is for load, would wait for time that stands still.
-            self._engine.gateway.submit(request, body, answer, OpenGate())
+            gate = OpenGate()
+            gate.fetches = link.fetches
+            self._engine.gateway.submit(request, body, answer, gate)
             self._run()
 
     def link(self) -> _Link:
@@ -287,6 +291,7 @@ class LocalBroker:
         with self._lock:
             self._break(link)
             self._links.discard(link)
+            self._run()
 
 
 class _Link:
@@ -297,6 +302,7 @@ class _Link:
         self.loop = loop
         self.thread = threading.get_ident()
         self.waiting: dict[int, Respond] = {}
+        self.fetches: set[Waiting] = set()
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`; the reply comes in a later round of the loop."""

@@ -1,0 +1,49 @@
+"""One turn of a partition: what it wrote, and which replies wait for that to be durable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.core.commands import Reply
+from tailrace.core.model import Refusal
+from tailrace.errors import TailraceError
+from tailrace.format.frame import Buffer, Frame
+from tailrace.ports import Respond
+
+if TYPE_CHECKING:
+    from tailrace.broker.shard import Shard
+
+NOTHING: tuple[Buffer, ...] = ()
+"""The body of a reply that has none."""
+
+
+class Turn:
+    """What one turn wrote and which replies wait for it."""
+
+    __slots__ = ("_shard", "at_once", "dropped", "dying", "frames", "hard", "replies", "started_us")
+
+    def __init__(self, shard: Shard, started_us: int) -> None:
+        self._shard = shard
+        self.started_us = started_us
+        self.frames: list[Frame] = []
+        self.replies: list[tuple[Respond, Reply]] = []
+        self.at_once: list[tuple[Respond, Reply]] = []
+        """Replies that wait for nothing."""
+        self.hard = False
+        """Whether somebody waits for it to be durable."""
+        self.dying = False
+        """Whether messages go to the dead letters once it is durable."""
+        self.dropped = False
+
+    def stored(self, result: object, error: Exception | None) -> None:
+        """Storage is through with it. A turn that an earlier failure dropped has nobody waiting any more."""
+        self._shard.landed()
+        if not self.dropped:
+            self._shard.stored(self, error)
+
+
+def refuse(error: Exception) -> Refusal:
+    """The refusal that tells a client about an error of the broker's own."""
+    if isinstance(error, TailraceError):
+        return Refusal(error.code, error.message, error.outcome, error.details)
+    return Refusal("error", f"the broker failed: {type(error).__name__}: {error}", "unknown")
