@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tailrace.broker.burial import Burial
+from tailrace.broker.coordination import Coordination
 from tailrace.broker.coordinators import Coordinators
+from tailrace.broker.cron import Cron
 from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.group_figures import figures_of
+from tailrace.broker.group_reports import GroupReports
 from tailrace.broker.host import Topics
 from tailrace.broker.leasing import Leasing
 from tailrace.broker.metrics import Metrics
@@ -55,7 +58,11 @@ class Engine:
         self.topics.opened = self._opened
         self.coordinators = Coordinators(self.topics)
         self.staged_writes = StagedWrites(self.topics, self.pump, self.coordinators)
-        parts: list[VerbPart] = [self.leasing, self.staged_writes]
+        self.coordination = Coordination(self.topics, self.pump, self.coordinators)
+        self.topics.changed = self.coordination.topic_changed
+        reports = GroupReports(self.topics, self.pump, self.coordination)
+        self.cron = Cron(self.topics, self.pump, self.coordinators)
+        parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
@@ -74,6 +81,8 @@ class Engine:
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
         self.staged_writes.start()
+        self.coordination.start()
+        self.cron.start()
 
     def _opened(self, shard: Shard) -> None:
         shard.buries = self.burial.take_up
@@ -101,12 +110,17 @@ class Engine:
             if shard.fault is not None
         ]
 
+    def drain(self) -> None:
+        """Take no more requests, and answer those that wait for something to happen."""
+        self.gateway.close()
+        self.leasing.close()
+        self.coordination.close()
+
     def close(self, closed: Callable[[], None]) -> None:
         """Take no more requests, answer the fetches that wait, finish all storage work, snapshot, sync; then
         call `closed`.
         """
-        self.gateway.close()
-        self.leasing.close()
+        self.drain()
         shards = list(self.topics.shards())
         waiting = len(shards)
         if not waiting:

@@ -143,7 +143,7 @@ class Node:
     async def stop(self) -> None:
         """Graceful: refuse new requests, answer those under way, sync, close."""
         self.ready = False
-        self._host.engine.gateway.close()
+        self._host.engine.drain()
         await self._native.stop(self._options.limits.drain_ms / 1000)
         await self._http.close()
         for task in self._tasks:

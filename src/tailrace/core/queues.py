@@ -51,6 +51,10 @@ class Queues:
         """The options of a group; None when it is not here."""
         return None
 
+    def generation(self, group: str) -> int | None:
+        """The generation that a group has reached here; None when it is not here (`broker.granting`)."""
+        return None
+
     def in_flight(self, group: str, member: str) -> tuple[int, int]:
         """How many messages a member holds, and all members of its group."""
         return 0, 0

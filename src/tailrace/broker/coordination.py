@@ -1,0 +1,419 @@
+"""The verbs of groups: joining, heartbeats, leaving, and their administration.
+
+A request becomes a command to the group's coordinator. When that is durable, the data partitions are brought
+to it (`Granting`), and the members are told (`Seats`): of a partition that is theirs only after the partition
+itself knows it, so that their first lease is not refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.broker.coordinators import Coordinators
+from tailrace.broker.delivery import Gate
+from tailrace.broker.granting import Granting
+from tailrace.broker.host import Topics
+from tailrace.broker.pump import Pump, Timer
+from tailrace.broker.seats import Seats, Standing
+from tailrace.broker.shard import NOTHING, refuse
+from tailrace.core import group_commands as verbs
+from tailrace.core.commands import Done, Reply
+from tailrace.core.coordination_commands import (
+    ConfirmReleased,
+    DropGroup,
+    Join,
+    Leave,
+    MakeGroup,
+    RaiseGenerations,
+    ResizeTopics,
+    SetPaused,
+    Sizes,
+    TakeByForce,
+)
+from tailrace.core.coordinator import TOPIC
+from tailrace.core.model import Refusal
+from tailrace.core.policy import GroupPolicy, parse_policy, warnings_of
+from tailrace.core.rosters import Group
+from tailrace.core.topics import NAME_MAX, check_name
+from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+TOPICS_MAX = 1_000
+SETTLE_US = 5_000_000
+"""So long an answer waits for partitions that are slow to take a group; those with a fault are not waited
+for."""
+OWN_GROUPS = {"_redrive": ".dlq"}
+"""Groups of Tailrace's own, and how the topics end that they may be on."""
+
+
+class _Waiter:
+    """An answer that leaves when the partitions of a group are settled, or when its time is over."""
+
+    __slots__ = ("group", "member", "ready", "timer")
+
+    def __init__(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
+        self.group = group
+        self.member = member
+        self.ready = ready
+        self.timer: Timer | None = None
+
+
+class Coordination:
+    """The part of the gateway that members and administrators of groups speak to."""
+
+    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+        self._topics = topics
+        self._pump = pump
+        self.coordinators = coordinators
+        self.seats = Seats(pump, self._silent)
+        self.granting = Granting(topics, pump, self.find, self._touch, self._raise)
+        self._touched: dict[str, None] = {}
+        self._waiters: dict[_Waiter, None] = {}
+        self._force_timers: dict[str, Timer] = {}
+        self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
+            verbs.CreateGroup: self._create,
+            verbs.DeleteGroup: self._delete,
+            verbs.PauseGroup: self._pause,
+            verbs.JoinGroup: self._join,
+            verbs.Heartbeat: self._heartbeat,
+            verbs.LeaveGroup: self._leave,
+        }
+
+    def start(self) -> None:
+        """After recovery: bring every partition to what the coordinators know, and give every member a whole
+        session to show itself."""
+        known = set()
+        for _, machine in self.coordinators.machines():
+            for group in machine.groups.by_name.values():
+                known.add(group.name)
+                for member in group.members:
+                    self.seats.take(group.name, member, group.policy)
+                sizes = self._present([*group.topics])
+                if any(count != group.topics[topic].partitions for topic, count in sizes):
+                    self._command(group.name, ResizeTopics(group.name, sizes), lambda reply: None)
+                self.settle(group.name)
+        self._delist_strangers(known)
+
+    def _delist_strangers(self, known: set[str]) -> None:
+        """Groups that were deleted just before a crash are forgotten by partitions that had no time to."""
+        if any(shard.fault is not None for shard in self.coordinators.shards()):
+            return  # What that one knows cannot be told from what nobody knows.
+        strangers: dict[str, list[Any]] = {}
+        for shard in self._topics.shards():
+            if shard.machine.delivers:
+                for name in shard.state.queues.names():
+                    if name not in known:
+                        strangers.setdefault(name, []).append(shard)
+        for name, shards in strangers.items():
+            self.granting.delist(name, shards)
+
+    def close(self) -> None:
+        """Answer all that waits."""
+        self.seats.close()
+        for waiter in list(self._waiters):
+            self._ready(waiter, False)
+
+    # -- looking things up
+
+    def find(self, group: str) -> Group | None:
+        """A group as its coordinator has it."""
+        machine = self.coordinators.of(group)
+        return None if machine is None else machine.groups.by_name.get(group)
+
+    def must_find(self, group: str) -> Group:
+        """As `find`; raises `NotFound`."""
+        found = self.find(group)
+        if found is None:
+            raise NotFound(f"there is no group {group[:80]!r}", group=group[:80])
+        return found
+
+    def _present(self, topics: list[str]) -> Sizes:
+        """How many partitions topics have; 0 for those that are not there."""
+        hosts = [(topic, self._topics.find(topic)) for topic in topics]
+        return [(topic, 0 if host is None else len(host.shards)) for topic, host in hosts]
+
+    def _sizes(self, group: str, topics: list[str]) -> Sizes:
+        """The topics of a request, checked."""
+        problems = [f"group: {problem}" for problem in check_name(group, internal=group in OWN_GROUPS)]
+        if not 1 <= len(topics) <= TOPICS_MAX:
+            problems.append(f"topics: 1 to {TOPICS_MAX}, not {len(topics)}")
+        suffix = OWN_GROUPS.get(group, "")
+        problems += [f"topics: {group} is only for dead letters" for t in topics if not t.endswith(suffix)][
+            :1
+        ]
+        if problems:
+            raise InvalidRequest("; ".join(problems), problems=problems)
+        return [(topic, len(self._topics.get(topic).shards)) for topic in dict.fromkeys(topics)]
+
+    # -- commands
+
+    def _command(self, group: str, command: Any, done: Callable[[Reply], None]) -> None:
+        """Give a command to a group's coordinator; when it is durable, settle what follows, then `done`."""
+
+        def answered(reply: Reply, parts: Any) -> None:
+            self.settle(group)
+            done(reply)
+
+        self.coordinators.submit(group, command, answered)
+
+    def _after_leaving(self, group: str, action: Callable[[], None], respond: Respond) -> None:
+        """Act at once, or when partitions have forgotten a deleted group of the same name."""
+        if not self.granting.leaving(group):
+            action()
+            return
+
+        def later() -> None:
+            try:
+                action()
+            except TailraceError as error:
+                respond(refuse(error), NOTHING)
+
+        self.granting.when_left(group, later)
+
+    def settle(self, group: str) -> None:
+        """Carry what a coordinator decided to the partitions and, in the next turn, to the members."""
+        found = self.find(group)
+        if found is None:
+            return
+        self.granting.carry(found)
+        due_us = found.revoke_due_us()
+        timer = self._force_timers.get(group)
+        if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):
+            if timer is not None:
+                timer.cancel()
+            self._force_timers[group] = self._pump.at(due_us, lambda now_us: self._force(group))
+        self._touch(group)
+
+    def _force(self, group: str) -> None:
+        self._force_timers.pop(group, None)
+        if self.find(group) is not None:
+            self._command(group, TakeByForce(group), lambda reply: None)
+
+    def _raise(self, group: str, places: list[tuple[str, int, int]]) -> None:
+        self._command(group, RaiseGenerations(group, places), lambda reply: None)
+
+    def _touch(self, group: str) -> None:
+        """Something about a group changed: its members are looked at in the next turn, once."""
+        if not self._touched:
+            self._pump.ready(self)
+        self._touched[group] = None
+
+    def turn(self, now_us: int) -> None:
+        """Tell members what changed for them, and answer those who waited for partitions."""
+        touched, self._touched = self._touched, {}
+        for name in touched:
+            group = self.find(name)
+            if group is not None:
+                for member, standing in self._standings(group).items():
+                    self.seats.tell(name, member, standing)
+        for waiter in [waiter for waiter in self._waiters if waiter.group in touched]:
+            group = self.find(waiter.group)
+            if group is None or self.granting.settled(group, waiter.member):
+                self._ready(waiter, True)
+
+    def _standings(self, group: Group) -> dict[str, Standing]:
+        """What every member of a group has, as far as the partitions have confirmed it."""
+        standings = {name: Standing([], [], group.state_of(name)) for name in group.members}
+        if group.shared:
+            for (topic, number), generation in self._shared_generations(group).items():
+                for name, member in group.members.items():
+                    if topic in member.topics:
+                        standings[name].owned.append((topic, number, generation))
+            return standings
+        for place, held in group.places.items():
+            grant = self.granting.confirmed(group.name, place)
+            if held.owner and grant is not None and grant[:2] == (held.owner, held.generation):
+                standings[held.owner].owned.append((*place, held.generation))
+                if held.revoking:
+                    standings[held.owner].revoking.append(place)
+        return standings
+
+    def _shared_generations(self, group: Group) -> dict[verbs.Place, int]:
+        found = {}
+        for place in group.all_places():
+            shard = self.granting.shard(place)
+            if shard is not None and self.granting.confirmed(group.name, place) is not None:
+                generation = shard.state.queues.generation(group.name)
+                if generation is not None:
+                    found[place] = generation
+        return found
+
+    def when_settled(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
+        """Call with True when the partitions of a group (and those of a member) are settled, or with False
+        when that takes too long."""
+        waiter = _Waiter(group, member, ready)
+        self._waiters[waiter] = None
+        due_us = self._pump.clock.now_us() + SETTLE_US
+        waiter.timer = self._pump.at(due_us, lambda now_us: self._ready(waiter, False))
+        self._touch(group)
+
+    def _ready(self, waiter: _Waiter, settled: bool) -> None:
+        if waiter in self._waiters:
+            del self._waiters[waiter]
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            waiter.ready(settled)
+
+    # -- administration
+
+    def _create(self, request: verbs.CreateGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        sizes = self._sizes(request.group, request.topics)
+        policy = parse_policy(request.options, request.group)
+        if isinstance(policy, Refusal):
+            respond(policy, NOTHING)
+            return
+        command = MakeGroup(request.group, policy, sizes, request.if_missing)
+        existed = self.find(request.group) is not None
+
+        def made(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            else:
+                self.when_settled(request.group, None, answer)
+
+        def answer(settled: bool) -> None:
+            group = self.find(request.group)
+            if group is None or not settled:
+                error = Timeout(
+                    "not every partition has the group yet; it goes on by itself", outcome="unknown"
+                )
+                respond(refuse(error), NOTHING)
+            else:
+                respond(info_of(group, created=not existed), NOTHING)
+
+        self._after_leaving(request.group, lambda: self._command(request.group, command, made), respond)
+
+    def _delete(self, request: verbs.DeleteGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name = request.group
+        if name in OWN_GROUPS:
+            raise Denied(f"group {name!r} is internal")
+        group = self.must_find(name)
+        shards = [shard for place in group.all_places() if (shard := self.granting.shard(place)) is not None]
+
+        def dropped(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+                return
+            for member in self.seats.members(name):
+                self.seats.leave(name, member, Refusal(NotFound.code, f"group {name!r} was deleted"))
+            self.granting.when_left(name, lambda: respond(Done(), NOTHING))
+            self.granting.delist(name, shards)
+
+        self._command(name, DropGroup(name, request.force), dropped)
+
+    def _pause(self, request: verbs.PauseGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self.must_find(request.group)
+
+        def paused(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            else:
+                self.when_settled(request.group, None, lambda settled: respond(Done(), NOTHING))
+
+        self._command(request.group, SetPaused(request.group, request.paused), paused)
+
+    def topic_changed(self, topic: str) -> None:
+        """A topic was created, has more partitions, or is gone: the groups that care follow."""
+        if topic == TOPIC:
+            return
+        sizes = self._present([topic])
+        if not sizes[0][1]:
+            self.granting.forget_topic(topic)
+        for _, machine in self.coordinators.machines():
+            for group in machine.groups.by_name.values():
+                wanted = any(topic in member.topics for member in group.members.values())
+                if wanted or topic in group.topics:
+                    self._command(group.name, ResizeTopics(group.name, sizes), lambda reply: None)
+
+    # -- members
+
+    def _join(self, request: verbs.JoinGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        sizes = self._sizes(request.group, request.topics)
+        if not 1 <= len(request.member) <= NAME_MAX:
+            raise InvalidRequest(f"member: 1 to {NAME_MAX} characters, not {len(request.member)}")
+        policy = parse_policy(request.options, request.group)
+        if isinstance(policy, Refusal):
+            respond(policy, NOTHING)
+            return
+        name, member = request.group, request.member
+        client = request.client[:NAME_MAX]
+        command = Join(name, member, sizes, policy, request.options, request.wait, client)
+
+        def joined(reply: Reply) -> None:
+            group = self.find(name)
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            elif group is None or member not in group.members:
+                respond(_stranger(name, member), NOTHING)  # Deleted, or taken out, in this very moment.
+            else:
+                self.seats.take(name, member, group.policy)
+                self.when_settled(name, member, answer)
+
+        def answer(settled: bool) -> None:
+            seat = self.seats.get(name, member)
+            respond(_stranger(name, member) if seat is None else self.seats.membership(seat), NOTHING)
+
+        self._after_leaving(name, lambda: self._command(name, command, joined), respond)
+
+    def _heartbeat(self, request: verbs.Heartbeat, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name, member = request.group, request.member
+        group = self.must_find(name)
+        if self.seats.get(name, member) is None:
+            raise _no_member(name, member)
+        self.seats.take(name, member, group.policy)
+
+        def poll(reply: Reply) -> None:
+            seat = self.seats.get(name, member)
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            elif seat is None:
+                respond(_stranger(name, member), NOTHING)
+            else:
+                self.seats.poll(seat, request, respond)
+
+        if request.released:
+            self._command(name, ConfirmReleased(name, member, request.released), poll)
+        else:
+            poll(Done())
+
+    def _leave(self, request: verbs.LeaveGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self.must_find(request.group)
+        self._take_out(request.group, request.member, False, lambda reply: respond(reply, NOTHING))
+
+    def _silent(self, group: str, member: str) -> None:
+        self._take_out(group, member, True, lambda reply: None)
+
+    def _take_out(self, group: str, member: str, silent: bool, done: Callable[[Reply], None]) -> None:
+        def left(reply: Reply) -> None:
+            found = self.find(group)
+            if not isinstance(reply, Refusal) and not (found is not None and member in found.members):
+                self.seats.leave(group, member, _stranger(group, member))
+                if found is not None and found.shared:
+                    self.granting.evict(found, member)
+            done(reply)
+
+        self._command(group, Leave(group, member, silent), left)
+
+
+def _no_member(group: str, member: str) -> Fenced:
+    return Fenced(f"{member[:80]!r} is no member of group {group!r} any more: join again")
+
+
+def _stranger(group: str, member: str) -> Refusal:
+    return refuse(_no_member(group, member))
+
+
+def info_of(group: Group, **fields: Any) -> verbs.GroupInfo:
+    """A group as it is shown."""
+    options = {field: getattr(group.policy, field) for field in GroupPolicy.__struct_fields__}
+    return verbs.GroupInfo(
+        group.name,
+        list(group.topics),
+        options,
+        group.paused,
+        len(group.members),
+        warnings=warnings_of(group.policy),
+        **fields,
+    )

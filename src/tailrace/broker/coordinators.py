@@ -1,0 +1,70 @@
+"""The way to the coordinators: the internal topic of groups, made when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from tailrace.broker.host import Topics
+from tailrace.broker.shard import NOTHING, Shard
+from tailrace.core.commands import CreateTopic, Reply
+from tailrace.core.coordinator import PARTITIONS, TOPIC, Coordinator, home_of
+from tailrace.core.model import Refusal
+from tailrace.ports import Respond
+
+
+class Coordinators:
+    """Routes commands to the partition of the internal topic that coordinates a name. A broker that has never
+    had a group, a schedule or a staged write has no such topic, and pays nothing for it."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._waiting: list[tuple[str, Any, Respond]] = []
+        self.made: Callable[[], None] = lambda: None
+        """Called when the topic was made."""
+
+    def shards(self) -> list[Shard]:
+        """The partitions of the internal topic; none before it is made."""
+        host = self._topics.find(TOPIC)
+        return [] if host is None else host.shards
+
+    def machines(self) -> Iterator[tuple[Shard, Coordinator]]:
+        """Every coordinator with the shard that hosts it."""
+        for shard in self.shards():
+            yield shard, cast(Coordinator, shard.state)
+
+    def of(self, name: str) -> Coordinator | None:
+        """The coordinator of a group, a schedule or a writer; None before there is any."""
+        shards = self.shards()
+        return cast(Coordinator, shards[home_of(name)].state) if shards else None
+
+    def submit(self, name: str, command: Any, respond: Respond) -> None:
+        """Give a command to the coordinator of a name; the reply comes when it is durable."""
+        shards = self.shards()
+        if shards:
+            shards[home_of(name)].submit(command, b"", respond)
+            return
+        self._waiting.append((name, command, respond))
+        if len(self._waiting) == 1:
+            self._make()
+
+    def _make(self) -> None:
+        storage = self._topics.storage()
+        options = {
+            "partitions": PARTITIONS,
+            "storage": storage,
+            "durability": "fsync" if storage == "file" else "memory",
+            "ring_buffer_bytes": 0,
+        }
+        create = CreateTopic(TOPIC, options, if_missing=True)
+        self._topics.change(create, self._is_made, internal=True)
+
+    def _is_made(self, reply: Reply, parts: Any) -> None:
+        waiting, self._waiting = self._waiting, []
+        if isinstance(reply, Refusal):
+            for _, _, respond in waiting:
+                respond(reply, NOTHING)
+            return
+        self.made()
+        for name, command, respond in waiting:
+            self.submit(name, command, respond)

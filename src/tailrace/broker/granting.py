@@ -1,0 +1,229 @@
+"""What coordinators decided, carried to the data partitions: groups enlisted, partitions granted, pauses.
+
+A partition's log holds only who may lease from it. For every partition of every group the wanted state is
+compared with what the partition has confirmed, and the difference is sent; all commands may be repeated, so
+after a crash everything is simply sent again. Each partition goes its own way: one that is slow or faulty
+keeps no other waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tailrace.broker.host import Topics
+from tailrace.broker.pump import Pump
+from tailrace.broker.shard import Shard
+from tailrace.core.commands import Reply
+from tailrace.core.group_commands import Place
+from tailrace.core.inner_commands import Delist, Enlist, EvictMember, GrantTo, PauseLeases
+from tailrace.core.model import Refusal
+from tailrace.core.rosters import Group
+
+log = logging.getLogger("tailrace.groups")
+
+RETRY_US = 1_000_000
+
+
+class Grant(NamedTuple):
+    """What a partition shall know, or has confirmed: who has it, and whether the group leases at all."""
+
+    member: str
+    generation: int
+    paused: bool
+
+
+class _Carried:
+    """One group: what its partitions have confirmed, and where something is under way."""
+
+    def __init__(self) -> None:
+        self.confirmed: dict[Place, Grant] = {}
+        self.busy: set[Place] = set()
+        self.retry = False
+
+
+class Granting:
+    """Brings data partitions to what coordinators decided. `changed` is called with the name of a group when
+    one of its partitions has confirmed something; `raised` when partitions are ahead of their coordinator."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        pump: Pump,
+        find: Callable[[str], Group | None],
+        changed: Callable[[str], None],
+        raised: Callable[[str, list[tuple[str, int, int]]], None],
+    ) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._find = find
+        self._changed = changed
+        self._raised = raised
+        self._groups: dict[str, _Carried] = {}
+        self._leaving: dict[str, int] = {}
+        self._left: dict[str, list[Callable[[], None]]] = {}
+
+    def shard(self, place: Place) -> Shard | None:
+        """The data partition of a place; None when the topic or the partition is not there."""
+        host = self._topics.find(place[0])
+        if host is None or place[1] >= len(host.shards):
+            return None
+        return host.shards[place[1]]
+
+    def confirmed(self, group: str, place: Place) -> Grant | None:
+        """What a partition has confirmed."""
+        carried = self._groups.get(group)
+        return None if carried is None else carried.confirmed.get(place)
+
+    def settled(self, group: Group, member: str | None = None) -> bool:
+        """Whether every partition that works has the group as it is, and those of a member are granted to
+        it."""
+        for place in group.all_places():
+            shard, grant = self.shard(place), self.confirmed(group.name, place)
+            if shard is None or shard.fault is not None:
+                continue
+            if grant is None or grant.paused != group.paused:
+                return False
+            held = group.places.get(place)
+            if held is None or held.owner != member:
+                continue
+            if grant[:2] != (held.owner, held.generation):
+                return False
+        return True
+
+    # -- carrying
+
+    def carry(self, group: Group) -> None:
+        """Compare all partitions of a group with what is wanted, and send what is missing."""
+        carried = self._groups.setdefault(group.name, _Carried())
+        for place in group.all_places():
+            self._carry(group, carried, place)
+
+    def _carry(self, group: Group, carried: _Carried, place: Place) -> None:
+        shard = self.shard(place)
+        if place in carried.busy or shard is None:
+            return
+        held = group.places.get(place)
+        generation = 0
+        if held is not None:
+            ahead = shard.state.queues.generation(group.name)
+            if ahead is not None and ahead > held.generation:
+                self._raised(group.name, [(*place, ahead)])
+                return
+            generation = held.generation
+        want = Grant("" if held is None else held.owner, generation, group.paused)
+        have = carried.confirmed.get(place)
+        if want == have:
+            return
+        commands: list[Any] = []
+        if have is None:
+            late = place[1] >= group.topics[place[0]].first
+            commands.append(Enlist(group.name, group.policy, shard.state.start_offset if late else None))
+        if have is None or have.paused != want.paused:
+            commands.append(PauseLeases(group.name, want.paused))
+        if held is not None and (have is None or have[:2] != want[:2]) and want.generation:
+            commands.append(GrantTo(group.name, want.member, want.generation))
+        carried.busy.add(place)
+        self._send(shard, commands, lambda problem: self._carried(carried, group.name, place, want, problem))
+
+    def _send(self, shard: Shard, commands: list[Any], done: Callable[[Refusal | None], None]) -> None:
+        """Give commands to a partition; `done` gets the first refusal, when all are answered."""
+        left, problem = len(commands), None
+
+        def answered(reply: Reply, parts: Any) -> None:
+            nonlocal left, problem
+            left -= 1
+            if isinstance(reply, Refusal) and problem is None:
+                problem = reply
+            if not left:
+                done(problem)
+
+        for command in commands:
+            shard.submit(command, b"", answered)
+
+    def _carried(
+        self, carried: _Carried, name: str, place: Place, want: Grant, problem: Refusal | None
+    ) -> None:
+        carried.busy.discard(place)
+        if self._groups.get(name) is not carried:
+            return  # Deleted meanwhile; its end is carried by itself.
+        if problem is None:
+            carried.confirmed[place] = want
+            self._changed(name)
+        else:
+            carried.confirmed.pop(place, None)
+            self._retry(carried, name, place, problem)
+            return
+        group = self._find(name)
+        if group is not None and place[0] in group.topics:
+            self._carry(group, carried, place)
+
+    def _retry(self, carried: _Carried, name: str, place: Place, problem: Refusal) -> None:
+        if carried.retry:
+            return
+        log.warning("group %s on %s/%d: %s; it is tried again", name, *place, problem.message)
+        carried.retry = True
+
+        def again(now_us: int) -> None:
+            carried.retry = False
+            group = self._find(name)
+            if group is not None and self._groups.get(name) is carried:
+                self.carry(group)
+
+        self._pump.at(self._pump.clock.now_us() + RETRY_US, again)
+
+    def evict(self, group: Group, member: str) -> None:
+        """A member of a shared group is gone: give back what it has everywhere. Should that get lost, its
+        leases end by themselves."""
+        for place in group.all_places():
+            shard = self.shard(place)
+            if shard is not None:
+                shard.submit(EvictMember(group.name, member), b"", _unheard)
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic was deleted: one that is made again under its name is another."""
+        for carried in self._groups.values():
+            carried.confirmed = {
+                place: have for place, have in carried.confirmed.items() if place[0] != topic
+            }
+
+    # -- deleting
+
+    def leaving(self, group: str) -> bool:
+        """Whether partitions still have to forget a group that was deleted."""
+        return group in self._leaving
+
+    def when_left(self, group: str, action: Callable[[], None]) -> None:
+        """Call when the last partition has forgotten a group."""
+        self._left.setdefault(group, []).append(action)
+
+    def delist(self, group: str, shards: list[Shard]) -> None:
+        """A group was deleted: partitions forget it, as soon as each of them can."""
+        self._groups.pop(group, None)
+        working = [shard for shard in shards if shard.fault is None]
+        self._leaving[group] = self._leaving.get(group, 0) + len(working)
+        for shard in working:
+            self._delist(group, shard)
+        self._check_left(group)
+
+    def _delist(self, group: str, shard: Shard) -> None:
+        def answered(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, Refusal) and reply.code != "not_found" and shard.fault is None:
+                later_us = self._pump.clock.now_us() + RETRY_US
+                self._pump.at(later_us, lambda now_us: self._delist(group, shard))
+                return
+            self._leaving[group] -= 1
+            self._check_left(group)
+
+        shard.submit(Delist(group), b"", answered)
+
+    def _check_left(self, group: str) -> None:
+        if not self._leaving[group]:
+            del self._leaving[group]
+            for action in self._left.pop(group, ()):
+                action()
+
+
+def _unheard(reply: object, parts: object) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,244 @@
+"""Groups for those who look after them: lists, one group in detail, and resets to another place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.broker.coordination import Coordination, info_of
+from tailrace.broker.delivery import Gate
+from tailrace.broker.gateway import locate
+from tailrace.broker.host import TopicHost, Topics
+from tailrace.broker.pump import Pump
+from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.core.commands import EARLIEST, LATEST, Reply
+from tailrace.core.coordination_commands import Look
+from tailrace.core.group_commands import (
+    DescribeGroup,
+    GroupList,
+    ListGroups,
+    ResetGroup,
+    ResetPlan,
+)
+from tailrace.core.groups import in_use
+from tailrace.core.inner_commands import ResetTo
+from tailrace.core.model import Refusal
+from tailrace.core.rosters import Group
+from tailrace.errors import InvalidRequest, NotFound
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.ports import PartitionLog, Respond
+
+Change = tuple[int, int, int]
+"""Partition, committed before, committed after."""
+
+
+class GroupReports:
+    """The part of the gateway that reports on groups and resets them."""
+
+    def __init__(self, topics: Topics, pump: Pump, coordination: Coordination) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._coordination = coordination
+        self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
+            ListGroups: self._list,
+            DescribeGroup: self._describe,
+            ResetGroup: self._reset,
+        }
+
+    def _list(self, request: ListGroups, body: Buffer, respond: Respond, gate: Gate) -> None:
+        """Groups of Tailrace's own are shown only to those who ask for them by name."""
+        found = [
+            group
+            for _, machine in self._coordination.coordinators.machines()
+            for name, group in machine.groups.by_name.items()
+            if name.startswith(request.prefix)
+            and (not name.startswith("_") or request.prefix.startswith("_"))
+            and (request.topic is None or request.topic in group.topics)
+        ]
+        found.sort(key=lambda group: group.name)
+        respond(GroupList([info_of(group, lag=self._lag(group)) for group in found]), NOTHING)
+
+    def _lag(self, group: Group) -> int:
+        shards = (self._coordination.granting.shard(place) for place in group.all_places())
+        return sum(figures_of(shard, group.name).get("lag", 0) for shard in shards if shard is not None)
+
+    # -- one group
+
+    def _describe(self, request: DescribeGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self._coordination.must_find(request.group)
+
+        def looked(reply: Reply, parts: Any) -> None:
+            group = self._coordination.find(request.group)
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            elif group is None:
+                respond(Refusal(NotFound.code, f"group {request.group!r} was deleted"), NOTHING)
+            else:
+                self._report(group, respond)
+
+        self._coordination.coordinators.submit(request.group, Look(), looked)
+
+    def _report(self, group: Group, respond: Respond) -> None:
+        rows: list[dict[str, Any]] = []
+        oldest: list[tuple[dict[str, Any], PartitionLog, int, int]] = []
+        now_us = self._pump.clock.now_us()
+        for place in group.all_places():
+            shard = self._coordination.granting.shard(place)
+            if shard is None:
+                continue
+            row = self._row(group, place[0], place[1], shard)
+            rows.append(row)
+            if row["committed"] < shard.end_offset:
+                oldest.append((row, shard.log, row["committed"], shard.end_offset))
+        info = info_of(group, members=self._members(group), partitions=rows, lag=sum(r["lag"] for r in rows))
+
+        def work() -> object:
+            return [appended_us(log, offset, end) for _, log, offset, end in oldest]
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                respond(refuse(error), NOTHING)
+                return
+            for (row, _, _, _), time_us in zip(oldest, result, strict=True):
+                row["oldest_age_ms"] = 0 if time_us is None else max(0, now_us - time_us) // 1000
+            respond(info, NOTHING)
+
+        if oldest:
+            self._pump.threads.read(work, done)
+        else:
+            respond(info, NOTHING)
+
+    def _row(self, group: Group, topic: str, number: int, shard: Shard) -> dict[str, Any]:
+        held = group.places.get((topic, number))
+        figures = figures_of(shard, group.name)
+        return {
+            "topic": topic,
+            "partition": number,
+            "member": "" if held is None else held.owner,
+            "generation": figures.get("generation", 0) if held is None else held.generation,
+            "committed": figures.get("committed", shard.end_offset),
+            "end_offset": shard.end_offset,
+            "lag": figures.get("lag", 0),
+            "oldest_age_ms": 0,
+            **{
+                name: figures.get(name, 0)
+                for name in ("in_flight", "waiting", "held", "dying", "deliveries", "failures")
+            },
+            **{name: figures.get(name, 0) for name in ("dead_lettered", "lapsed", "collected")},
+        }
+
+    def _members(self, group: Group) -> list[dict[str, Any]]:
+        rows = []
+        for member in group.members.values():
+            seat = self._coordination.seats.get(group.name, member.id)
+            owned = [] if seat is None or seat.standing is None else seat.standing.owned
+            rows.append(
+                {
+                    "member": member.id,
+                    "client": member.client,
+                    "owned": [[topic, number] for topic, number, _ in owned],
+                    "since_us": member.joined_us,
+                    "last_seen_us": 0 if seat is None else seat.seen_us,
+                }
+            )
+        return rows
+
+    # -- resets
+
+    def _reset(self, request: ResetGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        group = self._coordination.must_find(request.group)
+        if request.topic not in group.topics:
+            raise NotFound(f"group {group.name!r} is not on topic {request.topic!r}", topic=request.topic)
+        host = self._topics.get(request.topic)
+        if group.members and not (request.force or request.dry_run):
+            respond(in_use(group, "it is reset"), NOTHING)
+            return
+        if request.offsets is not None:
+            self._planned(request, host, self._given(request.offsets, host), respond)
+        elif request.timestamp_us == EARLIEST:
+            offsets = [shard.state.start_offset for shard in host.shards]
+            self._planned(request, host, dict(enumerate(offsets)), respond)
+        elif request.timestamp_us == LATEST:
+            offsets = [shard.end_offset for shard in host.shards]
+            self._planned(request, host, dict(enumerate(offsets)), respond)
+        elif request.timestamp_us < 0:
+            raise InvalidRequest(f"timestamp_us: a time, {EARLIEST} or {LATEST}, not {request.timestamp_us}")
+        else:
+            self._find_time(request, host, respond)
+
+    @staticmethod
+    def _given(offsets: list[tuple[int, int]], host: TopicHost) -> dict[int, int]:
+        problems = []
+        for partition, offset in offsets:
+            if not 0 <= partition < len(host.shards):
+                problems.append(f"there is no partition {partition}")
+                continue
+            shard = host.shards[partition]
+            if not shard.state.start_offset <= offset <= shard.end_offset:
+                reach = f"{shard.state.start_offset} to {shard.end_offset}"
+                problems.append(f"partition {partition} goes from {reach}, {offset} is not in it")
+        if len(dict(offsets)) < len(offsets):
+            problems.append("a partition is listed twice")
+        if problems:
+            raise InvalidRequest("offsets: " + "; ".join(problems[:20]), problems=problems[:20])
+        return dict(offsets)
+
+    def _find_time(self, request: ResetGroup, host: TopicHost, respond: Respond) -> None:
+        shards = [(shard.log, shard.state.start_offset, shard.end_offset) for shard in host.shards]
+
+        def work() -> object:
+            return [locate(log, start, end, request.timestamp_us) for log, start, end in shards]
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                respond(refuse(error), NOTHING)
+            else:
+                self._planned(request, host, dict(enumerate(result)), respond)
+
+        self._pump.threads.read(work, done)
+
+    def _planned(
+        self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
+    ) -> None:
+        """The offsets are known: show the changes, or make them, each partition for itself."""
+        changes = [
+            (partition, figures_of(host.shards[partition], request.group).get("committed", 0), offset)
+            for partition, offset in sorted(offsets.items())
+        ]
+        if request.dry_run or not changes:
+            respond(ResetPlan(changes, done=not request.dry_run), NOTHING)
+            return
+        left, problem = len(changes), None
+
+        def answered(reply: Reply, parts: Any) -> None:
+            nonlocal left, problem
+            left -= 1
+            if isinstance(reply, Refusal) and problem is None:
+                problem = reply
+            if left:
+                return
+            # The generations of the partitions have grown: the coordinator follows, and tells the members.
+            self._coordination.settle(request.group)
+            if problem is None:
+                respond(ResetPlan(changes, done=True), NOTHING)
+            else:
+                respond(Refusal(problem.code, problem.message, "unknown", problem.details), NOTHING)
+
+        for partition, _, offset in changes:
+            host.shards[partition].submit(ResetTo(request.group, offset), b"", answered)
+
+
+def figures_of(shard: Shard, group: str) -> dict[str, Any]:
+    """What a partition knows of a group; nothing when it does not know it."""
+    queues = shard.state.queues
+    return queues.figures(group) if group in queues.names() else {}
+
+
+def appended_us(log: PartitionLog, offset: int, end: int) -> int | None:
+    """When the first message at or behind an offset was appended; blocking."""
+    for part in log.read(offset, end, 1):
+        for header, _ in frame.walk(part, check=False):
+            if header.kind == frame.DATA and header.base_offset + header.span > offset:
+                return header.append_time_us
+    return None

@@ -1,0 +1,148 @@
+"""The members of groups as the broker sees them: signs of life, what each was told, and the polls that wait.
+
+Nothing of this is stored. After a start every member that the coordinators know gets a whole session to show
+itself; versions begin at the time of the start, so that they never repeat one of an earlier life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tailrace.broker.pump import Pump, Timer
+from tailrace.broker.shard import NOTHING
+from tailrace.core.commands import Reply
+from tailrace.core.group_commands import Heartbeat, Membership, Place
+from tailrace.core.model import Refusal
+from tailrace.core.policy import GroupPolicy
+from tailrace.ports import Respond
+
+WAIT_MS_MAX = 60_000
+
+Key = tuple[str, str]
+"""Group and member."""
+
+
+class Standing(NamedTuple):
+    """What a member has: the part of `Membership` whose changes it is told of."""
+
+    owned: list[tuple[str, int, int]]
+    revoking: list[Place]
+    state: str
+
+
+class Seat:
+    """One member."""
+
+    __slots__ = ("policy", "poll", "poll_timer", "seen_us", "standing", "timer", "version")
+
+    def __init__(self, policy: GroupPolicy, version: int, now_us: int) -> None:
+        self.policy = policy
+        self.version = version
+        self.standing: Standing | None = None
+        self.seen_us = now_us
+        self.timer: Timer | None = None
+        self.poll: Respond | None = None
+        self.poll_timer: Timer | None = None
+
+
+class Seats:
+    """All members of all groups of this node. `silent` is called for one that was not heard of for a whole
+    session."""
+
+    def __init__(self, pump: Pump, silent: Callable[[str, str], None]) -> None:
+        self._pump = pump
+        self._silent = silent
+        self._seats: dict[Key, Seat] = {}
+        self._version = 0
+
+    def get(self, group: str, member: str) -> Seat | None:
+        """A member, when it is known."""
+        return self._seats.get((group, member))
+
+    def take(self, group: str, member: str, policy: GroupPolicy) -> Seat:
+        """Somebody is a member, from now on or still."""
+        now_us = self._pump.clock.now_us()
+        seat = self._seats.get((group, member))
+        if seat is None:
+            seat = self._seats[group, member] = Seat(policy, self._next_version(), now_us)
+            self._watch(group, member, seat)
+        seat.seen_us = now_us
+        return seat
+
+    def _next_version(self) -> int:
+        self._version = max(self._version + 1, self._pump.clock.now_us() // 1000)
+        return self._version
+
+    def _watch(self, group: str, member: str, seat: Seat) -> None:
+        """Look at it again when it has been silent for a session; signs of life do not touch the timer."""
+
+        def look(now_us: int) -> None:
+            if now_us < seat.seen_us + seat.policy.session_ms * 1000:
+                self._watch(group, member, seat)
+            else:
+                # Should that fail (a full disk), it is tried again a session later.
+                seat.seen_us = now_us
+                self._watch(group, member, seat)
+                self._silent(group, member)
+
+        seat.timer = self._pump.at(seat.seen_us + seat.policy.session_ms * 1000, look)
+
+    def leave(self, group: str, member: str, answer: Refusal) -> None:
+        """Somebody is no member any more; a poll that waits is told so."""
+        seat = self._seats.pop((group, member), None)
+        if seat is not None:
+            if seat.timer is not None:
+                seat.timer.cancel()
+            self._answer(seat, answer)
+
+    def members(self, group: str) -> list[str]:
+        """Those who have a seat in a group."""
+        return [member for name, member in self._seats if name == group]
+
+    def tell(self, group: str, member: str, standing: Standing) -> None:
+        """What a member has may have changed: then it is told at once."""
+        seat = self._seats.get((group, member))
+        if seat is None or seat.standing == standing:
+            return
+        if seat.standing is not None:
+            seat.version = self._next_version()
+        seat.standing = standing
+        self._answer(seat, self.membership(seat))
+
+    @staticmethod
+    def membership(seat: Seat) -> Membership:
+        """What a member is told."""
+        owned, revoking, state = seat.standing or Standing([], [], "standby")
+        options = {field: getattr(seat.policy, field) for field in GroupPolicy.__struct_fields__}
+        return Membership(seat.version, owned, revoking, state, options)
+
+    def poll(self, seat: Seat, heartbeat: Heartbeat, respond: Respond) -> None:
+        """Answer when there is something new, or when the time is over. A poll that still waits is answered:
+        its sender has sent another.
+
+        It is answered within half a session: a member whose connection is gone must not seem alive."""
+        self._answer(seat, self.membership(seat))
+        wait_ms = min(heartbeat.wait_ms, WAIT_MS_MAX, seat.policy.session_ms // 2)
+        if heartbeat.version != seat.version or wait_ms <= 0:
+            respond(self.membership(seat), NOTHING)
+            return
+        seat.poll = respond
+
+        def over(now_us: int) -> None:
+            self._answer(seat, self.membership(seat))
+
+        seat.poll_timer = self._pump.at(self._pump.clock.now_us() + wait_ms * 1000, over)
+
+    def _answer(self, seat: Seat, reply: Reply) -> None:
+        respond, seat.poll = seat.poll, None
+        if seat.poll_timer is not None:
+            seat.poll_timer.cancel()
+            seat.poll_timer = None
+        if respond is not None:
+            respond(reply, NOTHING)
+
+    def close(self) -> None:
+        """Answer all that waits."""
+        for seat in self._seats.values():
+            self._answer(seat, self.membership(seat))
