@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
+from typing import Any
 
 from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
 from tailrace.client.consumer_options import ConsumerOptions
-from tailrace.client.deliveries import Batch, Delivery, LeasedRows, foreign_rows, unpack
+from tailrace.client.deliveries import Batch, Delivery, Leased, LeasedRows, foreign_rows, unpack
 from tailrace.client.handling import Handler, Runner
 from tailrace.client.leases import FailedAck, HeldLease
 from tailrace.client.membership import Member, client_name
-from tailrace.client.settlement import Settlement
+from tailrace.client.settling import Settlement
 from tailrace.core.commands import Reply
 from tailrace.core.delivery_commands import Lease, Leases, Nack
 from tailrace.core.group_commands import JoinGroup, Place
@@ -57,8 +59,11 @@ class Consumer:
         self._buffer: deque[LeasedRows] = deque()
         self._ahead = 0
         self._rows: LeasedRows | None = None
-        self._current: Iterator[Delivery] = iter(())
-        self._last: Delivery | None = None
+        self._current: Iterator[Any] = iter(())
+        self._kind: type[Leased] = Delivery
+        self._guard: AbstractContextManager[object] = nullcontext()
+        """Held by whoever takes from `_current` in another thread (see `tailrace.sync`)."""
+        self._last: Leased | None = None
         self._streak = 0
         self._taking = False
         self._stopping = False
@@ -139,8 +144,9 @@ class Consumer:
     def _clear(self) -> None:
         self._buffer.clear()
         self._ahead = 0
-        self._current = iter(())
-        self._rows = self._last = None
+        with self._guard:
+            self._current = iter(())
+            self._rows = self._last = None
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -148,8 +154,9 @@ class Consumer:
 
     def stop(self) -> None:
         """Take no more messages: `run` returns when the handlers under way are done, loops end."""
-        self._stopping = True
-        self._current = iter(())
+        with self._guard:
+            self._stopping = True
+            self._current = iter(())
         self._wake()
 
     # -- messages
@@ -159,7 +166,7 @@ class Consumer:
 
     async def __anext__(self) -> Delivery:
         try:
-            message = next(self._current)
+            message: Delivery = next(self._current)
         except StopIteration:
             await self._take()
             message = next(self._current)
@@ -236,7 +243,7 @@ class Consumer:
                 self._settlement.lose(rows.lease)  # This process slept, and nobody extended it.
                 continue
             self._rows = rows
-            self._current = rows.deliveries()
+            self._current = rows.deliveries(self._kind)
             self._streak += len(rows)
             self._poll()
             return True
@@ -261,7 +268,7 @@ class Consumer:
         await self._settlement.flushed()
         self._settlement.report()
 
-    def _went_back(self, deliveries: Sequence[Delivery]) -> None:
+    def _went_back(self, deliveries: Sequence[Leased]) -> None:
         """Messages failed: the broker took back the later ones of their keys, so they are not handed out."""
         ordering = self._membership.policy.ordering
         if ordering == "none":
@@ -282,14 +289,15 @@ class Consumer:
 
     def _drop(self, chosen: Callable[[LeasedRows], Sequence[int]], give_back: bool = False) -> None:
         """Take rows out of what is not handed out yet."""
-        if self._rows is not None and self._closed is None:
+        with self._guard:
             # What is left of the current rows goes back to the buffer, to be treated alike.
-            rest = self._rows.rest(0 if self._last is None else self._last.row + 1)
+            rows, last = self._rows, self._last
             self._current = iter(())
             self._rows = self._last = None
-            if rest is not None:
-                self._buffer.appendleft(rest)
-                self._ahead += len(rest)
+        rest = None if rows is None else rows.rest(0 if last is None else last.row + 1)
+        if rest is not None:
+            self._buffer.appendleft(rest)
+            self._ahead += len(rest)
         kept: deque[LeasedRows] = deque()
         for rows in self._buffer:
             out = set(chosen(rows))
@@ -465,7 +473,7 @@ class Consumer:
         for rows in found:
             foreign = foreign_rows(rows, self.group)
             if foreign:
-                deliveries = list(rows.deliveries())
+                deliveries = list(rows.deliveries(Delivery))
                 for row in foreign:
                     deliveries[row].ack_nowait()
                 rows.keep(sorted(set(range(len(rows))) - set(foreign)))

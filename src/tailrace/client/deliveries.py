@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,22 +22,27 @@ REDRIVE_HEADER = "tailrace-redrive-group"
 """On a message that was published again from the dead letters: the only group that it is for."""
 
 
+L = TypeVar("L", bound="Leased")
+
+
 class Settling(Protocol):
     """What deliveries need of their consumer."""
 
     group: str
+    twin: object
+    """The consumer of another thread in front of it, if there is one."""
 
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+    async def ack(self, deliveries: Sequence[Leased]) -> None:
         """Settle and wait until it is durable."""
         ...
 
     async def nack(
-        self, deliveries: Sequence[Delivery], delay: float | None, error: str, failure: bool
+        self, deliveries: Sequence[Leased], delay: float | None, error: str, failure: bool
     ) -> None:
         """Give back."""
         ...
 
-    async def reject(self, deliveries: Sequence[Delivery], reason: str, poison: bool) -> None:
+    async def reject(self, deliveries: Sequence[Leased], reason: str, poison: bool) -> None:
         """Send to the dead letters."""
         ...
 
@@ -89,18 +94,15 @@ class LeasedRows(Rows):
         rows.keep(range(first, len(self)))
         return rows
 
-    def deliveries(self, first: int = 0) -> Iterator[Delivery]:
-        """One delivery for each row from a row on."""
+    def deliveries(self, kind: type[L]) -> Iterator[L]:
+        """One delivery of a kind for each row."""
         values = self.values("value")
         assert values is not None
-        if first:
-            values = values[first:]
-        return map(Delivery, repeat(self), values, range(first, first + len(values)))
+        return map(kind, repeat(self), values, range(len(values)))
 
 
-class Delivery(Message, frozen=True, gc=False, eq=False):
-    """A leased message. Settle it with `ack`, `nack` or `reject`; settling it twice is harmless, and a
-    receipt that is stale raises `LeaseLost`."""
+class Leased(Message, frozen=True, gc=False, eq=False):
+    """A leased message, without the ways to settle it."""
 
     rows: LeasedRows
 
@@ -129,6 +131,15 @@ class Delivery(Message, frozen=True, gc=False, eq=False):
         """Whether it was acknowledged, given back or rejected here."""
         return self.rows.lease.is_settled(self.offset)
 
+    def __repr__(self) -> str:
+        place = f"{self.topic}/{self.partition}@{self.offset}"
+        return f"Delivery({place}, attempt={self.attempt}, key={self.key!r}, value={self.value!r})"
+
+
+class Delivery(Leased, frozen=True, gc=False, eq=False):
+    """A leased message. Settle it with `ack`, `nack` or `reject`; settling it twice is harmless, and a
+    receipt that is stale raises `LeaseLost`."""
+
     async def ack(self) -> None:
         """It is done; returns when that is durable."""
         await self.rows.settling.ack((self,))
@@ -156,10 +167,6 @@ class Delivery(Message, frozen=True, gc=False, eq=False):
         """Hold its lease, and all of that lease's messages, until now + `ms`. Seldom needed: the consumer
         extends what it holds by itself."""
         await self.rows.settling.extend(self.rows.lease, ms)
-
-    def __repr__(self) -> str:
-        place = f"{self.topic}/{self.partition}@{self.offset}"
-        return f"Delivery({place}, attempt={self.attempt}, key={self.key!r}, value={self.value!r})"
 
 
 class Batch(list[Delivery]):

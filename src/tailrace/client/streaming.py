@@ -22,6 +22,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -87,6 +88,8 @@ class StreamConsumer:
         self._ahead = 0
         self._rows: Rows | None = None
         self._current: Iterator[Message] = iter(())
+        self._guard: AbstractContextManager[object] = nullcontext()
+        """Held by whoever takes from `_current` in another thread (see `tailrace.sync`)."""
         self._last: Message | None = None
         self._first: Message | None = None
         """The first message of the batch in hand; a single one is its own first."""
@@ -281,8 +284,9 @@ class StreamConsumer:
 
     def _cut_short(self) -> None:
         """Hand out nothing more of the current rows."""
-        self._current = iter(())
-        self._cut = True
+        with self._guard:
+            self._current = iter(())
+            self._cut = True
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []

@@ -9,7 +9,24 @@ reader crosses over once per batch, not per message.
 from __future__ import annotations
 
 from tailrace.sync.blocking_client import Admin, Client, connect
+from tailrace.sync.blocking_consumer import Batch, Consumer, Delivery, StreamConsumer
+from tailrace.sync.blocking_groups import DeadLetters, Groups, Schedules
 from tailrace.sync.blocking_producer import Producer, Receipt, Receipts
 from tailrace.sync.blocking_reader import Reader
 
-__all__ = ["Admin", "Client", "Producer", "Reader", "Receipt", "Receipts", "connect"]
+__all__ = [
+    "Admin",
+    "Batch",
+    "Client",
+    "Consumer",
+    "DeadLetters",
+    "Delivery",
+    "Groups",
+    "Producer",
+    "Reader",
+    "Receipt",
+    "Receipts",
+    "Schedules",
+    "StreamConsumer",
+    "connect",
+]

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
-from tailrace.client import admin, aio
+from tailrace.client import admin, aio, consumer
 from tailrace.client.aio import BUFFER_BYTES_MAX, LINGER_MS
 from tailrace.client.reader import Start
-from tailrace.client.results import Topic
+from tailrace.client.results import Result, Topic
+from tailrace.client.schedules import Scheduled
 from tailrace.connect import connect as connect_async
 from tailrace.errors import TailraceError, Unavailable
 from tailrace.sync.blocking_atomic import Atomic
+from tailrace.sync.blocking_consumer import Consumer, StreamConsumer, in_thread
+from tailrace.sync.blocking_groups import DeadLetters, Groups, Schedules
 from tailrace.sync.blocking_producer import Producer
 from tailrace.sync.blocking_reader import Reader
 from tailrace.sync.portal import Portal, shared_portal
@@ -111,6 +114,59 @@ class Client:
         return Atomic(
             self._portal, self._make(lambda: self._inner.atomic(writer_id, version, timeout=timeout))
         )
+
+    @overload
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str | None = ...,
+        *,
+        mode: Literal["queue", "exclusive"] = ...,
+        **options: Any,
+    ) -> Consumer: ...
+
+    @overload
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str | None = ...,
+        *,
+        mode: Literal["stream", "broadcast"],
+        **options: Any,
+    ) -> StreamConsumer: ...
+
+    def consumer(
+        self, topics: str | Sequence[str], group: str | None = None, *, mode: str = "queue", **options: Any
+    ) -> Consumer | StreamConsumer:
+        """A consumer of one or several topics; see `tailrace.Client.consumer` for the options. `on_assigned`
+        and `on_revoked` are called in a thread."""
+        for name in ("on_assigned", "on_revoked"):
+            options[name] = in_thread(options.get(name))
+        inner = self._make(lambda: self._inner.consumer(topics, group, mode=mode, **options))
+        if isinstance(inner, consumer.Consumer):
+            return Consumer(self._portal, inner)
+        return StreamConsumer(self._portal, inner)
+
+    def groups(self, *, timeout: float | None = None) -> Groups:
+        """Administration of groups."""
+        return Groups(self._portal, self._make(lambda: self._inner.groups(timeout=timeout)))
+
+    def dead_letters(self, topic: str, *, timeout: float | None = None) -> DeadLetters:
+        """What the groups of a topic could not handle."""
+        inner = self._make(lambda: self._inner.dead_letters(topic, timeout=timeout))
+        return DeadLetters(self._portal, inner)
+
+    def schedules(self, *, timeout: float | None = None) -> Schedules:
+        """Recurring schedules."""
+        return Schedules(self._portal, self._make(lambda: self._inner.schedules(timeout=timeout)))
+
+    def cancel(self, result: Result, *, timeout: float | None = None) -> bool:
+        """Cancel a delayed message; see `tailrace.Client.cancel`."""
+        return self._portal.call(lambda: self._inner.cancel(result, timeout=timeout))
+
+    def scheduled(self, topic: str, *, limit: int = 100, timeout: float | None = None) -> list[Scheduled]:
+        """Delayed messages of a topic that wait for their time, the next due first."""
+        return self._portal.call(lambda: self._inner.scheduled(topic, limit=limit, timeout=timeout))
 
 
 class Admin:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
-from tailrace.client.deliveries import Delivery
-from tailrace.client.leases import AckRun, FailedAck, HeldLease, Leases, offsets_of, spans_of
+from tailrace.client.deliveries import Leased
+from tailrace.client.leases import AckRun, FailedAck, HeldLease, Leases, failures, offsets_of, spans_of
 from tailrace.core.commands import Reply, Request
 from tailrace.core.delivery_commands import Ack, Extend, Extended, Nack, Reject, Settled
 from tailrace.core.group_commands import Place
@@ -32,13 +32,14 @@ class Settlement:
         group: str,
         timeout: float,
         *,
-        failed: Callable[[Sequence[Delivery]], None],
+        failed: Callable[[Sequence[Leased]], None],
         lost: Callable[[HeldLease], None],
     ) -> None:
         self.group = group
         self.leases = Leases(self._gathered)
         self.failures: list[FailedAck] = []
         self.lease_ms = 30_000
+        self.twin: object = None
         self._verbs = verbs
         self._timeout = timeout
         self._failed = failed
@@ -114,6 +115,10 @@ class Settlement:
     def _add_failures(self, failed: list[FailedAck]) -> None:
         self.failures += failed[: max(0, FAILURES_KEPT - len(self.failures))]
 
+    def failed_late(self, delivery: Leased, error: TailraceError) -> None:
+        """An acknowledgement of another thread came too late to tell that thread."""
+        self._add_failures(failures(delivery.rows.lease.place, [delivery.offset], error))
+
     async def flushed(self, places: Iterable[Place] | None = None) -> None:
         """Wait until the acknowledgements so far have been answered."""
         wanted = None if places is None else list(places)
@@ -152,7 +157,7 @@ class Settlement:
 
     # -- settling and waiting
 
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+    async def ack(self, deliveries: Sequence[Leased]) -> None:
         """Acknowledge; returns when all are durable, raises the first failure."""
         answers: list[asyncio.Future[None]] = []
         for delivery in deliveries:
@@ -167,7 +172,7 @@ class Settlement:
                 raise error
 
     async def nack(
-        self, deliveries: Sequence[Delivery], delay: float | None, error: str, failure: bool
+        self, deliveries: Sequence[Leased], delay: float | None, error: str, failure: bool
     ) -> None:
         """Give back, as a failure or without one."""
         if delay is not None and (isinstance(delay, bool) or not isinstance(delay, int | float) or delay < 0):
@@ -183,7 +188,7 @@ class Settlement:
         if failure:
             self._failed(deliveries)
 
-    async def reject(self, deliveries: Sequence[Delivery], reason: str, poison: bool) -> None:
+    async def reject(self, deliveries: Sequence[Leased], reason: str, poison: bool) -> None:
         """Send to the dead letters."""
         kind = "poison" if poison else "rejected"
 
@@ -194,7 +199,7 @@ class Settlement:
         await self._settle(deliveries, make)
 
     async def _settle(
-        self, deliveries: Sequence[Delivery], make: Callable[[HeldLease, list[int]], Request]
+        self, deliveries: Sequence[Leased], make: Callable[[HeldLease, list[int]], Request]
     ) -> None:
         """One request for each lease, all at once; raises the first failure when all are answered."""
         taken: dict[HeldLease, list[int]] = {}
