@@ -13,6 +13,7 @@ from tailrace.broker.at_hand import COLD_BYTES_TOTAL
 from tailrace.broker.machines import COORDINATOR, DATA_PARTITION
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
+from tailrace.broker.releases import NEAR_BYTES, NEAR_BYTES_TOTAL
 from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core import catalog as core
 from tailrace.core import coordinator as groups
@@ -100,6 +101,7 @@ class Topics:
         for shard in shards:
             shard.limit_tail(TAIL_BYTES_TOTAL // len(shards))
             shard.limit_cold(COLD_BYTES_TOTAL // len(shards))
+            shard.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // len(shards))
 
     def shards(self) -> Iterator[Shard]:
         """Every partition of this node."""

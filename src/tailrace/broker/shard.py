@@ -18,6 +18,7 @@ from tailrace.broker.framing import TurnFrames, facts_of
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
+from tailrace.broker.releases import Releases
 from tailrace.broker.tail import Tail
 from tailrace.broker.turns import NOTHING, Turn, refuse
 from tailrace.broker.upkeep import Upkeep
@@ -81,6 +82,7 @@ class Shard:
         self._outstanding = 0
         self.upkeep = Upkeep(self)
         self.wakeups = Wakeups(self)
+        self.releases = Releases(self)
         self.buries: Callable[[Shard], None] = lambda shard: None
         """Called when messages of it have to go to the dead letters; set by who takes them there."""
         self.log: PartitionLog = store.log(name)
@@ -132,6 +134,7 @@ class Shard:
             self.wakeups.arm()
             self.wakeups.wake_all()
             self.buries(self)
+            self.releases.start()
 
     # -- commands
 
@@ -297,13 +300,17 @@ class Shard:
             self._begun = True
             self._go_on()
         tail = self.tail
-        messages = size = data_bytes = 0
+        messages = size = data_bytes = delayed_bytes = 0
+        delayed = -1
         for item in turn.frames:
             size += item.size
             if item.header.kind == frame.DATA:
                 tail.push(item)
                 data_bytes += item.size
                 messages += item.header.count
+            elif item.header.kind == frame.SCHEDULED:
+                delayed = item.header.entry
+                delayed_bytes += item.size
         for respond, reply in turn.replies:
             respond(reply, NOTHING)
         if messages:
@@ -313,6 +320,9 @@ class Shard:
             self._notify()
         if turn.dying:
             self.buries(self)
+        if delayed >= 0:
+            self.releases.stored(delayed)
+        data_bytes += delayed_bytes
         self.upkeep.wrote(data_bytes, size - data_bytes)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
@@ -427,6 +437,7 @@ class Shard:
     def close(self, closed: Callable[[object, Exception | None], None]) -> None:
         """Last act: snapshot what is there, then sync, mark and let go of the log."""
         self.wakeups.stop()
+        self.releases.stop()
         self._closing = True
         self.upkeep.save_snapshot(lambda: self.run_in_order(self._close_log, closed))
 

@@ -29,6 +29,8 @@ class Upkeep:
         self._synced_us = 0
         self._data_bytes = self._fact_bytes = self._snapshot_bytes = 0
         self._over: list[Callable[[], None]] = []
+        self._floor: int | None = 0
+        """The oldest frame outside of the readable log that the newest stored snapshot still needs."""
 
     def wrote(self, data_bytes: int, fact_bytes: int) -> None:
         """So much more is in the log. A replay after a crash reads all of it behind the last snapshot, and
@@ -94,7 +96,7 @@ class Upkeep:
         def trim() -> None:
             if shard.fault is not None or shard.gone is not None:
                 return
-            shard.run_in_order(lambda: shard.log.trim(offset), self._done)
+            shard.run_in_order(lambda: shard.log.trim(offset, self._floor), self._done)
 
         self.save_snapshot(trim)
 
@@ -114,6 +116,7 @@ class Upkeep:
         shard.metrics.snapshot_taken((shard.pump.clock.now_us() - begun_us) / 1e6)
         snapshot = Snapshot(shard.entry - 1, shard.state.end_offset, chunks)
         failures = shard.failures
+        floor = shard.state.lowest_entry() if shard.machine.delivers else None
         self._data_bytes = self._fact_bytes = 0
         self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
 
@@ -128,6 +131,8 @@ class Upkeep:
 
         def saved(result: object, error: Exception | None) -> None:
             self._done(result, error)
+            if error is None:
+                self._floor = floor
             finished()
 
         def finished() -> None:

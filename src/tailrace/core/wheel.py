@@ -204,7 +204,7 @@ class Wheel:
         assert until_us // TICK_US <= self.position, "rows are dropped when they are ripe"
         kept = []
         for run in self._ripe:
-            end = _end(run, until_us, until_ref)
+            end = end_of(run, until_us, until_ref)
             self._live -= int(np.count_nonzero(run[:end, REF] < CANCELLED))
             if end < len(run):
                 kept.append(run[end:])
@@ -253,15 +253,24 @@ class Wheel:
             oldest = min(oldest, int(run[:, REF].min()))
         return oldest if oldest < CANCELLED else None
 
-    def first(self, until_us: int, limit: int, until_ref: int = REF_MAX) -> Rows:
-        """The first rows that wait, at most `limit`, up to a place in the order."""
+    def first(
+        self,
+        until_us: int,
+        limit: int,
+        until_ref: int = REF_MAX,
+        *,
+        after_us: int = -1,
+        refs_end: int = REF_MAX,
+    ) -> Rows:
+        """The first rows that wait, at most `limit`, up to a place in the order; only those due after a time
+        and with a ref below an end."""
         found: list[Rows] = []
         count, reach = 0, -1
         for run in sorted(self._ripe, key=lambda rows: int(rows[0, AT])):
             if count >= limit and int(run[0, AT]) > reach:
                 break
-            rows = run[: _end(run, until_us, until_ref)]
-            rows = rows[rows[:, REF] < CANCELLED][:limit]
+            rows = run[: end_of(run, until_us, until_ref)]
+            rows = rows[(rows[:, REF] < refs_end) & (rows[:, AT] > after_us)][:limit]
             if len(rows):
                 found.append(rows)
                 count, reach = count + len(rows), max(reach, int(rows[-1, AT]))
@@ -271,11 +280,17 @@ class Wheel:
             for block in self._slots[key].blocks:
                 if block.soonest <= until_us:
                     rows = _upto(block.used, until_us, until_ref)
+                    if after_us >= 0 or refs_end < REF_MAX:
+                        rows = rows[(rows[:, REF] < refs_end) & (rows[:, AT] > after_us)]
                     found.append(rows)
                     count += len(rows)
         if not found:
             return np.empty((0, WIDTH), np.int64)
-        return in_order(found[0] if len(found) == 1 else np.concatenate(found))[:limit]
+        rows = found[0] if len(found) == 1 else np.concatenate(found)
+        if len(rows) > 2 * limit:
+            # A whole slot of far rows: sort only what can be among the first.
+            rows = rows[rows[:, AT] <= np.partition(rows[:, AT], limit - 1)[limit - 1]]
+        return in_order(rows)[:limit]
 
     def between(self, after: tuple[int, int], until_us: int, since_ref: int) -> tuple[Rows, Rows]:
         """Rows that wait up to a time, in two parts: those behind a place in the order, and those up to it
@@ -372,7 +387,7 @@ def _start(key: int) -> int:
     return (key & ((1 << _LEVEL_BITS) - 1)) << DIGIT_BITS * (key >> _LEVEL_BITS)
 
 
-def _end(run: Rows, until_us: int, until_ref: int) -> int:
+def end_of(run: Rows, until_us: int, until_ref: int) -> int:
     """How many rows of a sorted run lie up to a place in the order."""
     first = int(np.searchsorted(run[:, AT], until_us, "left"))
     end = int(np.searchsorted(run[:, AT], until_us, "right"))

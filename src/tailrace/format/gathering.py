@@ -119,7 +119,7 @@ def _pick(frames: Sequence[Frame], runs: Sequence[Run], count: int) -> Frame:
         columns |= item.header.columns
     columns &= ~HAS_OFFSET_DELTA
     schema = schema_of(columns)
-    table = pa.Table.from_batches([_widened(item, columns, schema) for item in frames], schema)
+    table = pa.Table.from_batches([_widened(item, columns) for item in frames], schema)
     offsets = offsets_of(runs, count)
     held = [_offsets_in(item) for item in frames]
     known = held[0] if len(held) == 1 else np.concatenate(held)
@@ -154,11 +154,14 @@ def _offsets_in(item: Frame) -> npt.NDArray[np.int64]:
     return np.arange(header.base_offset, header.base_offset + header.count, dtype=np.int64)
 
 
-def _widened(item: Frame, columns: int, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a frame with the columns of all: what it does not have is empty in it."""
+def _widened(item: Frame, columns: int) -> pa.RecordBatch:
     batch = decode(item.body, item.header.columns)
-    if item.header.columns == columns:
-        return batch
+    return batch if item.header.columns == columns else widened(batch, columns)
+
+
+def widened(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
+    """Rows with more columns than they have: what is not there is empty."""
+    schema = schema_of(columns)
     have = set(batch.schema.names)
     rows = batch.num_rows
     arrays = []

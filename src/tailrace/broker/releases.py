@@ -1,0 +1,250 @@
+"""Delayed messages of one partition on their way into the readable log: loaded ahead, released at ticks.
+
+    far ──AHEAD_US before it is due──▶ loading (reader thread) ──▶ near ──at its tick──▶ ReleaseDue
+
+All that is due at a tick goes into one batch. A release is a command like any other: it is decided on the
+state of its turn, and when a cancel came in between, nothing happens and the next tick looks again.
+
+What was loaded is remembered by two marks. Everything up to `_after` in the order of time was asked for, but
+for messages that came later: those have refs at or above `_since`. So nothing is asked for twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tailrace.broker.near_rows import NearRows, Picked, TooMuch, pick
+from tailrace.broker.pump import Timer
+from tailrace.core.commands import Published, Reply
+from tailrace.core.inner_commands import ReleaseDue
+from tailrace.core.model import Refusal
+from tailrace.core.wheel import AT, NEVER, REF, REF_MAX, TICK_US, Rows, in_order, ref_of
+from tailrace.format.batch import body_of, open_body
+from tailrace.format.frame import Buffer, crc32c
+
+if TYPE_CHECKING:
+    from tailrace.broker.shard import Shard
+
+log = logging.getLogger("tailrace.delays")
+
+AHEAD_US = 2_000_000
+"""So long before they are due messages are read from the log."""
+RELEASE_ROWS = 10_000
+RELEASE_BYTES = 4 * 1024 * 1024
+"""At most so much is released at one tick; a backlog goes on at the next."""
+NEAR_BYTES = 16 * 1024 * 1024
+NEAR_BYTES_TOTAL = 64 * 1024 * 1024
+"""Memory for messages that are due soon: of one partition, and of all together."""
+LOAD_ROWS = 65_536
+ROW_BYTES = 512
+"""What a message is taken to have before any was loaded."""
+UNSAFE_MAX = 8
+"""So many releases may wait for the disk."""
+PAUSE_US = 1_000_000
+_START = (-1, 0)
+
+
+class Releases:
+    """The timers of one partition. Everything runs on the pump's thread."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.bytes_max = NEAR_BYTES
+        self._near = NearRows()
+        self._timer: Timer | None = None
+        self._life = 0
+        """Grows when the state is another one: what was begun for an earlier one does not count."""
+        self._stopped = True
+        self._reset()
+
+    def _reset(self) -> None:
+        self._life += 1
+        self._near.clear()
+        self._after, self._since = _START, 0
+        self._safe_entry = 0
+        self._loading = False
+        self._row_bytes = ROW_BYTES
+        self._submitted: tuple[int, int] | None = None
+        self._unsafe = 0
+        self._paused_until_us = 0
+
+    # -- what the shard says
+
+    def start(self) -> None:
+        """The partition takes commands, with the state that it has now; what became due fires at once."""
+        self._reset()
+        self._stopped = False
+        self._safe_entry = self._shard.entry
+        self._review(self._shard.pump.clock.now_us())
+
+    def stored(self, entry: int) -> None:
+        """Scheduled frames are durable, up to this one."""
+        self._safe_entry = entry + 1
+        if not self._stopped and self._shard.state.timetable.soonest_us != NEVER:
+            self._review(self._shard.pump.clock.now_us())
+
+    def stop(self) -> None:
+        """The log will be closed."""
+        self._stopped = True
+        self._near.clear()
+        self._set_timer(None)
+
+    def safe_refs_end(self) -> int:
+        """Refs of messages that are durable lie below."""
+        return ref_of(self._safe_entry, 0)
+
+    # -- looking around
+
+    def _tick(self, now_us: int) -> None:
+        self._timer = None
+        self._review(now_us)
+
+    def _review(self, now_us: int) -> None:
+        """Load what comes near, release what is due, and set the timer for the next look."""
+        shard, timetable = self._shard, self._shard.state.timetable
+        if self._stopped or shard.fault is not None:
+            self._set_timer(None)
+            return
+        self._near.drop(timetable.released)
+        due_us = timetable.next_due_us()
+        if due_us is None:
+            self._near.clear()
+            self._set_timer(None)
+            return
+        if now_us < self._paused_until_us:
+            self._set_timer(self._paused_until_us)
+            return
+        if due_us <= now_us + AHEAD_US:
+            self._load(now_us)
+            if due_us <= now_us:
+                self._release(now_us)
+        next_us = -(-due_us // TICK_US) * TICK_US
+        look_us = max(self._after[0] - AHEAD_US // 2, due_us - AHEAD_US)
+        if look_us > now_us:
+            next_us = min(next_us, look_us)
+        self._set_timer(max(next_us, (now_us // TICK_US + 1) * TICK_US))
+
+    def _set_timer(self, at_us: int | None) -> None:
+        if self._timer is not None:
+            if self._timer.due_us == at_us:
+                return
+            self._timer.cancel()
+        self._timer = None if at_us is None else self._shard.pump.at(at_us, self._tick)
+
+    # -- loading
+
+    def _load(self, now_us: int) -> None:
+        """Ask for what is near and was not asked for, if there may be some and there is room."""
+        timetable = self._shard.state.timetable
+        recent = timetable.soonest_us <= self._after[0]
+        if self._loading or not (recent or self._after[0] < now_us + AHEAD_US // 2):
+            return
+        room = self.bytes_max - self._near.nbytes
+        if room <= 0:
+            return
+        limit = max(1, min(LOAD_ROWS, room // self._row_bytes))
+        before = self._after, self._since
+        rows = self._choose(now_us + AHEAD_US, limit)
+        if not len(rows):
+            return
+        log, life, refs = self._shard.log, self._life, rows[:, REF].copy()
+        self._loading = True
+
+        def done(picked: Any, error: Exception | None) -> None:
+            if life != self._life or self._stopped:
+                return
+            self._loading = False
+            if error is None:
+                self._row_bytes = max(picked.batch.nbytes // len(rows), 1)
+                self._near.add(rows, picked)
+            else:
+                self._after, self._since = before
+                timetable.soonest_us = 0
+                self._failed(error)
+            self._review(self._shard.pump.clock.now_us())
+
+        self._shard.pump.threads.read(lambda: pick(log, refs, 2 * room), done)
+
+    def _choose(self, until_us: int, limit: int) -> Rows:
+        """The rows to load, in order; moves the marks behind them."""
+        timetable = self._shard.state.timetable
+        until_us = max(until_us, self._after[0])
+        behind, recent = timetable.wheel.between(self._after, until_us, self._since)
+        end = self.safe_refs_end()
+        unsafe = [int(part[part[:, REF] >= end, AT].min(initial=NEVER)) for part in (behind, recent)]
+        behind, recent = behind[behind[:, REF] < end], recent[recent[:, REF] < end]
+        if len(recent) > limit:
+            recent = recent[np.argsort(recent[:, REF])]
+            self._since = int(recent[limit, REF])
+            return in_order(recent[:limit])
+        # What is not durable yet is found when it is: by its ref, or by its time if that is further on.
+        timetable.soonest_us = min(unsafe)
+        self._since = end
+        room = limit - len(recent)
+        if len(behind) > room:
+            behind = in_order(behind)[:room]
+            if room:
+                self._after = int(behind[-1, AT]), int(behind[-1, REF])
+        else:
+            self._after = until_us, REF_MAX
+        return in_order(np.concatenate((recent, behind)))
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, TooMuch):
+            self._row_bytes = error.row_bytes
+            return
+        # Nothing is skipped: a message that cannot be read holds those behind it, and people hear of it.
+        log.error("%s: delayed messages cannot be read: %s", self._shard.name, error)
+        self._shard.metrics.refused("delays")
+        self._paused_until_us = self._shard.pump.clock.now_us() + PAUSE_US
+
+    # -- releasing
+
+    def _release(self, now_us: int) -> None:
+        timetable = self._shard.state.timetable
+        if self._submitted is not None and timetable.released < self._submitted:
+            return  # It is decided in the coming turn.
+        self._submitted = None
+        if self._unsafe >= UNSAFE_MAX:
+            return
+        rows = timetable.due_rows(now_us, RELEASE_ROWS)
+        taken = self._near.take(rows)
+        if taken is None:
+            return
+        picked, count = taken
+        picked, body = _fitting(picked)
+        count = picked.batch.num_rows
+        view, _ = open_body(body, picked.columns, want_keys=self._shard.options.key_index, want_dedup=False)
+        until = int(rows[count - 1, AT]), int(rows[count - 1, REF])
+        command = ReleaseDue(view, crc32c(body), *until, rows[:count, REF].copy())
+        self._submitted = until
+        self._unsafe += 1
+        life = self._life
+
+        def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
+            if life != self._life:
+                return
+            self._unsafe -= 1
+            if isinstance(reply, Published):
+                return
+            self._submitted = None
+            if isinstance(reply, Refusal):
+                self._paused_until_us = self._shard.pump.clock.now_us() + PAUSE_US
+
+        self._shard.submit(command, body, answered)
+
+
+def _fitting(picked: Picked) -> tuple[Picked, Buffer]:
+    """As many of the first messages as make one batch, and its body."""
+    batch, columns = picked.batch, picked.columns
+    if batch.nbytes > RELEASE_BYTES and batch.num_rows > 1:
+        batch = batch.slice(0, max(1, batch.num_rows * RELEASE_BYTES // batch.nbytes))
+    body = body_of(batch, columns)
+    while len(body) > 4 * RELEASE_BYTES and batch.num_rows > 1:
+        batch = batch.slice(0, batch.num_rows // 2)
+        body = body_of(batch, columns)
+    return Picked(batch, columns), body
