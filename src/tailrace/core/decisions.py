@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.commands import Reply
+from tailrace.core.inner_commands import RunLeased
 
 NOTHING: tuple[Any, ...] = ()
 
@@ -25,7 +26,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
 
     facts: tuple[Any, ...]
     """Of the machine that decides: `core.facts` or `core.coordination_facts`."""
-    reply: Reply
+    reply: Reply | RunLeased
     keep: npt.NDArray[np.int64] | None = None
     late: npt.NDArray[np.int64] | None = None
     soft: bool = False

@@ -178,6 +178,8 @@ class Dying(msgspec.Struct, frozen=True, array_like=True, tag=13):
     reason: str
     time_us: int
     error: str = ""
+    keys: list[int] = []
+    """As in `Leased`."""
 
 
 class Buried(msgspec.Struct, frozen=True, array_like=True, tag=14):
@@ -217,11 +219,12 @@ class GroupReset(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class Reopened(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """Hard. Settled messages are available again, with fresh counters."""
+    """Hard. Settled messages are available again, with fresh counters. `keys` as in `Leased`."""
 
     group: int
     spans: list[int]
     time_us: int
+    keys: list[int] = []
 
 
 class GroupPaused(msgspec.Struct, frozen=True, array_like=True, tag=19):

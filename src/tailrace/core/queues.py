@@ -1,82 +1,422 @@
-"""The groups of one partition: to be written."""
+"""The groups of one partition: every delivery command is decided and every delivery fact applied here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailrace.core.decisions import Decision
-from tailrace.core.facts import Appended
-from tailrace.core.policy import GroupPolicy
+import msgspec
+
+from tailrace.core import delivery_commands as wire
+from tailrace.core import facts, ledger_image
+from tailrace.core import inner_commands as inner
+from tailrace.core.commands import Done
+from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.key_lookup import FrameMissing, KeyLookup
+from tailrace.core.leasing_rules import LeaseRules, fenced
+from tailrace.core.ledger import Dead, Ledger
+from tailrace.core.model import Refusal
+from tailrace.core.request_checks import problem_with
+from tailrace.core.settlement import Settlement
+from tailrace.core.spans import count, flat, pairs, without
 from tailrace.core.table import Buffer
+from tailrace.core.traits import FrameTraits
+from tailrace.errors import Fenced, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from tailrace.core.partition import Partition
 
+DONE = Decision(NOTHING, Done())
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """In front of the ledgers of a snapshot."""
+
+    next_number: int
+
 
 class Queues:
-    """The groups of one partition."""
+    """The groups of one partition. `decide` only reads (and fills caches), `apply` is the only mutator."""
 
-    COMMANDS: tuple[type, ...] = ()
-    FACTS: tuple[type, ...] = ()
+    COMMANDS: tuple[type, ...] = (
+        wire.Ack,
+        wire.Nack,
+        wire.Reject,
+        wire.Extend,
+        wire.Reopen,
+        wire.SettleOffsets,
+        inner.LeaseRun,
+        inner.Enlist,
+        inner.Delist,
+        inner.GrantTo,
+        inner.EvictMember,
+        inner.PauseLeases,
+        inner.ResetTo,
+        inner.MoveCursor,
+        inner.ExpireLeases,
+        inner.BuryDone,
+    )
+    FACTS: tuple[type, ...] = facts.DeliveryFact.__args__
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
+        self._ledgers: dict[str, Ledger] = {}
+        self._by_number: dict[int, Ledger] = {}
+        self._next_number = 1
+        self.traits = FrameTraits()
+        self._decide: dict[type, Callable[[Any, int], Decision]] = {
+            wire.Ack: self._settle,
+            wire.Nack: self._settle,
+            wire.Reject: self._settle,
+            wire.Extend: self._settle,
+            wire.Reopen: self._reopen,
+            wire.SettleOffsets: self._settle_offsets,
+            inner.LeaseRun: self._lease,
+            inner.Enlist: self._enlist,
+            inner.Delist: self._delist,
+            inner.GrantTo: self._grant,
+            inner.EvictMember: self._evict,
+            inner.PauseLeases: self._pause,
+            inner.ResetTo: self._reset,
+            inner.MoveCursor: self._move_cursor,
+            inner.ExpireLeases: self._expire,
+            inner.BuryDone: self._bury,
+        }
+        self._apply: dict[type, Callable[[Ledger, Any], None]] = {
+            facts.Granted: Ledger.grant,
+            facts.Leased: Ledger.lease,
+            facts.LeaseExtended: Ledger.extend,
+            facts.LeaseExpired: Ledger.expire,
+            facts.Acked: Ledger.ack,
+            facts.Nacked: Ledger.nack,
+            facts.GivenBack: Ledger.give_back,
+            facts.Dying: Ledger.die,
+            facts.Buried: Ledger.bury,
+            facts.Lapsed: Ledger.lapse,
+            facts.CursorMoved: Ledger.move_cursor,
+            facts.GroupReset: Ledger.reset,
+            facts.Reopened: Ledger.reopen,
+            facts.GroupPaused: Ledger.pause,
+            facts.OffsetsSettled: Ledger.settle_offsets,
+        }
 
-    def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to."""
-        raise NotImplementedError
-
-    def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
-        raise NotImplementedError
-
-    def appended(self, fact: Appended) -> None:
-        """More messages are there; the columns that they have are remembered for leasing."""
-
-    def trimmed(self, offset: int) -> None:
-        """Everything below an offset is gone: what was not settled there counts as collected."""
-
-    def next_due_us(self) -> int | None:
-        """The earliest lease deadline or back-off that is not over yet."""
-        return None
-
-    # What the shell asks (`broker.leasing`, `broker.burial`, `broker.group_figures`).
+    # ------------------------------------------------------------------------------------------- questions
 
     def names(self) -> list[str]:
-        """The groups."""
-        return []
+        """The groups, in the order in which they were enlisted."""
+        return list(self._ledgers)
 
-    def policy(self, group: str) -> GroupPolicy | None:
+    def policy(self, group: str) -> Any:
         """The options of a group; None when it is not here."""
-        return None
+        ledger = self._ledgers.get(group)
+        return None if ledger is None else ledger.policy
 
-    def generation(self, group: str) -> int | None:
-        """The generation that a group has reached here; None when it is not here (`broker.granting`)."""
-        return None
+    def grant(self, group: str) -> tuple[str, int] | None:
+        """The member that the partition belongs to and its generation; None when the group is not here."""
+        ledger = self._ledgers.get(group)
+        return None if ledger is None else (ledger.member, ledger.generation)
 
-    def in_flight(self, group: str, member: str) -> tuple[int, int]:
-        """How many messages a member holds, and all members of its group."""
-        return 0, 0
+    def is_paused(self, group: str) -> bool:
+        """Whether nothing is leased to the group for now."""
+        return self._ledgers[group].paused
 
     def committed(self, group: str) -> int | None:
         """The first unsettled offset; None when the group is not here."""
-        return None
+        ledger = self._ledgers.get(group)
+        return None if ledger is None else ledger.committed()
 
-    def dying(self, group: str, limit: int) -> Sequence[Any]:
-        """The first messages on their way to the dead letters (see `broker.letters.DyingRow`)."""
-        return []
+    def in_flight(self, group: str, member: str | None = None) -> int:
+        """How many messages a member, or all together, have now."""
+        ledger = self._ledgers.get(group)
+        if ledger is None:
+            return 0
+        return ledger.leased.total if member is None else ledger.in_flight.get(member, 0)
 
     def figures(self, group: str) -> dict[str, Any]:
-        """Figures of a group."""
-        return {}
+        """All numbers of a group, for whoever describes it."""
+        ledger = self._ledgers[group]
+        backlog = ledger.backlog
+        waiting, held, dying = backlog.back.total, backlog.fresh.total, backlog.dying.total
+        unseen = max(self._partition.end_offset - ledger.cursor, 0)
+        return {
+            "committed": ledger.committed(),
+            "lag": unseen + held + waiting + dying + ledger.leased.total,
+            "in_flight": ledger.leased.total,
+            "waiting": waiting,
+            "held": held,
+            "dying": dying,
+            "member": ledger.member,
+            "generation": ledger.generation,
+            "paused": ledger.paused,
+            **msgspec.structs.asdict(ledger.counters),
+        }
+
+    def dying(self, group: str, limit: int) -> list[Dead]:
+        """The lowest messages of a group that have to be brought to the dead letters."""
+        return self._ledgers[group].dead(limit)
+
+    def next_due_us(self) -> int | None:
+        """When the next lease is over or the next message becomes available, in any group."""
+        dues = [due for ledger in self._ledgers.values() if (due := ledger.next_due_us()) is not None]
+        return min(dues, default=None)
+
+    # ---------------------------------------------------------------------------------------------- decide
+
+    def decide(self, command: Any, now_us: int) -> Decision:
+        """What a command leads to."""
+        time_us = max(now_us, self._partition.append_time_us)
+        try:
+            return self._decide[type(command)](command, time_us)
+        except FrameMissing as missing:
+            return Decision(NOTHING, Done(), missing=missing.offset)
+
+    def _lease(self, command: inner.LeaseRun, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        if ledger is None:
+            return Decision(NOTHING, self._unknown(command.group))
+        return LeaseRules(ledger, command, self.traits, self._partition.at_hand, time_us).decide()
+
+    def _settle(self, command: wire.Ack | wire.Nack | wire.Reject | wire.Extend, time_us: int) -> Decision:
+        problem = problem_with(command)
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        ledger = self._ledgers.get(command.group)
+        if ledger is None:
+            return Decision(NOTHING, _all_lost(command, time_us))
+        settlement = self._settlement(ledger, time_us)
+        if isinstance(command, wire.Ack):
+            return settlement.ack(command)
+        if isinstance(command, wire.Nack):
+            return settlement.nack(command)
+        return settlement.reject(command) if isinstance(command, wire.Reject) else settlement.extend(command)
+
+    def _expire(self, command: inner.ExpireLeases, time_us: int) -> Decision:
+        found = [
+            fact for ledger in self._ledgers.values() for fact in self._settlement(ledger, time_us).expire()
+        ]
+        soft = all(isinstance(fact, facts.LeaseExpired | facts.GivenBack) for fact in found)
+        return Decision(tuple(found), Done(), soft=soft) if found else DONE
+
+    def _evict(self, command: inner.EvictMember, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        if ledger is None or command.member not in ledger.in_flight:
+            return DONE
+        leases = [lease for lease in ledger.receipts.live.values() if lease.member == command.member]
+        return Decision(self._settlement(ledger, time_us).give_back(leases), Done(), soft=True)
+
+    def _reopen(self, command: wire.Reopen, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        problem = problem_with(command) or (None if ledger else self._unknown(command.group))
+        if ledger is None or problem is not None:
+            return Decision(NOTHING, problem or self._unknown(command.group))
+        start = self._partition.start_offset
+        gone = flat([(first, min(end, start)) for first, end in pairs(command.spans) if first < start])
+        if gone:
+            text = f"{count(gone)} of the messages are gone: the partition begins at {start}"
+            return Decision(NOTHING, Refusal(NotFound.code, text, details={"spans": gone}))
+        spans = flat(
+            [
+                part
+                for first, end in pairs(command.spans)
+                for part in without(first, end, ledger.unsettled(first, end))
+            ]
+        )
+        if not spans:
+            return DONE
+        lookup = self._lookup(ledger)
+        keys = lookup.row(lookup.of_spans(spans), spans)
+        return Decision((facts.Reopened(ledger.number, spans, time_us, keys),), Done())
+
+    def _settle_offsets(self, command: wire.SettleOffsets, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        problem = problem_with(command) or (None if ledger else self._unknown(command.group))
+        if ledger is None or problem is not None:
+            return Decision(NOTHING, problem or self._unknown(command.group))
+        end_offset, dying = self._partition.end_offset, ledger.backlog.dying
+        spans = []
+        for first, end in pairs(command.spans):
+            for start, stop in ledger.unsettled(first, min(end, end_offset)) if first < end_offset else ():
+                holes = [(one, other) for one, other, _ in dying.within(start, stop)]
+                spans += without(start, stop, holes)
+        if not spans:
+            return DONE
+        return Decision((facts.OffsetsSettled(ledger.number, flat(spans), time_us),), Done())
+
+    def _bury(self, command: inner.BuryDone, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        if ledger is None:
+            return DONE
+        spans, places, at = [], [], 0
+        told = len(command.places) == 2 * count(command.spans)
+        for first, end in pairs(command.spans):
+            for start, stop, _ in ledger.backlog.dying.within(first, end):
+                spans.append((start, stop))
+                if told:
+                    places += command.places[2 * (at + start - first) : 2 * (at + stop - first)]
+            at += end - first
+        if not spans:
+            return DONE
+        fact = facts.Buried(ledger.number, flat(spans), time_us, command.topic, places)
+        return Decision((fact,), Done())
+
+    # -------------------------------------------------------------------------------------- administration
+
+    def _enlist(self, command: inner.Enlist, time_us: int) -> Decision:
+        partition = self._partition
+        ledger = self._ledgers.get(command.group)
+        if ledger is not None:
+            if ledger.policy == command.policy:
+                return DONE
+            fact = facts.Enlisted(ledger.number, command.group, command.policy, ledger.cursor, time_us)
+            return Decision((fact,), Done())
+        start = command.start
+        if start is None:
+            latest = command.policy.start == "latest"
+            start = partition.end_offset if latest else partition.start_offset
+        problem = self._outside("start", start)
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        start = max(start, partition.start_offset)
+        fact = facts.Enlisted(self._next_number, command.group, command.policy, start, time_us)
+        return Decision((fact,), Done())
+
+    def _delist(self, command: inner.Delist, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        return DONE if ledger is None else Decision((facts.Delisted(ledger.number, time_us),), Done())
+
+    def _grant(self, command: inner.GrantTo, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        if ledger is None:
+            return Decision(NOTHING, self._unknown(command.group))
+        if (command.member, command.generation) == (ledger.member, ledger.generation):
+            return DONE
+        if command.generation < ledger.generation or (command.generation == ledger.generation != 0):
+            text = f"generation {command.generation} of {command.group!r} is over: it is {ledger.generation}"
+            refusal = Refusal(Fenced.code, text, details={"generation": ledger.generation})
+            return Decision(NOTHING, refusal)
+        returned = self._settlement(ledger, time_us).give_back(ledger.receipts.live.values())
+        fact = facts.Granted(ledger.number, command.member, command.generation, time_us)
+        return Decision((*returned, fact), Done())
+
+    def _pause(self, command: inner.PauseLeases, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        if ledger is None:
+            return Decision(NOTHING, self._unknown(command.group))
+        if ledger.paused == command.paused:
+            return DONE
+        return Decision((facts.GroupPaused(ledger.number, command.paused, time_us),), Done())
+
+    def _reset(self, command: inner.ResetTo, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        problem = self._unknown(command.group) if ledger is None else self._outside("offset", command.offset)
+        if ledger is None or problem is not None:
+            return Decision(NOTHING, problem or self._unknown(command.group))
+        offset = max(command.offset, self._partition.start_offset)
+        fact = facts.GroupReset(ledger.number, offset, ledger.generation + 1, time_us)
+        return Decision((fact,), Done())
+
+    def _move_cursor(self, command: inner.MoveCursor, time_us: int) -> Decision:
+        ledger = self._ledgers.get(command.group)
+        if ledger is None:
+            return Decision(NOTHING, self._unknown(command.group))
+        problem = fenced(ledger, command.member, command.generation) or self._outside(
+            "offset", command.offset
+        )
+        if problem is None and ledger.policy.mode != "stream":
+            text = f"group {command.group!r} is no stream: its messages are settled one by one"
+            problem = Refusal(InvalidRequest.code, text)
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        if command.offset == ledger.cursor:
+            return DONE
+        fact = facts.CursorMoved(ledger.number, command.member, command.offset, time_us)
+        return Decision((fact,), Done())
+
+    def _lookup(self, ledger: Ledger) -> KeyLookup:
+        return KeyLookup(ledger, self.traits, self._partition.at_hand)
+
+    def _settlement(self, ledger: Ledger, time_us: int) -> Settlement:
+        return Settlement(ledger, self._lookup(ledger), time_us)
+
+    def _unknown(self, group: str) -> Refusal:
+        return Refusal(NotFound.code, f"there is no group {group[:250]!r} on this partition")
+
+    def _outside(self, field: str, offset: int) -> Refusal | None:
+        if 0 <= offset <= self._partition.end_offset:
+            return None
+        text = f"{field} {offset} is not in the partition, which ends at {self._partition.end_offset}"
+        return Refusal(InvalidRequest.code, text)
+
+    # ----------------------------------------------------------------------------------------------- apply
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen."""
+        if fact.time_us > self._partition.append_time_us:
+            self._partition.append_time_us = fact.time_us
+        kind = type(fact)
+        if kind is facts.Enlisted:
+            self._enlisted(fact)
+        elif kind is facts.Delisted:
+            ledger = self._by_number.pop(fact.group)
+            del self._ledgers[ledger.name]
+        else:
+            self._apply[kind](self._by_number[fact.group], fact)
+
+    def _enlisted(self, fact: facts.Enlisted) -> None:
+        ledger = self._by_number.get(fact.group)
+        if ledger is not None:
+            ledger.change_policy(fact.policy, fact.time_us)
+            return
+        ledger = Ledger(fact.group, fact.name, fact.policy, fact.start)
+        self._ledgers[fact.name] = self._by_number[fact.group] = ledger
+        self._next_number = max(self._next_number, fact.group + 1)
+
+    def appended(self, fact: facts.Appended) -> None:
+        """More messages are there; the columns that they have are remembered for leasing."""
+        self.traits.appended(fact.base_offset, fact.view)
+
+    def trimmed(self, offset: int) -> None:
+        """Everything below an offset is gone: what was not settled there counts as collected."""
+        self.traits.trimmed(offset)
+        for ledger in self._ledgers.values():
+            ledger.trimmed(offset)
+
+    # -------------------------------------------------------------------------------------------- snapshot
 
     def buffers(self) -> list[Buffer]:
         """The state for a snapshot."""
-        return []
+        columns: list[Buffer] = [msgspec.msgpack.encode(_Head(self._next_number)), *self.traits.buffers()]
+        for ledger in self._ledgers.values():
+            columns += ledger_image.image(ledger)
+        return columns
 
     def load(self, columns: Sequence[memoryview]) -> None:
-        """The state that a snapshot holds."""
+        """The state that a snapshot holds; it may be from before there were groups."""
+        if not columns:
+            return
+        self._next_number = msgspec.msgpack.decode(columns[0], type=_Head).next_number
+        self.traits.load(columns[1], columns[2], self._partition.end_offset)
+        for at in range(3, len(columns), ledger_image.COLUMNS):
+            part = columns[at : at + ledger_image.COLUMNS]
+            ledger = ledger_image.ledger_of(part, self._partition.append_time_us)
+            self._ledgers[ledger.name] = self._by_number[ledger.number] = ledger
 
     def verify(self) -> None:
         """Assert the invariants."""
+        self.traits.verify()
+        assert {ledger.number: ledger for ledger in self._ledgers.values()} == self._by_number
+        for ledger in self._ledgers.values():
+            assert ledger.number < self._next_number
+            assert ledger.cursor <= self._partition.end_offset, "a cursor is above the end"
+            ledger_image.verify(ledger)
+
+
+def _all_lost(
+    command: wire.Ack | wire.Nack | wire.Reject | wire.Extend, time_us: int
+) -> wire.Settled | wire.Extended:
+    """The group is gone, and all receipts with it."""
+    if isinstance(command, wire.Ack):
+        return wire.Settled(list(command.leases))
+    if isinstance(command, wire.Extend):
+        return wire.Extended(time_us + command.lease_ms * 1000, list(command.leases))
+    return wire.Settled([(command.lease, command.spans)])

@@ -1,0 +1,185 @@
+"""What a request for messages leads to: who may have how many, and which."""
+
+from __future__ import annotations
+
+from tailrace.core.backlog import BACK
+from tailrace.core.commands import Done
+from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.facts import Dying, Fact, Lapsed, Leased
+from tailrace.core.inner_commands import LeaseRun, RunLeased
+from tailrace.core.key_lookup import key_at
+from tailrace.core.ledger import Ledger
+from tailrace.core.model import AtHand, Refusal
+from tailrace.core.plain_selection import PlainSelection
+from tailrace.core.pool import Pool, Want
+from tailrace.core.spans import flat
+from tailrace.core.traits import FrameTraits
+from tailrace.errors import Fenced, InvalidRequest
+
+LEASE_MS_MAX = 12 * 3_600_000
+EXPIRED = "expired"
+
+NOTHING_NOW = Decision(NOTHING, Done())
+
+Runs = list[tuple[int, int, int, int]]
+"""First, end, deliveries and failures so far, in the order of delivery."""
+
+
+def fenced(ledger: Ledger, member: str, generation: int) -> Refusal | None:
+    """Why a member may not act for the group now."""
+    if generation == ledger.generation and (ledger.member == member or ledger.policy.assignment == "shared"):
+        return None
+    text = f"generation {generation} of {member!r} is over: it is {ledger.generation}"
+    if generation == ledger.generation:
+        text = f"generation {generation} does not belong to {member!r}"
+    return Refusal(Fenced.code, text, details={"generation": ledger.generation})
+
+
+class LeaseRules:
+    """One request of one member."""
+
+    __slots__ = ("_at_hand", "_command", "_ledger", "_time_us", "_traits")
+
+    def __init__(
+        self, ledger: Ledger, command: LeaseRun, traits: FrameTraits, at_hand: AtHand, time_us: int
+    ) -> None:
+        self._ledger = ledger
+        self._command = command
+        self._traits = traits
+        self._at_hand = at_hand
+        self._time_us = time_us
+
+    def decide(self) -> Decision:
+        """Lease what the member may have now, from what is at hand."""
+        ledger, command, traits = self._ledger, self._command, self._traits
+        problem = fenced(ledger, command.member, command.generation) or self._unfit()
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        room = self._room()
+        if room <= 0:
+            return NOTHING_NOW
+        backlog = ledger.backlog
+        if self._is_careful():
+            return self._careful(room)
+        cursor = backlog.cursor
+        if (
+            backlog.back
+            or backlog.dying
+            or backlog.fresh
+            or backlog.scanned > cursor
+            or traits.ending(cursor)
+        ):
+            chosen = PlainSelection(ledger, traits, self._at_hand, self._time_us)
+            chosen.select(room, command.bytes_max, command.end_offset)
+            return self._decision(chosen.runs, [], chosen.lapsed, chosen.missing)
+        if cursor >= command.end_offset:
+            return NOTHING_NOW
+        end = min(self._at_hand.reach(cursor, command.bytes_max), cursor + room, command.end_offset)
+        if end <= cursor:
+            return Decision(NOTHING, Done(), missing=cursor)
+        return self._decision([(cursor, end, 0, 0)], [], [], None)
+
+    # ------------------------------------------------------------------------------------------- who may what
+
+    def _unfit(self) -> Refusal | None:
+        command = self._command
+        problem = None
+        if command.count_max < 1:
+            problem = f"count_max is at least 1, not {command.count_max}"
+        elif command.bytes_max < 1:
+            problem = f"bytes_max is at least 1, not {command.bytes_max}"
+        elif command.lease_ms is not None and not 1 <= command.lease_ms <= LEASE_MS_MAX:
+            problem = f"lease_ms is from 1 to {LEASE_MS_MAX}, not {command.lease_ms}"
+        elif self._ledger.policy.mode == "stream":
+            problem = f"group {self._ledger.name!r} is a stream: it commits offsets and leases nothing"
+        return None if problem is None else Refusal(InvalidRequest.code, problem)
+
+    def _room(self) -> int:
+        """How many messages the member may have now."""
+        ledger, policy, member = self._ledger, self._ledger.policy, self._command.member
+        if ledger.paused:
+            return 0
+        flying = ledger.in_flight
+        if policy.ordering == "partition" and flying and member not in flying:
+            return 0
+        return min(
+            self._command.count_max,
+            policy.in_flight_max - flying.get(member, 0),
+            policy.group_in_flight_max - ledger.leased.total,
+        )
+
+    def _is_careful(self) -> bool:
+        """Whether lanes or keys in flight matter: then it has to be chosen message by message."""
+        ledger, traits = self._ledger, self._traits
+        if ledger.policy.ordering == "partition":
+            return False
+        shared_keys = ledger.keyed and ledger.policy.assignment == "shared"
+        if not (traits.laned(0) or (shared_keys and traits.keyed(0))):
+            return False
+        committed = ledger.committed()
+        return traits.laned(committed) or (shared_keys and traits.keyed(committed))
+
+    # --------------------------------------------------------------------------------------------- outcomes
+
+    def _careful(self, room: int) -> Decision:
+        ledger, command = self._ledger, self._command
+        if ledger.pool is None:
+            ledger.pool = Pool(ledger.policy)
+        ledger.backlog.advance(self._time_us)
+        keyed = ledger.keyed and self._traits.keyed(ledger.committed())
+        want = Want(command.member, room, command.bytes_max, command.end_offset, self._time_us, keyed)
+        chosen = ledger.pool.select(want, ledger, self._traits, self._at_hand)
+        lapsed = [(offset, 0) for offset in chosen.lapsed]
+        if chosen.lapsed and keyed and ledger.policy.expired_to_dlq:
+            keys = [key_at(self._at_hand, offset) for offset in chosen.lapsed]
+            lapsed = list(zip(chosen.lapsed, keys, strict=True))
+        return self._decision(self._runs(chosen.offsets), chosen.keys, lapsed, chosen.missing)
+
+    def _runs(self, offsets: list[int]) -> Runs:
+        """Offsets in the order of delivery as runs with their counters so far."""
+        back, runs = self._ledger.backlog.back, Runs()
+        first = end = deliveries = failures = -1
+        for offset in offsets:
+            run = back.at(offset) if back else None
+            counters = (0, 0) if run is None else BACK.unpack(run[2])[:2]
+            if offset == end and counters == (deliveries, failures):
+                end += 1
+                continue
+            if end >= 0:
+                runs.append((first, end, deliveries, failures))
+            first, end, (deliveries, failures) = offset, offset + 1, counters
+        if end >= 0:
+            runs.append((first, end, deliveries, failures))
+        return runs
+
+    def _decision(
+        self, runs: Runs, keys: list[int], lapsed: list[tuple[int, int]], missing: int | None
+    ) -> Decision:
+        """The facts of a selection; `keys` go with the messages in the order of delivery."""
+        if not runs and not lapsed:
+            return NOTHING_NOW if missing is None else Decision(NOTHING, Done(), missing=missing)
+        ledger, command, time_us = self._ledger, self._command, self._time_us
+        facts: tuple[Fact, ...] = ()
+        reply: RunLeased | Done = Done()
+        if runs:
+            lease_ms = ledger.policy.lease_ms if command.lease_ms is None else command.lease_ms
+            deadline_us = time_us + lease_ms * 1000
+            if any(keys):
+                offsets = (offset for first, end, _, _ in runs for offset in range(first, end))
+                keys = [key for _, key in sorted(zip(offsets, keys, strict=True))]
+            else:
+                keys = []
+            spans = flat(sorted([(first, end) for first, end, _, _ in runs]))
+            facts = (Leased(ledger.number, command.lease, command.member, spans, deadline_us, time_us, keys),)
+            told = [(first, end - first, tries + 1, failures) for first, end, tries, failures in runs]
+            reply = RunLeased(command.lease, deadline_us, told)
+        if not lapsed:
+            return Decision(facts, reply, soft=True)
+        lapsed.sort()
+        spans = flat([(offset, offset + 1) for offset, _ in lapsed])
+        if ledger.policy.expired_to_dlq:
+            dead = [key for _, key in lapsed]
+            fact: Fact = Dying(ledger.number, spans, EXPIRED, time_us, "", dead if any(dead) else [])
+        else:
+            fact = Lapsed(ledger.number, spans, time_us)
+        return Decision((*facts, fact), reply)

@@ -1,0 +1,438 @@
+"""One group on one partition: what has become of every message, and how each fact changes it.
+
+Settled messages take no room: settled is what lies below the cursor and is in none of the sets. Everything is
+runs of offsets, so a plain batch of 5,000 costs what a single message does. Facts are trusted: whether
+something may happen was decided before. Nothing here looks at a clock or into a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+
+import mmh3
+import msgspec
+
+from tailrace.core import facts
+from tailrace.core.backlog import BACK, DYING, Backlog
+from tailrace.core.policy import GroupPolicy
+from tailrace.core.pool import Pool
+from tailrace.core.receipts import KeyRuns, Lease, Receipts
+from tailrace.core.spans import Runs, count, flat, pairs
+from tailrace.core.texts import Texts
+
+LEASED = Struct("<QIIQ")
+"""Lease, deliveries, failures, time of the first delivery."""
+
+Piece = tuple[int, int, int, int, int, int, str, int]
+"""Messages that leave where they were: first, end, deliveries, failures, first and last delivery, last
+member, key (0: none, or not known)."""
+
+MAX_ATTEMPTS = "max_attempts"
+
+
+class Dead(msgspec.Struct, frozen=True):
+    """One message on its way to the dead letters."""
+
+    offset: int
+    reason: str
+    error: str
+    deliveries: int
+    failures: int
+    first_us: int
+    last_us: int
+    member: str
+
+
+class Counters(msgspec.Struct, array_like=True):
+    """What has happened in a group since it was enlisted, in messages."""
+
+    deliveries: int = 0
+    failures: int = 0
+    acked: int = 0
+    dead_lettered: int = 0
+    lapsed: int = 0
+    collected: int = 0
+    purged: int = 0
+
+
+class Ledger:
+    """State of one group; the methods named after facts are its only mutators."""
+
+    def __init__(self, number: int, name: str, policy: GroupPolicy, start: int) -> None:
+        self.number = number
+        self.name = name
+        self.policy = policy
+        self.member = ""
+        self.generation = 0
+        self.paused = False
+        self.counters = Counters()
+        self.backlog = Backlog()
+        self.backlog.clear(start)
+        self.leased = Runs()
+        self.receipts = Receipts()
+        self.in_flight: dict[str, int] = {}
+        self.texts = Texts()
+        self.pool: Pool | None = None
+        """Made when it is first needed, and told everything from then on."""
+        self.keys_of_lease: dict[int, dict[int, int]] = {}
+        """Found in frames after a failure, by lease: the keys of its messages; not state."""
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    @property
+    def cursor(self) -> int:
+        """Nothing at or above it was ever leased or settled."""
+        return self.backlog.cursor
+
+    @property
+    def keyed(self) -> bool:
+        """Whether messages of one key keep their order."""
+        return self.policy.ordering == "key"
+
+    def committed(self) -> int:
+        """The first unsettled offset."""
+        backlog = self.backlog
+        lowest = backlog.cursor
+        for runs in (backlog.fresh, self.leased, backlog.back, backlog.dying):
+            if runs:
+                first = runs.first
+                if first is not None and first < lowest:
+                    lowest = first
+        return lowest
+
+    def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Spans in [first, end) that are not settled, whatever else they are."""
+        backlog = self.backlog
+        found = [
+            (start, stop)
+            for runs in (backlog.fresh, self.leased, backlog.back, backlog.dying)
+            for start, stop, _ in runs.within(first, end)
+        ]
+        if end > backlog.cursor:
+            found.append((max(first, backlog.cursor), end))
+        return sorted(found)
+
+    def pieces_of(self, lease: Lease, first: int, end: int) -> list[tuple[int, int, int, int]]:
+        """What a lease still holds in [first, end): (first, end, deliveries, failures)."""
+        found = []
+        for start, stop, value in self.leased.within(first, end):
+            number, deliveries, failures, _ = LEASED.unpack(value)
+            if number == lease.id:
+                found.append((start, stop, deliveries, failures))
+        return found
+
+    def left_of(self, lease: Lease) -> list[tuple[int, int, int, int]]:
+        """All that a lease still holds."""
+        return [piece for first, end in pairs(lease.spans) for piece in self.pieces_of(lease, first, end)]
+
+    def dead(self, limit: int) -> list[Dead]:
+        """The lowest of the messages that are to be buried."""
+        found: list[Dead] = []
+        texts = self.texts
+        for first, end, value in self.backlog.dying:
+            deliveries, failures, first_us, last_us, member, _, reason, error = DYING.unpack(value)
+            for offset in range(first, min(end, first + limit - len(found))):
+                found.append(
+                    Dead(
+                        offset,
+                        texts[reason],
+                        texts[error],
+                        deliveries,
+                        failures,
+                        first_us,
+                        last_us,
+                        texts[member],
+                    )
+                )
+            if len(found) >= limit:
+                break
+        return found
+
+    def next_due_us(self) -> int | None:
+        """When a lease is over or a message becomes available."""
+        deadline_us, due_us = self.receipts.next_deadline_us(), self.backlog.next_due_us()
+        if deadline_us is None or due_us is None:
+            return deadline_us if due_us is None else due_us
+        return min(deadline_us, due_us)
+
+    # ---------------------------------------------------------------------- the view of the pool (LedgerView)
+
+    def fresh_spans(self, first: int, end: int) -> Iterable[tuple[int, int]]:
+        """Spans below the cursor that were never delivered, clipped to [first, end), ascending."""
+        return self.backlog.fresh.spans(first, end)
+
+    def back_rows(self) -> Iterable[tuple[int, int, int, Sequence[int]]]:
+        """(first, end, due_us, keys) of runs that were delivered before and are not leased."""
+        for first, end, value in self.backlog.back:
+            due_us, key = BACK.unpack(value)[5:]
+            yield first, end, due_us, [key] * (end - first) if self.keyed else ()
+
+    def leased_rows(self) -> Iterable[tuple[str, int, int, Sequence[int]]]:
+        """(member, first, end, keys) of runs in flight."""
+        for lease in self.receipts.live.values():
+            places, at = {}, 0
+            for first, end in pairs(lease.spans):
+                places[first] = at
+                at += end - first
+                for start, stop, _, _ in self.pieces_of(lease, first, end):
+                    place = places[first] + start - first
+                    yield lease.member, start, stop, lease.keys[place : place + stop - start]
+
+    def dying_rows(self) -> Iterable[tuple[int, int, Sequence[int]]]:
+        """(first, end, keys) of runs on their way to the dead letters."""
+        for first, end, value in self.backlog.dying:
+            key = DYING.unpack(value)[5]
+            yield first, end, [key] * (end - first) if self.keyed else ()
+
+    # --------------------------------------------------------------------------------------------- leases
+
+    def lease(self, fact: facts.Leased) -> None:
+        """Messages went to a member."""
+        spans, time_us = fact.spans, fact.time_us
+        many = count(spans)
+        self.receipts.open(Lease(fact.lease, fact.member, fact.deadline_us, time_us, spans, many, fact.keys))
+        self.in_flight[fact.member] = self.in_flight.get(fact.member, 0) + many
+        self.counters.deliveries += many
+        first_time = LEASED.pack(fact.lease, 1, 0, time_us)
+        taken = 0
+        for first, end in pairs(spans):
+            if self.backlog.back and first < self.backlog.cursor:
+                for start, stop, deliveries, failures, first_us, *_ in self._from_back(first, end):
+                    value = LEASED.pack(fact.lease, deliveries + 1, failures, first_us or time_us)
+                    self.leased.put(start, stop, value)
+                    taken += stop - start
+            for start, stop in self.backlog.take_new(first, end):
+                self.leased.put(start, stop, first_time)
+                taken += stop - start
+        assert taken == many, f"{many} leased, {taken} of them were free"
+        if self.pool is not None:
+            self.pool.leased(fact.member, spans, fact.keys)
+
+    def extend(self, fact: facts.LeaseExtended) -> None:
+        """Leases have a new deadline."""
+        for number in fact.leases:
+            self.receipts.extend(self.receipts.live[number], fact.deadline_us)
+
+    def expire(self, fact: facts.LeaseExpired) -> None:
+        """What was left of a lease failed; nothing may be left when the rest died."""
+        lease = self.receipts.live.get(fact.lease)
+        if lease is None:
+            return
+        spans = flat((first, end) for first, end, _, _ in self.left_of(lease))
+        self._fail(spans, fact.keys, 0, fact.time_us)
+
+    def ack(self, fact: facts.Acked) -> None:
+        """Messages are settled through their leases."""
+        for number, spans in fact.leases:
+            lease = self.receipts.live.get(number)
+            if lease is None:  # the same twice in one request
+                continue
+            before = self.leased.total
+            for first, end in pairs(spans):
+                self.leased.cut(first, end)
+            many = before - self.leased.total
+            self.counters.acked += many
+            self._leave(lease, many, fact.time_us)
+            if self.pool is not None:
+                self.pool.acked(spans)
+
+    def nack(self, fact: facts.Nacked) -> None:
+        """Messages failed and wait."""
+        self._fail(fact.spans, fact.keys, fact.delay_us, fact.time_us)
+
+    def give_back(self, fact: facts.GivenBack) -> None:
+        """Messages left their leases without a failure."""
+        self._return(self._unlease(fact.spans, fact.keys, fact.time_us), 0, 0, fact.time_us)
+
+    # ------------------------------------------------------------------------------------ ways to be settled
+
+    def die(self, fact: facts.Dying) -> None:
+        """Messages are to be buried, wherever they were."""
+        failed = fact.reason == MAX_ATTEMPTS
+        if failed:
+            self.counters.failures += count(fact.spans)
+        for piece in self._take(fact.spans, fact.keys, fact.time_us):
+            first, end, deliveries, failures, first_us, last_us, member, key = piece
+            many, texts = end - first, self.texts
+            numbers = (
+                texts.use(member, many),
+                key,
+                texts.use(fact.reason, many),
+                texts.use(fact.error, many),
+            )
+            value = DYING.pack(deliveries, failures + failed, first_us, last_us, *numbers)
+            self.backlog.put_dying(first, end, value)
+        if self.pool is not None:
+            self.pool.dying(fact.spans)
+
+    def bury(self, fact: facts.Buried) -> None:
+        """The dead letters have them."""
+        self.counters.dead_lettered += self._drop_dying(fact.spans)
+        if self.pool is not None:
+            self.pool.settled(fact.spans)
+
+    def lapse(self, fact: facts.Lapsed) -> None:
+        """They outlived their time."""
+        self.counters.lapsed += self._settle(fact.spans, fact.time_us)
+
+    def settle_offsets(self, fact: facts.OffsetsSettled) -> None:
+        """An operator settled them, whoever held them."""
+        self.counters.purged += self._settle(fact.spans, fact.time_us)
+
+    def trimmed(self, offset: int) -> None:
+        """Everything below is gone from the log."""
+        first = self.committed()
+        if first >= offset:
+            return
+        spans = flat(self.unsettled(first, offset))
+        dying = self._drop_dying(spans)
+        self.counters.collected += dying + self._settle(spans, 0)
+
+    # ---------------------------------------------------------------------------------------- administration
+
+    def grant(self, fact: facts.Granted) -> None:
+        """The partition has another owner; what the one before had comes back."""
+        spans = flat((first, end) for first, end, _ in self.leased)
+        self._return(self._unlease(spans, [], fact.time_us), 0, 0, fact.time_us)
+        self.member, self.generation = fact.member, fact.generation
+
+    def pause(self, fact: facts.GroupPaused) -> None:
+        """No leases for now, or leases again."""
+        self.paused = fact.paused
+
+    def reset(self, fact: facts.GroupReset) -> None:
+        """Start again from an offset."""
+        self.backlog.clear(fact.offset)
+        self.leased.clear()
+        self.receipts.clear()
+        self.texts.clear()
+        self.in_flight.clear()
+        self.keys_of_lease.clear()
+        self.generation = fact.generation
+        if self.pool is not None:
+            self.pool.forget()
+
+    def reopen(self, fact: facts.Reopened) -> None:
+        """Settled messages wait again, with fresh counters; receipts for them are stale from now on."""
+        keys = KeyRuns(fact.keys)
+        for first, end in pairs(fact.spans):
+            for start, stop, key in keys.runs(first, end):
+                value = BACK.pack(0, 0, 0, 0, 0, fact.time_us, key)
+                self.backlog.put_back(start, stop, value, fact.time_us)
+        for lease in self.receipts.live.values():
+            for first, end in pairs(lease.spans):
+                for start, stop in pairs(fact.spans):
+                    if start < end and stop > first:
+                        lease.taken += (max(first, start), min(end, stop))
+        if self.pool is not None:
+            self.pool.returned([(first, end, fact.time_us) for first, end in pairs(fact.spans)])
+
+    def move_cursor(self, fact: facts.CursorMoved) -> None:
+        """A stream goes on from here."""
+        self.backlog.clear(fact.offset)
+
+    def change_policy(self, policy: GroupPolicy, time_us: int) -> None:
+        """The group has other options; what was decided before stays."""
+        self.policy = policy
+        self.backlog.rebuild(time_us)
+        self.pool = None
+
+    # --------------------------------------------------------------------------------------------- internals
+
+    def _leave(self, lease: Lease, many: int, time_us: int) -> None:
+        """So many messages left a lease."""
+        lease.left -= many
+        left = self.in_flight[lease.member] - many
+        if left:
+            self.in_flight[lease.member] = left
+        else:
+            del self.in_flight[lease.member]
+        if not lease.left:
+            self.receipts.end(lease, time_us)
+            if self.keys_of_lease:
+                self.keys_of_lease.pop(lease.id, None)
+
+    def _unlease(self, spans: Sequence[int], keys: Sequence[int], time_us: int) -> list[Piece]:
+        """Take messages away from whatever leases hold them. `keys` has one for each message in the spans."""
+        found: list[Piece] = []
+        known = KeyRuns(keys)
+        for first, end in pairs(spans):
+            pieces = self.leased.cut(first, end)
+            at = first
+            for start, stop, value in pieces:
+                number, deliveries, failures, first_us = LEASED.unpack(value)
+                lease = self.receipts.live[number]
+                lease.taken += (start, stop)
+                known.skip(start - at)
+                for a, b, key in known.runs(start, stop):
+                    found.append((a, b, deliveries, failures, first_us, lease.time_us, lease.member, key))
+                at = stop
+                self._leave(lease, stop - start, time_us)
+            known.skip(end - at)
+        return found
+
+    def _from_back(self, first: int, end: int) -> list[Piece]:
+        """Take messages away from those that wait."""
+        found: list[Piece] = []
+        for start, stop, value in self.backlog.take_back(first, end):
+            deliveries, failures, first_us, last_us, member, _, key = BACK.unpack(value)
+            found.append((start, stop, deliveries, failures, first_us, last_us, self.texts[member], key))
+            self.texts.drop(member, stop - start)
+        return found
+
+    def _take(self, spans: Sequence[int], keys: Sequence[int], time_us: int) -> list[Piece]:
+        """Take messages away from wherever they are, but for the dying ones."""
+        found = self._unlease(spans, keys, time_us) if self.leased else []
+        known = KeyRuns(keys)
+        for first, end in pairs(spans):
+            if self.backlog.back:
+                found += self._from_back(first, end)
+            at = first
+            for start, stop in self.backlog.take_new(first, end):
+                known.skip(start - at)
+                found += [(a, b, 0, 0, 0, 0, "", key) for a, b, key in known.runs(start, stop)]
+                at = stop
+            known.skip(end - at)
+        return found
+
+    def _settle(self, spans: Sequence[int], time_us: int) -> int:
+        pieces = self._take(spans, [], time_us)
+        if self.pool is not None:
+            self.pool.settled(spans)
+        return sum(piece[1] - piece[0] for piece in pieces)
+
+    def _drop_dying(self, spans: Sequence[int]) -> int:
+        many = 0
+        for first, end in pairs(spans):
+            for start, stop, value in self.backlog.take_dying(first, end):
+                _, _, _, _, member, _, reason, error = DYING.unpack(value)
+                for number in (member, reason, error):
+                    self.texts.drop(number, stop - start)
+                many += stop - start
+        return many
+
+    def _fail(self, spans: Sequence[int], keys: Sequence[int], delay_us: int, time_us: int) -> None:
+        pieces = self._unlease(spans, keys, time_us)
+        self.counters.failures += sum(piece[1] - piece[0] for piece in pieces)
+        self._return(pieces, 1, delay_us, time_us)
+
+    def _return(self, pieces: Iterable[Piece], failed: int, delay_us: int, time_us: int) -> None:
+        """Messages wait for another delivery: so long, or (-1) as the policy's back-off says."""
+        returned = []
+        for first, end, deliveries, failures, first_us, last_us, member, key in pieces:
+            failures += failed
+            due_us = time_us + (self._back_off_us(first, failures) if delay_us < 0 else delay_us)
+            number = self.texts.use(member, end - first)
+            value = BACK.pack(deliveries, failures, first_us, last_us, number, due_us, key)
+            self.backlog.put_back(first, end, value, time_us)
+            returned.append((first, end, due_us))
+        if self.pool is not None and returned:
+            self.pool.returned(returned)
+
+    def _back_off_us(self, offset: int, failures: int) -> int:
+        """Doubled with each failure, between half and the whole of it as the dice of this failure fall."""
+        policy = self.policy
+        longest_us = 1000 * min(policy.backoff_ms << min(failures - 1, 40), policy.backoff_max_ms)
+        dice: int = mmh3.hash(f"{self.name}/{offset}/{failures}", 0, signed=False)
+        return longest_us - (longest_us // 2) * dice // 0xFFFFFFFF

@@ -1,0 +1,150 @@
+"""Leases of one group on one partition: those that live, and those that ended well and are remembered.
+
+A receipt is (lease, offset). Of a lease that lives its spans are known, and what was taken away from it; of
+one that is settled to the end only the id is kept, until its deadline, so that settling twice is harmless.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+
+import msgspec
+
+REMEMBERED_MAX = 65_536
+
+
+class Lease(msgspec.Struct, array_like=True):
+    """One lease. `spans` are as they were leased, `keys` the hash of each message where the fact told them,
+    `taken` (flat, in no order) what left it without being settled through it, `left` how many it has."""
+
+    id: int
+    member: str
+    deadline_us: int
+    time_us: int
+    spans: list[int]
+    left: int
+    keys: list[int] = []
+    taken: list[int] = []
+
+
+class Receipts:
+    """The leases by id, those that ended well, and when the next one is over."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: every receipt is stale from now on."""
+        self.live: dict[int, Lease] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self._ended = array("Q")
+        self._ended_us = array("Q")
+        self._gone = 0
+        self._until: dict[int, int] = {}
+        self._taken: dict[int, list[int]] = {}
+
+    def open(self, lease: Lease) -> None:
+        """A new lease."""
+        self.live[lease.id] = lease
+        heappush(self._deadlines, (lease.deadline_us, lease.id))
+
+    def extend(self, lease: Lease, deadline_us: int) -> None:
+        """Another deadline."""
+        lease.deadline_us = deadline_us
+        heappush(self._deadlines, (deadline_us, lease.id))
+
+    def end(self, lease: Lease, time_us: int) -> None:
+        """Nothing is left of a lease: it is remembered until its deadline, the oldest forgotten first."""
+        del self.live[lease.id]
+        self._until[lease.id] = lease.deadline_us
+        self._ended.append(lease.id)
+        self._ended_us.append(lease.deadline_us)
+        if lease.taken:
+            self._taken[lease.id] = lease.taken
+        while self._ended_us[self._gone] <= time_us or len(self._until) > REMEMBERED_MAX:
+            forgotten = self._ended[self._gone]
+            del self._until[forgotten]
+            self._taken.pop(forgotten, None)
+            self._gone += 1
+            if self._gone == len(self._ended):
+                break
+        if self._gone > 1024 and self._gone * 2 > len(self._ended):
+            del self._ended[: self._gone], self._ended_us[: self._gone]
+            self._gone = 0
+
+    def drop(self, lease: Lease) -> None:
+        """A lease expired: its receipts are stale."""
+        del self.live[lease.id]
+
+    def ended_well(self, lease: int, time_us: int) -> bool:
+        """Whether a lease was settled to the end and its deadline is still to come."""
+        return self._until.get(lease, 0) > time_us
+
+    def taken_from(self, lease: int) -> list[int]:
+        """What a remembered lease lost before it ended."""
+        return self._taken.get(lease, [])
+
+    def next_deadline_us(self) -> int | None:
+        """When the next lease is over."""
+        deadlines, live = self._deadlines, self.live
+        while deadlines:
+            deadline_us, number = deadlines[0]
+            lease = live.get(number)
+            if lease is not None and lease.deadline_us == deadline_us:
+                return deadline_us
+            heappop(deadlines)
+        return None
+
+    # -------------------------------------------------------------------------------------------- snapshot
+
+    def columns(self) -> tuple[bytes, bytes, bytes]:
+        """The live leases, the ended ones and their deadlines."""
+        small = msgspec.msgpack.encode((list(self.live.values()), self._taken))
+        return small, self._ended[self._gone :].tobytes(), self._ended_us[self._gone :].tobytes()
+
+    def fill(self, small: memoryview, ended: memoryview, ended_us: memoryview) -> None:
+        """What `columns` gave."""
+        leases, self._taken = msgspec.msgpack.decode(small, type=tuple[list[Lease], dict[int, list[int]]])
+        self._ended.frombytes(ended)
+        self._ended_us.frombytes(ended_us)
+        self._until = dict(zip(self._ended, self._ended_us, strict=True))
+        self.live = {lease.id: lease for lease in leases}
+        self._deadlines = [(lease.deadline_us, lease.id) for lease in leases]
+        heapify(self._deadlines)
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        assert not self.live.keys() & self._until.keys(), "a lease lives and has ended"
+        assert len(self._until) == len(self._ended) - self._gone
+        assert self._taken.keys() <= self._until.keys()
+        for lease in self.live.values():
+            assert lease.left > 0, f"lease {lease.id} is empty"
+
+
+class KeyRuns:
+    """The keys of a fact, one for each of its messages, read along with its spans; all 0 when it has none."""
+
+    __slots__ = ("_at", "_keys")
+
+    def __init__(self, keys: Sequence[int]) -> None:
+        self._keys, self._at = keys, 0
+
+    def skip(self, many: int) -> None:
+        """Pass over messages."""
+        self._at += many
+
+    def runs(self, first: int, end: int) -> list[tuple[int, int, int]]:
+        """The next messages, [first, end), as (first, end, key) of neighbours with one key."""
+        if not self._keys:
+            return [(first, end, 0)]
+        found = []
+        for key, group in groupby(self._keys[self._at : self._at + end - first]):
+            after = first + sum(1 for _ in group)
+            found.append((first, after, key))
+            first = after
+        assert first == end, f"the fact has too few keys: {len(self._keys)}"
+        self._at += found[-1][1] - found[0][0]
+        return found

@@ -1,0 +1,246 @@
+"""What becomes of leased messages: ack, nack, reject, extend, expiry, and members that are gone.
+
+A receipt is good for what its lease still holds, until the deadline, whether or not anybody has looked at the
+clock since. What was settled through it before is no harm; everything else is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.delivery_commands import Ack, Extend, Extended, Nack, Reject, Settled
+from tailrace.core.facts import (
+    Acked,
+    Dying,
+    Fact,
+    GivenBack,
+    LeaseExpired,
+    LeaseExtended,
+    Nacked,
+)
+from tailrace.core.key_lookup import KeyLookup
+from tailrace.core.ledger import LEASED, MAX_ATTEMPTS, Ledger
+from tailrace.core.receipts import Lease
+from tailrace.core.spans import SpanSet, count, flat, pairs, without
+
+ERROR_CHARACTERS_MAX = 1_000
+EXPIRY = "the lease expired"
+
+Lost = list[tuple[int, list[int]]]
+Left = list[tuple[int, int, int, int]]
+"""First, end, deliveries, failures."""
+
+
+class Settlement:
+    """Decisions about the leases of one group at one time."""
+
+    def __init__(self, ledger: Ledger, lookup: KeyLookup, time_us: int) -> None:
+        self._ledger = ledger
+        self._lookup = lookup
+        self._time_us = time_us
+
+    # ----------------------------------------------------------------------------------------- with receipts
+
+    def ack(self, command: Ack) -> Decision:
+        """Settle."""
+        good: list[tuple[int, list[int]]] = []
+        lost: Lost = []
+        ledger = self._ledger
+        for number, spans in command.leases:
+            lease = ledger.receipts.live.get(number)
+            if lease is not None and lease.deadline_us > self._time_us and len(spans) == 2:
+                run = ledger.leased.at(spans[0])
+                if run is not None and run[1] >= spans[1] and LEASED.unpack(run[2])[0] == number:
+                    good.append((number, spans))
+                    continue
+            pieces, stale = self._sort_out(number, spans)
+            if pieces:
+                good.append((number, flat([(first, end) for first, end, _, _ in pieces])))
+            if stale:
+                lost.append((number, stale))
+        facts = (Acked(ledger.number, good, self._time_us),) if good else NOTHING
+        return Decision(facts, Settled(lost))
+
+    def nack(self, command: Nack) -> Decision:
+        """Give back, as a failure or not."""
+        pieces, stale = self._sort_out(command.lease, command.spans)
+        reply = Settled([(command.lease, stale)] if stale else [])
+        if not pieces:
+            return Decision(NOTHING, reply)
+        known = self._lookup.of_lease(self._ledger.receipts.live[command.lease])
+        gone = SpanSet()
+        for first, end, _, _ in pieces:
+            gone.add(first, end)
+        later = self._later(flat(gone.spans()), known, gone)
+        if not command.failure:
+            spans = flat(gone.spans())
+            fact = self._given_back(sorted([*pairs(spans), *pairs(later)]))
+            return Decision((fact,), reply, soft=True)
+        facts: list[Fact] = []
+        alive = self._bury(pieces, known, command.error, facts)
+        if alive:
+            delay_us = -1 if command.delay_ms is None else command.delay_ms * 1000
+            keys, error = self._lookup.row(known, alive), command.error[:ERROR_CHARACTERS_MAX]
+            facts.append(
+                Nacked(self._ledger.number, command.lease, alive, delay_us, self._time_us, keys, error)
+            )
+        if later:
+            facts.append(self._given_back(pairs(later)))
+        return Decision(tuple(facts), reply)
+
+    def reject(self, command: Reject) -> Decision:
+        """Send to the dead letters."""
+        pieces, stale = self._sort_out(command.lease, command.spans)
+        reply = Settled([(command.lease, stale)] if stale else [])
+        if not pieces:
+            return Decision(NOTHING, reply)
+        spans = flat([(first, end) for first, end, _, _ in pieces])
+        keys = self._lookup.row(self._lookup.of_lease(self._ledger.receipts.live[command.lease]), spans)
+        error = command.error[:ERROR_CHARACTERS_MAX]
+        fact = Dying(self._ledger.number, spans, command.reason, self._time_us, error, keys)
+        return Decision((fact,), reply)
+
+    def extend(self, command: Extend) -> Decision:
+        """Move deadlines; a lease that was settled to the end needs none."""
+        receipts = self._ledger.receipts
+        deadline_us = self._time_us + command.lease_ms * 1000
+        good, lost = [], []
+        for number in dict.fromkeys(command.leases):
+            lease = receipts.live.get(number)
+            if lease is not None and lease.deadline_us > self._time_us:
+                good.append(number)
+            elif not receipts.ended_well(number, self._time_us) or receipts.taken_from(number):
+                lost.append(number)
+        reply = Extended(deadline_us, lost)
+        if not good:
+            return Decision(NOTHING, reply)
+        fact = LeaseExtended(self._ledger.number, good, deadline_us, self._time_us)
+        return Decision((fact,), reply, soft=True)
+
+    def _sort_out(self, number: int, spans: list[int]) -> tuple[Left, list[int]]:
+        """What of the spans a receipt is good for, and the spans for which it is stale."""
+        ledger = self._ledger
+        receipts = ledger.receipts
+        lease = receipts.live.get(number)
+        if lease is not None and lease.deadline_us > self._time_us:
+            pieces = [piece for first, end in pairs(spans) for piece in ledger.pieces_of(lease, first, end)]
+            if sum([end - first for first, end, _, _ in pieces]) == count(spans):
+                return pieces, []
+            had, taken = lease.spans, lease.taken
+        elif lease is None and receipts.ended_well(number, self._time_us):
+            pieces, had, taken = [], spans, receipts.taken_from(number)
+        else:
+            return [], spans
+        settled = SpanSet()
+        for first, end in pairs(had):
+            settled.add(first, end)
+        for first, end in pairs(taken):
+            settled.cut(first, end)
+        stale: list[tuple[int, int]] = []
+        mine = [(first, end) for first, end, _, _ in pieces]
+        for first, end in pairs(spans):
+            for start, stop in without(first, end, mine):
+                open_again = ledger.unsettled(start, stop)
+                stale += without(start, stop, settled.intersect(start, stop))
+                stale += [part for a, b in open_again for part in settled.intersect(a, b)]
+        return pieces, flat(sorted(stale))
+
+    # -------------------------------------------------------------------------------------- without receipts
+
+    def expire(self) -> tuple[Fact, ...]:
+        """Leases whose deadline is over."""
+        ledger, time_us = self._ledger, self._time_us
+        ledger.backlog.advance(time_us)
+        next_us = ledger.receipts.next_deadline_us()
+        if next_us is None or next_us > time_us:
+            return ()
+        facts: list[Fact] = []
+        gone = SpanSet()
+        over = [lease for lease in ledger.receipts.live.values() if lease.deadline_us <= time_us]
+        for lease in sorted(over, key=lambda lease: lease.deadline_us):
+            left = [
+                (start, stop, deliveries, failures)
+                for first, end, deliveries, failures in ledger.left_of(lease)
+                for start, stop in without(first, end, gone.intersect(first, end))
+            ]
+            if not left:
+                continue
+            known = self._lookup.of_lease(lease)
+            spans = flat([(first, end) for first, end, _, _ in left])
+            for first, end in pairs(spans):
+                gone.add(first, end)
+            alive = self._bury(left, known, EXPIRY, facts)
+            facts.append(LeaseExpired(ledger.number, lease.id, time_us, self._lookup.row(known, alive)))
+            later = self._later(spans, known, gone)
+            if later:
+                facts.append(self._given_back(pairs(later)))
+                for first, end in pairs(later):
+                    gone.add(first, end)
+        return tuple(facts)
+
+    def give_back(self, leases: Iterable[Lease]) -> tuple[Fact, ...]:
+        """Everything that these leases hold, without a failure."""
+        left = [(first, end) for lease in leases for first, end, _, _ in self._ledger.left_of(lease)]
+        return (self._given_back(sorted(left)),) if left else ()
+
+    # --------------------------------------------------------------------------------------------- internals
+
+    def _bury(self, pieces: Left, known: dict[int, int], error: str, facts: list[Fact]) -> list[int]:
+        """Those that have failed often enough die; the spans of the others."""
+        last = self._ledger.policy.max_attempts - 1
+        dying = flat([(first, end) for first, end, _, failures in pieces if failures >= last])
+        if dying:
+            number, keys = self._ledger.number, self._lookup.row(known, dying)
+            error = error[:ERROR_CHARACTERS_MAX]
+            facts.append(Dying(number, dying, MAX_ATTEMPTS, self._time_us, error, keys))
+        return flat([(first, end) for first, end, _, failures in pieces if failures < last])
+
+    def _given_back(self, parts: Iterable[tuple[int, int]]) -> GivenBack:
+        """The fact for leased messages, with their keys."""
+        spans = flat(list(parts))
+        known: dict[int, int] = {}
+        if self._ledger.keyed:
+            for number in self._holders(spans):
+                known |= self._lookup.of_lease(self._ledger.receipts.live[number])
+        return GivenBack(self._ledger.number, spans, self._time_us, self._lookup.row(known, spans))
+
+    def _holders(self, spans: Sequence[int]) -> dict[int, None]:
+        """The leases that hold some of these messages."""
+        return {
+            LEASED.unpack(value)[0]: None
+            for first, end in pairs(spans)
+            for _, _, value in self._ledger.leased.within(first, end)
+        }
+
+    def _later(self, failed: Sequence[int], known: dict[int, int], gone: SpanSet) -> list[int]:
+        """Leased messages that have to come back with those that failed, because they come after them."""
+        ledger = self._ledger
+        if ledger.policy.ordering == "partition":
+            return flat(
+                [
+                    part
+                    for first, end, _ in ledger.leased.since(failed[0])
+                    for part in without(first, end, gone.intersect(first, end))
+                ]
+            )
+        lowest: dict[int, int] = {}
+        for first, end in pairs(failed) if known else ():
+            for offset in range(first, end):
+                if key := known.get(offset):
+                    lowest.setdefault(key, offset)
+        if not lowest:
+            return []
+        least = min(lowest.values())
+        found = []
+        for lease in list(ledger.receipts.live.values()):
+            if lease.spans[-1] <= least:
+                continue
+            keys = self._lookup.of_lease(lease)
+            if keys.keys() and not lowest.keys().isdisjoint(keys.values()):
+                for first, end, _, _ in ledger.left_of(lease):
+                    for offset in range(first, end):
+                        low = lowest.get(keys.get(offset, 0))
+                        if low is not None and offset > low and offset not in gone:
+                            found.append(offset)
+        return flat([(offset, offset + 1) for offset in sorted(found)])
