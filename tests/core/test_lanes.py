@@ -22,8 +22,9 @@ class Supply:
         self.missing: int | None = 77 if state == UNKNOWN else None
         self.state = state if count or state == UNKNOWN else EMPTY
 
-    def refill(self) -> None:
+    def refill(self) -> bool:
         self.state = EMPTY
+        return False
 
 
 def lanes_of(rows: list[int]) -> list[int]:

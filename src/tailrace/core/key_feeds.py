@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from tailrace.core.lane_queues import LAPSED_MAX, View, row_bytes, row_of
+from tailrace.core.lane_queues import BLOCK_ROWS, LAPSED_MAX, View, row_bytes, row_of
 from tailrace.core.lanes import EMPTY, READY, UNKNOWN
 from tailrace.core.model import Columns
 
@@ -15,24 +14,63 @@ if TYPE_CHECKING:
 
 RETRY = 1 << 62
 """Taken off the code of a message that came back: it stands in front of all that were never delivered."""
+CODE = RETRY - 1
+"""Mask that gives the code of either."""
+NOTHING = 1 << 62
+"""Behind every entry."""
 NEVER_US = 1 << 62
+RUN_MIN = 4
 
 
 class Spot:
-    """Offers of one lane: codes in the order of the log, and all others in a heap."""
+    """Offers of one lane: those that came with the log, in its order, and all others in a heap."""
 
-    __slots__ = ("fresh", "heap")
+    __slots__ = ("fresh", "heap", "start", "top")
 
     def __init__(self) -> None:
-        self.fresh: deque[int] = deque()
+        self.fresh: list[int] = []
+        self.start = 0
+        """What is in front of it does not stand any more."""
         self.heap: list[int] = []
+        self.top = NOTHING
+        """The best offer of the heap, after `lift`."""
+
+    def lift(self, rows: dict[int, KeyQueue]) -> None:
+        """Drop offers from the heap until one is on top that still stands."""
+        heap = self.heap
+        while heap:
+            entry = heap[0]
+            queue = rows.get((entry & CODE) >> 3)
+            if queue is not None and queue.spot is self and queue.entry == entry:
+                self.top = entry
+                return
+            heappop(heap)
+        self.top = NOTHING
+
+    def next_fresh(self, place: int, rows: dict[int, KeyQueue]) -> tuple[int, int]:
+        """The first of those that came with the log, from a place on, that still stands: place and entry."""
+        fresh = self.fresh
+        while place < len(fresh):
+            code = fresh[place]
+            queue = rows.get(code >> 3)
+            if queue is not None and queue.untouched and queue.codes[0] == code:
+                return place, code
+            place += 1
+        return place, NOTHING
+
+    def trim(self, rows: dict[int, KeyQueue]) -> None:
+        """Go past offers that do not stand any more."""
+        self.start, _ = self.next_fresh(self.start, rows)
+        if self.start > 4_096 or self.start == len(self.fresh):
+            del self.fresh[: self.start]
+            self.start = 0
 
 
 class KeyQueue:
     """The known unsettled messages of a key, as codes (``offset << 3 | lane``), ascending. A message without
     a key (0) is alone in its queue."""
 
-    __slots__ = ("codes", "entry", "flying", "holder", "key", "mixed", "more", "spot")
+    __slots__ = ("codes", "entry", "flying", "holder", "key", "mixed", "more", "spot", "untouched")
 
     def __init__(self, key: int, code: int) -> None:
         self.key = key
@@ -43,14 +81,16 @@ class KeyQueue:
         self.mixed = False
         self.more: int | None = None
         """From here on messages of the key were not taken into the window."""
+        self.untouched = False
+        """Its first message is offered as it came with the log."""
         self.entry = 0
         self.spot: Spot | None = None
-        """What is offered and where; None: nothing."""
+        """What else is offered, and where; None: nothing."""
 
     def first_down(self, flying: set[int], row: int = 0) -> int:
         """The first row from `row` on that is not in flight."""
-        if not self.mixed:
-            return max(self.flying, row)
+        if not self.mixed and self.flying > row:
+            return self.flying
         codes = self.codes
         while row < len(codes) and codes[row] >> 3 in flying:
             row += 1
@@ -58,11 +98,12 @@ class KeyQueue:
 
 
 class KeyFeed:
-    """A lane during one selection. What is shown is taken out only when it was drawn."""
+    """A lane during one selection. It shows runs of rows, longer ones as more is drawn; offers of a run that
+    is not drawn to its end come back with the next event."""
 
     __slots__ = (
-        *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_held"),
-        *("_queue", "_queues", "_row", "_source", "_view", "hole", "stale", "starved_code"),
+        *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_fresh", "_held"),
+        *("_last", "_place", "_queues", "_size", "_view", "hole", "stale", "starved_code"),
         *("at", "missing", "row_bytes", "rows", "since_us", "state"),
     )
 
@@ -79,11 +120,16 @@ class KeyFeed:
         self._free, self._held = spots
         self._feeds = feeds
         self._dying_holds = dying_holds
+        self._free.trim(queues.rows)
+        self._place = self._free.start
+        self._fresh = self._free.fresh[self._place] if self._free.fresh else NOTHING
+        self._free.lift(queues.rows)
+        self._held.lift(queues.rows)
         self._following: list[tuple[int, int, KeyQueue]] = []
         """(entry, row, key): what keys that were drawn from offer next."""
-        self._source: deque[int] | list[int] | list[tuple[int, int, KeyQueue]] = []
-        self._queue: KeyQueue | None = None
-        self._row = 0
+        self._last: tuple[int, int, KeyQueue] | None = None
+        """The end of the run that is shown, when its key has not offered the one behind it yet."""
+        self._size = 1 if queues.expiring else RUN_MIN
         self._first = self._end = 0
         self._columns: Columns | None = None
         self.starved_code = 0
@@ -97,69 +143,108 @@ class KeyFeed:
         self.row_bytes = 0.0
         self.missing: int | None = None
 
-    def refill(self) -> None:
-        """What was shown was drawn: take it out and show the next."""
-        queue, row = self._take_out()
-        following = queue.first_down(self._queues.flying, row + 1)
-        if following < len(queue.codes):
-            entry = self._queues.entry(queue, following)
-            if entry is not None:
-                heappush(self._following, (entry, following, queue))
-        self.stale = True
-        self.refresh()
+    def refill(self) -> bool:
+        """What was shown was drawn: show what is next. Whether other lanes show something else now."""
+        if self._last is not None:
+            _, row, queue = self._last
+            self._follow(queue, row)
+        if self._size > 1:
+            self._size = min(2 * self._size, BLOCK_ROWS)
+        self._show()
+        return self.refresh()
 
-    def refresh(self) -> None:
-        """Show what is next in every lane that has changed."""
-        if self.stale:
-            self._show()
-        stale = [feed for feed in self._feeds if feed.stale]
-        while stale:
+    def refresh(self) -> bool:
+        """Show what is next in every lane that was given something by another."""
+        changed = False
+        while stale := [feed for feed in self._feeds if feed.stale]:
+            changed = True
             for feed in stale:
-                feed._show()
-            stale = [feed for feed in self._feeds if feed.stale]
+                feed._show_again()
+        return changed
+
+    def _show_again(self) -> None:
+        if self.state != READY:
+            self._show()
+        elif self._last is not None and len(self.rows) == 1:
+            heappush(self._following, self._last)
+            self._show()
+        self.stale = False
 
     def _show(self) -> None:
-        self.stale = False
-        self.at, self.missing, self.state = 0, None, UNKNOWN
-        while True:
-            entry = self._best()
-            if entry is None:
-                self.missing = self.hole
-                self.state = EMPTY if self.hole is None else UNKNOWN
-                return
-            offset = (entry if entry >= 0 else entry + RETRY) >> 3
-            if not self._first <= offset < self._end and not self._open(offset):
-                self.missing = offset
-                return
-            if not self._expired(offset):
+        """Gather a run of rows that are next in this lane: of one frame, a retry always alone."""
+        run: list[int] = []
+        self.stale, self._last = False, None
+        self.rows, self.at, self.missing, self.state = run, 0, None, UNKNOWN
+        size = self._size
+        while (entry := self._best()) != NOTHING:
+            offset = (entry & CODE) >> 3
+            if not self._first <= offset < self._end:
+                if run:
+                    break
+                if not self._open(offset):
+                    self.missing = offset
+                    return
+            if self._queues.expiring and self._expired(offset):
+                if run:
+                    break
+                if len(self._view.lapsed) >= LAPSED_MAX:
+                    return
+                self._pass_over(offset, *self._take(entry))
+                continue
+            if entry < 0 and run:
                 break
-            if len(self._view.lapsed) >= LAPSED_MAX:
-                return
-            self._lapse(offset)
-        self.rows = [offset]
-        if entry < 0:
-            self.since_us = self._queues.due[offset]
-        else:
-            self.since_us = NEVER_US if entry >= self.starved_code else self._queues.since(offset)
+            queue, row = self._take(entry)
+            run.append(offset)
+            if entry < 0 or len(run) == size:
+                self._last = (entry, row, queue)
+                break
+            if row + 1 < len(queue.codes):
+                self._follow(queue, row)
+        if not run:
+            self.missing = self.hole
+            self.state = EMPTY if self.hole is None else UNKNOWN
+            return
         self.state = READY
+        if self._last is not None and self._last[0] < 0:
+            self.since_us = self._queues.due[run[0]]
+        else:
+            self.since_us = NEVER_US if run[0] << 3 >= self.starved_code else self._queues.since(run[0])
 
-    def _best(self) -> int | None:
-        """The entry that is next, and where it stands."""
-        best, self._queue = _top(self._free, self._queues.rows)
-        spot = self._free
-        if self._held.heap:
-            held, queue = _top(self._held, self._queues.rows)
-            if held is not None and (best is None or held < best):
-                best, self._queue, spot = held, queue, self._held
-        following = self._following
-        if following and (best is None or following[0][0] < best):
-            best, self._row, self._queue = following[0]
-            self._source = following
-        elif best is not None:
-            assert self._queue is not None
-            self._row = self._queue.first_down(self._queues.flying)
-            self._source = spot.fresh if spot.fresh and spot.fresh[0] == best else spot.heap
+    def _best(self) -> int:
+        best = self._fresh
+        if self._free.top < best:
+            best = self._free.top
+        if self._held.top < best:
+            best = self._held.top
+        if self._following and self._following[0][0] < best:
+            best = self._following[0][0]
         return best
+
+    def _take(self, entry: int) -> tuple[KeyQueue, int]:
+        """Take the best offer out of where it stands: its key and row."""
+        rows = self._queues.rows
+        if entry == self._fresh:
+            queue = rows[entry >> 3]
+            self._place, self._fresh = self._free.next_fresh(self._place + 1, rows)
+            return queue, 0
+        if self._following and self._following[0][0] == entry:
+            _, row, queue = heappop(self._following)
+            return queue, row
+        spot = self._free if self._free.top == entry else self._held
+        queue = rows[(entry & CODE) >> 3]
+        heappop(spot.heap)
+        queue.spot = None
+        self._queues.drawn.append(queue)
+        spot.lift(rows)
+        return queue, queue.first_down(self._queues.flying)
+
+    def _follow(self, queue: KeyQueue, row: int) -> None:
+        """The message behind one that was drawn is next of its key."""
+        row = queue.first_down(self._queues.flying, row + 1) if queue.mixed else row + 1
+        if row < len(queue.codes):
+            entry = self._queues.entry(queue, row)
+            if entry is not None:
+                heappush(self._following, (entry, row, queue))
 
     def _open(self, offset: int) -> bool:
         columns = self._view.at_hand.columns(offset)
@@ -168,59 +253,24 @@ class KeyFeed:
         self._columns = columns
         self._first, self._end = columns.base_offset, columns.end_offset
         self.row_bytes = row_bytes(columns)
+        if columns.expires_us is not None:
+            self._queues.expiring = True
         return True
 
     def _expired(self, offset: int) -> bool:
-        assert self._columns is not None
-        expires = self._columns.expires_us
-        if expires is None:
+        columns = self._columns
+        if columns is None or columns.expires_us is None:
             return False
-        return 0 < int(expires[row_of(self._columns, offset)]) <= self._view.want.now_us
+        return 0 < int(columns.expires_us[row_of(columns, offset)]) <= self._view.want.now_us
 
-    def _take_out(self) -> tuple[KeyQueue, int]:
-        source, queue = self._source, self._queue
-        assert queue is not None
-        if isinstance(source, deque):
-            source.popleft()
-        else:
-            heappop(source)  # type: ignore[misc]
-        queue.spot = None
-        self._queues.drawn.append(queue)
-        return queue, self._row
-
-    def _lapse(self, offset: int) -> None:
-        """What is next has outlived its time. The one behind it may go, in the lane that the key has then,
+    def _pass_over(self, offset: int, queue: KeyQueue, row: int) -> None:
+        """A message has outlived its time. The one behind it may go, in the lane that the key has then,
         unless the key is held until the lapsed one is buried."""
         lapsed = self._view.lapsed
         lapsed[offset] = None
-        queue, row = self._take_out()
-        following = queue.first_down(self._queues.flying, row + 1)
-        if self._dying_holds or following >= len(queue.codes):
+        if self._dying_holds or row + 1 >= len(queue.codes):
             return
-        entry = self._queues.entry(queue, following)
-        if entry is not None:
-            lane = next(code & 7 for code in queue.codes if code >> 3 not in lapsed)
-            feed = self._feeds[lane]
-            heappush(feed._following, (entry, following, queue))
-            feed.stale = feed is not self
-
-
-def _top(spot: Spot, rows: dict[int, KeyQueue]) -> tuple[int | None, KeyQueue | None]:
-    """The first offer that still stands."""
-    fresh, heap = spot.fresh, spot.heap
-    best = found = None
-    while fresh:
-        queue = rows.get(fresh[0] >> 3)
-        if queue is not None and queue.spot is spot and queue.entry == fresh[0]:
-            best, found = fresh[0], queue
-            break
-        fresh.popleft()
-    while heap:
-        entry = heap[0]
-        if best is not None and best <= entry:
-            break
-        queue = rows.get((entry if entry >= 0 else entry + RETRY) >> 3)
-        if queue is not None and queue.spot is spot and queue.entry == entry:
-            return entry, queue
-        heappop(heap)
-    return best, found
+        lane = next(code & 7 for code in queue.codes if code >> 3 not in lapsed)
+        feed = self._feeds[lane]
+        feed._follow(queue, row)
+        feed.stale = feed is not self

@@ -52,6 +52,9 @@ class KeyQueues:
         self._short: dict[KeyQueue, None] = {}
         """Keys that have more in the ledger and nothing left to offer."""
         self._insist = False
+        self.expiring = False
+        """Some frame has messages that expire: then lanes show one row at a time, because a key may change
+        its lane when one lapses."""
         self._bases: list[int] = []
         self._times: list[int] = []
         self.drawn: list[KeyQueue] = []
@@ -65,7 +68,7 @@ class KeyQueues:
 
     def _unknown(self, state: int, offsets: range, member: str, due_us: int, keys: Sequence[int]) -> None:
         for row, offset in enumerate(offsets):
-            self._unplaced[offset] = (state, member, due_us, keys[row] if keys else None)
+            self._unplaced[offset] = (state, member, due_us, keys[row] or None if keys else None)
 
     # ---------------------------------------------------------------------------------------------- events
 
@@ -78,7 +81,7 @@ class KeyQueues:
             for offset in range(first, end):
                 queue = rows.get(offset)
                 if queue is None:
-                    key = keys[place] if keys else None
+                    key = keys[place] or None if keys else None
                     self._unplaced[offset] = (FLYING, member, 0, key)
                 elif offset not in flying:
                     flying.add(offset)
@@ -86,6 +89,7 @@ class KeyQueues:
                         due.pop(offset, None)
                     queue.holder = member
                     queue.spot = None
+                    queue.untouched = False
                     count = queue.flying = queue.flying + 1
                     if queue.codes[count - 1] >> 3 != offset:
                         queue.mixed = True
@@ -93,7 +97,7 @@ class KeyQueues:
                         touched.append(queue)
                 place += 1
         self._offer_all(touched)
-        self._offer_all(queue for queue in drawn if queue.spot is None and queue.flying < len(queue.codes))
+        self._offer_all(queue for queue in drawn if queue.spot is None)
 
     def acked(self, spans: Sequence[int]) -> None:
         """Messages that were in flight are settled."""
@@ -110,20 +114,22 @@ class KeyQueues:
                 self._unplaced.pop(offset, None)
                 continue
             codes = queue.codes
-            if codes[0] >> 3 == offset:
-                del codes[0]
-            else:
-                del codes[bisect_left(codes, offset << 3)]
+            lane = codes[0] & 7
+            del codes[0 if codes[0] >> 3 == offset else bisect_left(codes, offset << 3)]
             if offset in flying:
-                self._landed(queue, offset)
+                flying.remove(offset)
+                queue.flying -= 1
+                if not queue.flying:
+                    queue.holder = ""
+                    queue.mixed = False
             else:
                 self.due.pop(offset, None)
                 self.blocked.discard(offset)
-            if codes or queue.more is not None:
-                touched.append(queue)
-            else:
+            if not codes and queue.more is None:
                 queue.spot = None
                 self._keys.pop(queue.key, None)
+            elif queue.spot is None or not queue.flying or codes[0] & 7 != lane:
+                touched.append(queue)
         self._offer_all(touched)
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
@@ -171,15 +177,12 @@ class KeyQueues:
                 yield from sorted(o for o in (*self.rows, *self._unplaced) if first <= o < end)
 
     def _landed(self, queue: KeyQueue, offset: int) -> None:
-        """A message is not in flight any more."""
+        """A message is not in flight any more and stands in its queue, perhaps before some that still fly."""
         self.flying.remove(offset)
         queue.flying -= 1
-        if queue.flying:
-            # Unless it was settled it stands in the queue, perhaps in front of those that still fly.
-            queue.mixed = queue.mixed or offset in self.rows
-        else:
+        queue.mixed = queue.flying > 0
+        if not queue.flying:
             queue.holder = ""
-            queue.mixed = False
 
     def _wait(self, offset: int, due_us: int) -> None:
         self.due[offset] = due_us
@@ -193,11 +196,13 @@ class KeyQueues:
 
     def _offer(self, queue: KeyQueue) -> None:
         """Put the candidate of a key where it can be found, if it may go now."""
-        row = queue.first_down(self.flying)
-        entry = self.entry(queue, row) if row < len(queue.codes) else None
+        queue.untouched = False
+        codes = queue.codes
+        row = queue.first_down(self.flying) if queue.mixed else queue.flying
+        entry = self.entry(queue, row) if row < len(codes) else None
         if entry is None:
             queue.spot = None
-            if queue.more is not None and (row >= len(queue.codes) or queue.codes[row] >> 3 >= queue.more):
+            if queue.more is not None and (row >= len(codes) or codes[row] >> 3 >= queue.more):
                 self._short[queue] = None
             return
         spots = self._free
@@ -205,7 +210,7 @@ class KeyQueues:
             spots = self._held.get(queue.holder) or self._held.setdefault(
                 queue.holder, [Spot() for _ in range(LANES)]
             )
-        spot = spots[queue.codes[0] & 7]
+        spot = spots[codes[0] & 7]
         if queue.spot is not spot or queue.entry != entry:
             queue.spot = spot
             queue.entry = entry
@@ -215,17 +220,16 @@ class KeyQueues:
         """What a message of a key is offered as; None when it has to wait."""
         code = queue.codes[row]
         offset = code >> 3
-        if offset in self.blocked:
-            return None
-        if queue.more is not None and offset >= queue.more:
-            return None
         if offset >= self.looked:
             self._ahead.append(queue)
             return None
-        due_us = self.due.get(offset) if self.due else None
-        if due_us is None:
+        if queue.more is not None and offset >= queue.more:
+            return None
+        if offset in self.blocked:
+            return None
+        if offset not in self.due:
             return code
-        return None if due_us > self._now_us else code - RETRY
+        return None if self.due[offset] > self._now_us else code - RETRY
 
     # ------------------------------------------------------------------------------------------- selecting
 
@@ -274,6 +278,7 @@ class KeyQueues:
                 columns = view.at_hand.columns(offset)
                 if columns is None:
                     return offset
+                self.expiring = self.expiring or columns.expires_us is not None
                 lane = lane_of(columns, offset)
                 hashes = columns.key_hashes
                 key = 0 if hashes is None else int(hashes[row_of(columns, offset)])
@@ -347,6 +352,7 @@ class KeyQueues:
         if len(taken) > room:
             end, taken = taken[room][0] >> 3, taken[:room]
         self.looked = end
+        self.expiring = self.expiring or columns.expires_us is not None
         if not self._bases or self._bases[-1] != columns.base_offset:
             self._bases.append(columns.base_offset)
             self._times.append(columns.append_time_us)
@@ -360,17 +366,18 @@ class KeyQueues:
                 if key:
                     keys[key] = queue
                 rows[code >> 3] = queue
-                queue.entry = code
-                queue.spot = spot = free[code & 7]
-                spot.fresh.append(code)
+                queue.untouched = True
+                free[code & 7].fresh.append(code)
             elif queue.more is None:
                 if len(queue.codes) >= KEY_ROWS:
                     queue.more = code >> 3
-                    if queue.spot is None:
-                        self._offer(queue)
+                elif queue.codes and code > queue.codes[-1]:
+                    queue.codes.append(code)
+                    rows[code >> 3] = queue
+                else:
+                    self._offer(self._join(key, code))
                     continue
-                self._join(key, code)
-                if queue.spot is None or queue.codes[-1] != code:
+                if queue.spot is None and not queue.untouched:
                     self._offer(queue)
 
     def _reload(self, view: View) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
@@ -77,15 +77,12 @@ def fresh_rows(columns: Columns, first: int, end: int, view: View) -> npt.NDArra
     if len(bounds) == 1:
         low, high = offsets.searchsorted(bounds[0])
         return np.arange(low, high, dtype=np.int64)
-    return np.flatnonzero(_inside(offsets, bounds[:, 0], bounds[:, 1]))
+    return np.flatnonzero(_inside(offsets, bounds))
 
 
-def _inside(offsets: Times, firsts: Times, ends: Times) -> Mask:
-    """Which offsets lie in one of the ascending spans."""
-    if not len(firsts):
-        return np.zeros(len(offsets), np.bool_)
-    place = firsts.searchsorted(offsets, "right") - 1
-    inside: Mask = (place >= 0) & (offsets < ends[place])
+def _inside(offsets: Times, bounds: Times) -> Mask:
+    """Which offsets lie in one of the ascending spans: behind a first, and not yet behind its end."""
+    inside: Mask = bounds.ravel().searchsorted(offsets, "right") & 1 == 1
     return inside
 
 
@@ -100,18 +97,12 @@ class _Chunk:
         self.append_time_us = columns.append_time_us
         self.row_bytes = row_bytes(columns)
 
-    def cut(self, firsts: Times, ends: Times) -> None:
+    def cut(self, bounds: Times) -> None:
         """Rows in these spans are not free any more."""
-        low, high = self.offsets.searchsorted((firsts[0], ends[-1]))
-        inside = _inside(self.offsets[low:high], firsts, ends)
-        if low == 0 and inside.all():
-            self.offsets = self.offsets[high:]
-            self.expires = None if self.expires is None else self.expires[high:]
-        elif inside.any():
-            keep = np.ones(len(self.offsets), np.bool_)
-            keep[low:high] = ~inside
-            self.offsets = self.offsets[keep]
-            self.expires = None if self.expires is None else self.expires[keep]
+        inside = _inside(self.offsets, bounds)
+        if inside.any():
+            self.offsets = self.offsets[~inside]
+            self.expires = None if self.expires is None else self.expires[~inside]
 
 
 class LaneQueues:
@@ -144,15 +135,19 @@ class LaneQueues:
         if not spans:
             return
         self._drop_back(spans)
-        firsts, ends = np.array(spans[::2], np.int64), np.array(spans[1::2], np.int64)
-        for lane, chunks in enumerate(self._chunks):
+        firsts, ends = spans[::2], spans[1::2]
+        bounds = np.array(spans, np.int64).reshape(-1, 2)
+        for chunks in self._chunks:
             place = bisect_left(chunks, spans[0], key=_last)
             beyond = bisect_left(chunks, spans[-1], place, key=_first)
-            if place == beyond:
-                continue
+            emptied = False
             for chunk in chunks[place:beyond]:
-                chunk.cut(firsts, ends)
-            self._chunks[lane][place:beyond] = [chunk for chunk in chunks[place:beyond] if len(chunk.offsets)]
+                at = bisect_right(ends, _first(chunk))
+                if firsts[at] <= _last(chunk):
+                    chunk.cut(bounds[at:])
+                    emptied = emptied or not len(chunk.offsets)
+            if emptied:
+                chunks[place:beyond] = [chunk for chunk in chunks[place:beyond] if len(chunk.offsets)]
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
         """Messages are to be delivered again when they are due."""
@@ -287,19 +282,20 @@ class LaneFeed:
         self.row_bytes = 0.0
         self.missing: int | None = None
 
-    def refill(self) -> None:
-        """Find the next block of rows."""
+    def refill(self) -> bool:
+        """Find the next block of rows; other lanes do not change."""
         self.rows, self.at, self.state = [], 0, UNKNOWN
         while not self.rows:
             if len(self._view.lapsed) >= LAPSED_MAX:
-                return
+                return False
             if self._retry < len(self._retries):
                 found = self._next_retries()
             else:
                 found = self._next_fresh()
             if not found:
-                return
+                return False
         self.state = READY
+        return False
 
     def _next_retries(self) -> bool:
         """A run of retries in one frame with one due time."""

@@ -55,8 +55,8 @@ class Feed(Protocol):
     row_bytes: float
     missing: int | None
 
-    def refill(self) -> None:
-        """All rows of the block were taken: find the next block."""
+    def refill(self) -> bool:
+        """All rows of the block were taken: find the next block. Whether other lanes have changed by it."""
         ...
 
 
@@ -82,34 +82,36 @@ class Turn:
         be told what is next: then the frame that is missing. What waits since `starved_us` or longer is
         promoted."""
         taken: list[int] = []
-        pattern, slots, position = self.pattern, len(self.pattern), self.position
+        pattern, slots, position, budget = self.pattern, len(self.pattern), self.position, self.budget
         ready, unknown, starving = _masks(feeds, starved_us)
         missing, nbytes = None, 0.0
         while len(taken) < count_max and nbytes < bytes_max:
-            if starving and self.budget:
-                lane = _oldest(feeds, starving, unknown)
-            else:
-                lane = _FIRST[pattern[position]][ready | unknown]
+            promoted = starving and budget
+            lane = (
+                _oldest(feeds, starving, unknown) if promoted else _FIRST[pattern[position]][ready | unknown]
+            )
             if lane < 0:
                 break
             feed = feeds[lane]
-            if unknown >> lane & 1:
+            if unknown and unknown >> lane & 1:
                 missing = feed.missing
                 break
-            if starving and self.budget:
-                self.budget -= 1
+            if promoted:
+                budget -= 1
             else:
                 position = (position + 1) % slots
-                if self.budget < PROMOTED_MAX:
-                    self.budget += 1
+                if budget < PROMOTED_MAX:
+                    budget += 1
             at = feed.at
-            taken.append(feed.rows[at])
+            rows = feed.rows
+            taken.append(rows[at])
             nbytes += feed.row_bytes
             feed.at = at = at + 1
-            if at == len(feed.rows):
-                feed.refill()
+            if at == len(rows) and (
+                feed.refill() or feed.state != READY or starving or feed.since_us <= starved_us
+            ):
                 ready, unknown, starving = _masks(feeds, starved_us)
-        self.position = position
+        self.position, self.budget = position, budget
         return taken, missing
 
     def skip(self, count: int) -> None:
