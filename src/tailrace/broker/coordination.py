@@ -15,7 +15,7 @@ from tailrace.broker.delivery import Gate
 from tailrace.broker.granting import Granting
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump, Timer
-from tailrace.broker.seats import Seats, Standing
+from tailrace.broker.seats import Seats
 from tailrace.broker.shard import NOTHING, refuse
 from tailrace.core import group_commands as verbs
 from tailrace.core.commands import Done, Reply
@@ -204,41 +204,17 @@ class Coordination:
         """Tell members what changed for them, and answer those who waited for partitions."""
         touched, self._touched = self._touched, {}
         for name in touched:
-            group = self.find(name)
-            if group is not None:
-                for member, standing in self._standings(group).items():
-                    self.seats.tell(name, member, standing)
+            self._tell(name)
         for waiter in [waiter for waiter in self._waiters if waiter.group in touched]:
             group = self.find(waiter.group)
             if group is None or self.granting.settled(group, waiter.member):
                 self._ready(waiter, True)
 
-    def _standings(self, group: Group) -> dict[str, Standing]:
-        """What every member of a group has, as far as the partitions have confirmed it."""
-        standings = {name: Standing([], [], group.state_of(name)) for name in group.members}
-        if group.shared:
-            for (topic, number), generation in self._shared_generations(group).items():
-                for name, member in group.members.items():
-                    if topic in member.topics:
-                        standings[name].owned.append((topic, number, generation))
-            return standings
-        for place, held in group.places.items():
-            grant = self.granting.confirmed(group.name, place)
-            if held.owner and grant is not None and grant[:2] == (held.owner, held.generation):
-                standings[held.owner].owned.append((*place, held.generation))
-                if held.revoking:
-                    standings[held.owner].revoking.append(place)
-        return standings
-
-    def _shared_generations(self, group: Group) -> dict[verbs.Place, int]:
-        found = {}
-        for place in group.all_places():
-            shard = self.granting.shard(place)
-            if shard is not None and self.granting.confirmed(group.name, place) is not None:
-                generation = shard.state.queues.generation(group.name)
-                if generation is not None:
-                    found[place] = generation
-        return found
+    def _tell(self, name: str) -> None:
+        group = self.find(name)
+        if group is not None:
+            for member, standing in self.granting.standings(group).items():
+                self.seats.tell(name, member, standing)
 
     def when_settled(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
         """Call with True when the partitions of a group (and those of a member) are settled, or with False
@@ -371,6 +347,8 @@ class Coordination:
             elif seat is None:
                 respond(_stranger(name, member), NOTHING)
             else:
+                if request.released:
+                    self._tell(name)  # So that the answer does not name again what was just given up.
                 self.seats.poll(seat, request, respond)
 
         if request.released:

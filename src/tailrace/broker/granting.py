@@ -9,11 +9,12 @@ keeps no other waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump
+from tailrace.broker.seats import Standing
 from tailrace.broker.shard import Shard
 from tailrace.core.commands import Reply
 from tailrace.core.group_commands import Place
@@ -92,28 +93,71 @@ class Granting:
                 return False
         return True
 
+    def standings(self, group: Group) -> dict[str, Standing]:
+        """What every member of a group has, as far as the partitions have confirmed it."""
+        standings = {name: Standing([], [], group.state_of(name)) for name in group.members}
+        if group.shared:
+            for (topic, number), generation in self._shared_generations(group).items():
+                for name, member in group.members.items():
+                    if topic in member.topics:
+                        standings[name].owned.append((topic, number, generation))
+            return standings
+        for place, held in group.places.items():
+            grant = self.confirmed(group.name, place)
+            if not held.owner or grant is None or grant.member != held.owner:
+                continue
+            if grant.generation >= held.generation:  # Greater for a moment after a reset.
+                standings[held.owner].owned.append((*place, grant.generation))
+                if held.revoking:
+                    standings[held.owner].revoking.append(place)
+        if group.policy.mode == "exclusive" and not group.paused:
+            # The next one is active when the partitions know it, not before.
+            return {
+                name: standing._replace(state="active" if standing.owned else "standby")
+                for name, standing in standings.items()
+            }
+        return standings
+
+    def _shared_generations(self, group: Group) -> dict[Place, int]:
+        found = {}
+        for place in group.all_places():
+            shard = self.shard(place)
+            if shard is not None and self.confirmed(group.name, place) is not None:
+                grant = shard.state.queues.grant(group.name)
+                if grant is not None:
+                    found[place] = grant[1]
+        return found
+
     # -- carrying
 
     def carry(self, group: Group) -> None:
         """Compare all partitions of a group with what is wanted, and send what is missing."""
-        carried = self._groups.setdefault(group.name, _Carried())
-        for place in group.all_places():
-            self._carry(group, carried, place)
+        self._carry_all(group, self._groups.setdefault(group.name, _Carried()), group.all_places())
 
-    def _carry(self, group: Group, carried: _Carried, place: Place) -> None:
+    def _carry_all(self, group: Group, carried: _Carried, places: Iterable[Place]) -> None:
+        ahead: list[tuple[str, int, int]] = []
+        for place in places:
+            self._carry(group, carried, place, ahead)
+        if ahead:
+            self._raised(group.name, ahead)
+
+    def _carry(
+        self, group: Group, carried: _Carried, place: Place, ahead: list[tuple[str, int, int]]
+    ) -> None:
+        """One partition; into `ahead` when a reset has taken it further than the coordinator knows."""
         shard = self.shard(place)
         if place in carried.busy or shard is None:
             return
         held = group.places.get(place)
-        generation = 0
-        if held is not None:
-            ahead = shard.state.queues.generation(group.name)
-            if ahead is not None and ahead > held.generation:
-                self._raised(group.name, [(*place, ahead)])
-                return
-            generation = held.generation
-        want = Grant("" if held is None else held.owner, generation, group.paused)
         have = carried.confirmed.get(place)
+        reached = shard.state.queues.grant(group.name)
+        if held is not None and reached is not None and reached[1] > held.generation:
+            if have is not None:
+                carried.confirmed[place] = Grant(*reached, have.paused)
+            ahead.append((*place, reached[1]))
+            return
+        owner, generation = ("", 0) if held is None else (held.owner, held.generation)
+        want = Grant(owner, generation, group.paused)
         if want == have:
             return
         commands: list[Any] = []
@@ -157,7 +201,7 @@ class Granting:
             return
         group = self._find(name)
         if group is not None and place[0] in group.topics:
-            self._carry(group, carried, place)
+            self._carry_all(group, carried, [place])
 
     def _retry(self, carried: _Carried, name: str, place: Place, problem: Refusal) -> None:
         if carried.retry:

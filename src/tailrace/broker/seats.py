@@ -71,7 +71,7 @@ class Seats:
         return seat
 
     def _next_version(self) -> int:
-        self._version = max(self._version + 1, self._pump.clock.now_us() // 1000)
+        self._version = max(self._version + 1, self._pump.clock.now_us())
         return self._version
 
     def _watch(self, group: str, member: str, seat: Seat) -> None:

@@ -16,6 +16,7 @@ log = logging.getLogger("tailrace.upkeep")
 
 SNAPSHOT_DATA_BYTES = 64 * 1024 * 1024
 SNAPSHOT_FACT_BYTES = 16 * 1024 * 1024
+SNAPSHOT_INTERNAL_BYTES = 1024 * 1024
 FLUSH_BYTES = 16 * 1024 * 1024
 
 
@@ -38,7 +39,10 @@ class Upkeep:
         self._unsynced_bytes += data_bytes + fact_bytes
         self._data_bytes += data_bytes
         self._fact_bytes += fact_bytes
-        if self._data_bytes > max(SNAPSHOT_DATA_BYTES, 4 * self._snapshot_bytes) or self._fact_bytes > max(
+        if not self._shard.machine.delivers:
+            if self._fact_bytes > max(SNAPSHOT_INTERNAL_BYTES, 2 * self._snapshot_bytes):
+                self.free()  # Nobody reads these logs: what the snapshots cover can go.
+        elif self._data_bytes > max(SNAPSHOT_DATA_BYTES, 4 * self._snapshot_bytes) or self._fact_bytes > max(
             SNAPSHOT_FACT_BYTES, 2 * self._snapshot_bytes
         ):
             self.save_snapshot()

@@ -19,6 +19,10 @@ def _random_number() -> int:
     return secrets.randbits(63) | 1
 
 
+INTERNAL_SEGMENT_BYTES = 4 * 1024 * 1024
+"""Logs of the broker's own topics are small and many: they reserve less."""
+
+
 class FileStore:
     """Logs below `root`, a path (locked while the store is open) or a `Disk`."""
 
@@ -48,7 +52,10 @@ class FileStore:
         known = self._open.get(name)
         if known is not None and not known.closed:
             raise Unavailable(f"the log {name} is open already: close it first")
-        log = FileLog(self._disk, name, self._clock, segment_bytes=self._segment_bytes, nonce=self._nonce)
+        segment_bytes = self._segment_bytes
+        if name.startswith("_"):
+            segment_bytes = min(segment_bytes, INTERNAL_SEGMENT_BYTES)
+        log = FileLog(self._disk, name, self._clock, segment_bytes=segment_bytes, nonce=self._nonce)
         self._open[name] = log
         return log
 
