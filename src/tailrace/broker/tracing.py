@@ -1,0 +1,143 @@
+"""Traces: the lives of messages, searched for in the logs of a topic by reader threads, within bounds.
+
+One trace runs at a time, so that people who look for messages do not take the reader threads from consumers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.broker.delivery import Gate
+from tailrace.broker.gateway import Verb
+from tailrace.broker.host import Topics
+from tailrace.broker.pump import Pump
+from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.broker.trace_search import ID_WINDOW_US, Budget, Source, Wanted, search
+from tailrace.core.delivery_commands import Trace, TraceFound
+from tailrace.core.lives import STATUSES
+from tailrace.errors import InvalidRequest, NotFound, Overloaded
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+TRACE_RETENTION_US = 7 * 86_400_000_000
+"""How far back searches go; facts that are older may be gone."""
+WAITING_MAX = 64
+COUNT_MAX = 1_000
+TIME_END_US = 1 << 62
+
+
+class Tracing:
+    """Answers `Trace`."""
+
+    def __init__(self, topics: Topics, pump: Pump) -> None:
+        self.verbs: dict[type[Any], Verb] = {Trace: self._trace}
+        self._topics = topics
+        self._pump = pump
+        self._waiting: deque[tuple[Trace, Respond]] = deque()
+        self._running = False
+
+    def _trace(self, request: Trace, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self._shards(request)
+        wanted_of(request, self._pump.clock.now_us())
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} traces wait already", retry_after_ms=1000)
+        self._waiting.append((request, respond))
+        self._next()
+
+    def _shards(self, request: Trace) -> list[tuple[int, Shard]]:
+        shards = list(enumerate(self._topics.get(request.topic).shards))
+        if request.partition is None:
+            return shards
+        if not 0 <= request.partition < len(shards):
+            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}, not {request.partition}"
+            raise NotFound(text)
+        return [shards[request.partition]]
+
+    def _next(self) -> None:
+        while self._waiting and not self._running:
+            request, respond = self._waiting.popleft()
+            try:
+                self._run(request, respond)
+            except Exception as error:  # The topic went while it waited; the others still have their turn.
+                respond(refuse(error), NOTHING)
+
+    def _run(self, request: Trace, respond: Respond) -> None:
+        wanted = wanted_of(request, self._pump.clock.now_us())
+        sources = [source_of(request.topic, partition, shard) for partition, shard in self._shards(request)]
+        if wanted.offset is not None:
+            require_there(sources[0], wanted.offset)
+
+        def work() -> TraceFound:
+            budget = Budget()
+            messages: list[dict[str, Any]] = []
+            for source in sources:
+                messages += search(wanted, source, budget)
+            messages.sort(key=lambda message: message["events"][0]["time_us"])
+            complete = budget.complete and len(messages) <= wanted.count_max
+            return TraceFound(messages[: wanted.count_max], complete)
+
+        def done(result: Any, error: Exception | None) -> None:
+            self._running = False
+            respond(result if error is None else refuse(error), NOTHING)
+            self._next()
+
+        self._running = True
+        self._pump.threads.read(work, done)
+
+
+def wanted_of(request: Trace, now_us: int) -> Wanted:
+    """What is looked for, and in which time; raises `InvalidRequest` naming the field."""
+    if request.status is not None and request.status not in STATUSES:
+        raise InvalidRequest(f"status: one of {', '.join(STATUSES)}, not {request.status[:80]!r}")
+    if not 1 <= request.count_max <= COUNT_MAX:
+        raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
+    if request.offset is not None:
+        if request.partition is None:
+            raise InvalidRequest("offset: only together with a partition")
+        return Wanted(0, TIME_END_US, request.count_max, offset=request.offset, status=request.status)
+    from_us, to_us = request.from_us, request.to_us or TIME_END_US
+    if request.id is not None:
+        if len(request.id) != 16:
+            raise InvalidRequest(f"id: 16 bytes, not {len(request.id)}")
+        time_us = time_of(request.id)
+        if request.full:
+            from_us, to_us = 0, TIME_END_US
+        elif time_us is None:
+            raise InvalidRequest("id: not a UUIDv7, so its time is not known: search everything with full")
+        else:
+            from_us, to_us = time_us - ID_WINDOW_US, time_us + ID_WINDOW_US
+    elif not request.full:
+        from_us = max(from_us, now_us - TRACE_RETENTION_US)
+    if from_us >= to_us:
+        raise InvalidRequest("to_us: behind from_us, and within the time that traces are kept")
+    return Wanted(max(from_us, 0), to_us, request.count_max, None, request.id, request.key, request.status)
+
+
+def time_of(id_bytes: bytes) -> int | None:
+    """The time in a UUIDv7, in microseconds; None for any other id."""
+    if id_bytes[6] >> 4 != 7 or id_bytes[8] >> 6 != 2:
+        return None
+    return int.from_bytes(id_bytes[:6], "big") * 1000
+
+
+def source_of(topic: str, partition: int, shard: Shard) -> Source:
+    """What a search needs of a partition, taken on the loop."""
+    queues = shard.state.queues
+    numbers = queues.numbers()
+    committed: dict[int, int] = {}
+    for number, name in numbers.items():
+        first = queues.committed(name)
+        if first is not None:
+            committed[number] = first
+    decode: Callable[[Buffer], list[Any]] = shard.machine.decode_facts
+    ends = shard.state.start_offset, shard.end_offset
+    return Source(topic, partition, shard.log, *ends, numbers, committed, decode)
+
+
+def require_there(source: Source, offset: int) -> None:
+    """Raise `NotFound` unless there is a message at that offset."""
+    if not source.start_offset <= offset < source.end_offset:
+        ends = f"{source.start_offset} to {source.end_offset}"
+        raise NotFound(f"offset {offset} is not in the partition, which goes from {ends}")
