@@ -22,7 +22,7 @@ from tailrace.core.model import Refusal
 from tailrace.core.topics import DEAD_LETTERS
 from tailrace.format import batch
 
-log = logging.getLogger("tailrace.burial")
+_log = logging.getLogger("tailrace.burial")
 
 KEPT_MS = 14 * 24 * 3_600_000
 DEDUP_MAX = 10_000_000
@@ -98,7 +98,8 @@ class _Funeral:
             elif origin.topic.endswith(DEAD_LETTERS):
                 self._settle_here(origin, rows)
             else:
-                shard.pump.threads.read(lambda: write(shard.log, origin, rows), read)
+                log, end = shard.log, shard.end_offset
+                shard.pump.threads.read(lambda: write(log, end, origin, rows), read)
 
         def read(letters: Letters, error: Exception | None) -> None:
             if error is not None:
@@ -106,7 +107,7 @@ class _Funeral:
                 return
             self._unreadable.update((origin.group, offset) for offset in letters.unreadable)
             if letters.problem is not None:
-                log.error("%s: a dying message cannot be read: %s", shard.name, letters.problem)
+                _log.error("%s: a dying message cannot be read: %s", shard.name, letters.problem)
             if letters.header is None:
                 self._next()
             else:
@@ -121,7 +122,7 @@ class _Funeral:
         for row in rows:
             place = f"{origin.topic}/{origin.partition}/{row.offset}"
             text = "%s is settled for group %r: it died (%s), and dead letters have no dead letters"
-            log.warning(text, place, origin.group, row.reason)
+            _log.warning(text, place, origin.group, row.reason)
         self._settle(origin, [row.offset for row in rows], "", [])
 
     def _publish(self, origin: Origin, letters: Letters) -> None:
@@ -209,7 +210,7 @@ class _Funeral:
         delay_us = min(RETRY_US << min(self._failures - 1, 10), RETRY_US_MAX)
         if refusal is not None:
             text = "%s: the dead letters cannot be written, once more in %.0f s: %s"
-            log.warning(text, self._shard.name, delay_us / 1e6, refusal.message)
+            _log.warning(text, self._shard.name, delay_us / 1e6, refusal.message)
         self._burial.pump.at(self._burial.pump.clock.now_us() + delay_us, self._retried)
 
     def _retried(self, now_us: int) -> None:

@@ -7,6 +7,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from tailrace.broker.delivery import Gate
 from tailrace.broker.host import Topics
 from tailrace.broker.lease_job import LeaseJob
@@ -26,6 +28,7 @@ from tailrace.core.delivery_commands import (
     SettleOffsets,
 )
 from tailrace.core.inner_commands import MoveCursor
+from tailrace.core.leasing_rules import LEASE_MS_MAX
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format.frame import Buffer
@@ -33,16 +36,11 @@ from tailrace.ports import Respond
 
 PARTITIONS_MAX = 10_000
 COUNT_MAX = 100_000
-LEASES_MAX = 10_000
-SPANS_MAX = 200_000
-LEASE_MS_MAX = 12 * 3_600_000
-DELAY_MS_MAX = 365 * 24 * 3_600_000
-NAME_MAX = 256
+MEMBER_MAX = 256
 ERROR_MAX = 1024
-REASONS = ("rejected", "poison", "backpressure")
+"""So much of an error is kept; the rest of a long one is cut off."""
 _SERVED_MAX = 10_000
 _IDS = 512
-_OFFSET_END = 1 << 62
 
 
 class Leasing:
@@ -60,14 +58,14 @@ class Leasing:
         self._served: dict[tuple[str, str, str], int] = {}
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
             Lease: self._lease,
-            Ack: self._ack,
-            Nack: self._nack,
-            Reject: self._reject,
-            Extend: self._extend,
+            Ack: self._settle,
+            Nack: self._fail,
+            Reject: self._fail,
+            Extend: self._settle,
             Commit: self._commit,
             Committed: self._committed,
-            Reopen: self._spans,
-            SettleOffsets: self._spans,
+            Reopen: self._settle,
+            SettleOffsets: self._settle,
         }
 
     def close(self) -> None:
@@ -96,10 +94,11 @@ class Leasing:
             raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
-        if not 1 <= len(request.member) <= NAME_MAX:
-            raise InvalidRequest(f"member: 1 to {NAME_MAX} characters, not {len(request.member)}")
-        if request.lease_ms is not None:
-            _within(request.lease_ms, "lease_ms", 1, LEASE_MS_MAX)
+        if not 1 <= len(request.member) <= MEMBER_MAX:
+            raise InvalidRequest(f"member: 1 to {MEMBER_MAX} characters, not {len(request.member)}")
+        lease_ms = request.lease_ms
+        if lease_ms is not None and not 1 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {lease_ms}")
         shards = [self._shard(request.topic, partition) for partition, _ in places]
         first = 0
         if len(places) > 1:
@@ -138,45 +137,21 @@ class Leasing:
             return request.count_max  # The partition itself refuses.
         of_member = of_group = 0
         for shard in shards:
-            mine, everybodys = shard.state.queues.in_flight(group, member)
-            of_member += mine
-            of_group += everybodys
+            of_member += shard.state.queues.in_flight(group, member)
+            of_group += shard.state.queues.in_flight(group)
         credit: int = min(policy.in_flight_max - of_member, policy.group_in_flight_max - of_group)
         return credit
 
     # -- settling
 
-    def _ack(self, request: Ack, body: Buffer, respond: Respond, gate: Gate) -> None:
-        if not 1 <= len(request.leases) <= LEASES_MAX:
-            raise InvalidRequest(f"leases: 1 to {LEASES_MAX}, not {len(request.leases)}")
-        for _, spans in request.leases:
-            check_spans(spans)
-        self._shard(request.topic, request.partition).submit(request, b"", respond)
-
-    def _nack(self, request: Nack, body: Buffer, respond: Respond, gate: Gate) -> None:
-        if request.delay_ms is not None:
-            _within(request.delay_ms, "delay_ms", 0, DELAY_MS_MAX)
-        if len(request.error) > ERROR_MAX:
-            raise InvalidRequest(f"error: at most {ERROR_MAX} characters, not {len(request.error)}")
-        self._spans(request, body, respond, gate)
-
-    def _reject(self, request: Reject, body: Buffer, respond: Respond, gate: Gate) -> None:
-        if request.reason not in REASONS:
-            raise InvalidRequest(f"reason: one of {', '.join(REASONS)}, not {request.reason[:80]!r}")
-        if len(request.error) > ERROR_MAX:
-            raise InvalidRequest(f"error: at most {ERROR_MAX} characters, not {len(request.error)}")
-        self._spans(request, body, respond, gate)
-
-    def _spans(
-        self, request: Nack | Reject | Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate
+    def _settle(
+        self, request: Ack | Extend | Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate
     ) -> None:
-        check_spans(request.spans)
         self._shard(request.topic, request.partition).submit(request, b"", respond)
 
-    def _extend(self, request: Extend, body: Buffer, respond: Respond, gate: Gate) -> None:
-        _within(request.lease_ms, "lease_ms", 1, LEASE_MS_MAX)
-        if not 1 <= len(request.leases) <= LEASES_MAX:
-            raise InvalidRequest(f"leases: 1 to {LEASES_MAX}, not {len(request.leases)}")
+    def _fail(self, request: Nack | Reject, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if len(request.error) > ERROR_MAX:
+            request = msgspec.structs.replace(request, error=request.error[:ERROR_MAX])
         self._shard(request.topic, request.partition).submit(request, b"", respond)
 
     # -- places of groups
@@ -231,25 +206,3 @@ class _Collected:
 
 def _first_refusal(replies: Sequence[Any]) -> Refusal | None:
     return next((reply for reply in replies if type(reply) is Refusal), None)
-
-
-def check_spans(spans: Sequence[int]) -> None:
-    """Refuse what is not a list of ascending spans of offsets."""
-    if not 2 <= len(spans) <= SPANS_MAX or len(spans) % 2:
-        raise InvalidRequest(f"spans: pairs of first offset and end are needed, not {len(spans)} numbers")
-    if spans[0] < 0 or spans[-1] >= _OFFSET_END:
-        raise InvalidRequest(f"spans: {spans[0]} to {spans[-1]} are no offsets")
-    if len(spans) == 2:
-        if spans[0] >= spans[1]:
-            raise InvalidRequest(f"spans: [{spans[0]}, {spans[1]}) is empty")
-        return
-    before = -1
-    for index, bound in enumerate(spans):
-        if bound < before or (index % 2 and bound == before):
-            raise InvalidRequest(f"spans: they ascend and none is empty, but {bound} follows {before}")
-        before = bound
-
-
-def _within(value: int, name: str, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name}: {low} to {high}, not {value}")

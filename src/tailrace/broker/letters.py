@@ -73,14 +73,14 @@ class Letters(msgspec.Struct, frozen=True, eq=False):
     problem: Exception | None = None
 
 
-def write(log: PartitionLog, origin: Origin, dying: Sequence[DyingRow]) -> Letters:
-    """Read dying messages back and make a batch of them; blocking."""
+def write(log: PartitionLog, end: int, origin: Origin, dying: Sequence[DyingRow]) -> Letters:
+    """Read dying messages below the committed end back and make a batch of them; blocking."""
     rows: list[dict[str, Any]] = []
     offsets: list[int] = []
     unreadable: list[int] = []
     problem: Exception | None = None
     size = 0
-    reader = _Reader(log)
+    reader = _Reader(log, end)
     for item in dying:
         try:
             row = reader.row(item.offset)
@@ -157,8 +157,9 @@ def _headers(row: dict[str, Any], origin: Origin, item: DyingRow) -> list[tuple[
 class _Reader:
     """Single messages of a log; those that share a frame are read together."""
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: PartitionLog, end: int) -> None:
         self._log = log
+        self._end = end
         self._header = Header(frame.DATA, 0, 0, 0, 0)
         self._rows: list[dict[str, Any]] = []
 
@@ -173,7 +174,7 @@ class _Reader:
         raise Corrupt(f"offset {offset} is missing in its frame")
 
     def _open(self, offset: int) -> None:
-        for part in self._log.read(offset, offset + 1, 1):
+        for part in self._log.read(offset, self._end, 1):
             for header, body in frame.walk(part, check=False):
                 if header.kind == frame.DATA and header.base_offset <= offset < header.end_offset:
                     found = batch.decode(body, header.columns)

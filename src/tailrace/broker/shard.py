@@ -206,7 +206,7 @@ class Shard:
                 if not soft:
                     turn.hard = True
                 wakeups.decided(command, soft)
-            elif late and type(reply) is Done:
+            if late and type(reply) is Done:
                 soft = True  # There is nothing for it: nobody relies on that.
             if type(reply) is Refusal:
                 self.metrics.refused(reply.code)
@@ -382,7 +382,7 @@ class Shard:
                 return
             self._adopt(*recovered)
             self._notify()
-            self.start()
+            self.pump.at(self._full_until_us, lambda now_us: self.start())
 
         self.run_in_order(work, done)
 
