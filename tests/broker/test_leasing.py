@@ -253,6 +253,19 @@ def test_a_lease_expires_with_nobody_waiting_and_is_counted() -> None:
     assert broker.shard().state.queues.figures("g")["failures"] == 1
 
 
+def test_what_one_group_leaves_lying_does_not_hide_what_another_waits_for() -> None:
+    broker = make(lease_ms=10_000)
+    broker.enlist(group="idle")
+    broker.send(b"a")
+    (left,) = broker.lease(group="idle")
+    broker.nack(left, group="idle", delay_ms=1_000)
+    broker.lease()
+    broker.pass_s(5)
+    waiting = broker.begin_lease(wait_ms=60_000)
+    broker.pass_s(5.1)
+    assert values(got(waiting)) == [b"a"]
+
+
 def test_credit_comes_back_with_an_ack() -> None:
     broker = make(in_flight_max=2)
     broker.send(b"a", b"b", b"c")

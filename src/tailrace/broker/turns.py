@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tailrace.core.commands import Reply
 from tailrace.core.model import Refusal
 from tailrace.errors import TailraceError
 from tailrace.format.frame import Buffer, Frame
@@ -26,8 +25,9 @@ class Turn:
         self._shard = shard
         self.started_us = started_us
         self.frames: list[Frame] = []
-        self.replies: list[tuple[Respond, Reply]] = []
-        self.at_once: list[tuple[Respond, Reply]] = []
+        self.replies: list[tuple[Respond, Any]] = []
+        """Replies (`core.commands.Reply`, and what partitions say to the broker itself) that wait for it."""
+        self.at_once: list[tuple[Respond, Any]] = []
         """Replies that wait for nothing."""
         self.hard = False
         """Whether somebody waits for it to be durable."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GRAIN_US = 1_000
 """At most so often does time alone wake anybody: thousands of back-offs end in each other's company."""
+RETRY_US = 100_000
 _NEVER = 1 << 62
 
 _FREES_GROUP = frozenset(
@@ -106,9 +107,12 @@ class Wakeups:
     def arm(self) -> None:
         """Set the timer for what is due next; one that is set for an earlier moment stays."""
         due_us = self._shard.state.queues.next_due_us()
-        if due_us is None or due_us <= self._fired_us:
-            return  # Whoever comes finds what is due already.
-        due_us = max(due_us, self._fired_us + GRAIN_US)
+        if due_us is None:
+            return
+        if due_us <= self._fired_us:
+            due_us = self._fired_us + RETRY_US  # It could not be done then: a frame has to be read for it.
+        else:
+            due_us = max(due_us, self._fired_us + GRAIN_US)
         if due_us < self._due_us:
             if self._timer is not None:
                 self._timer.cancel()
