@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from tailrace.client import admin, aio, consumer
 from tailrace.client.aio import BUFFER_BYTES_MAX, LINGER_MS
+from tailrace.client.membership import Moved
 from tailrace.client.reader import Start
 from tailrace.client.results import Result, Topic
 from tailrace.client.schedules import Scheduled
@@ -40,6 +41,16 @@ class Client:
         self._closed: TailraceError | None = Unavailable(
             "the client is not open: use `with tailrace.sync.connect(…)`"
         )
+
+    @property
+    def inner(self) -> aio.Client:
+        """The client on the loop."""
+        return self._inner
+
+    @property
+    def portal(self) -> Portal:
+        """The way to the loop."""
+        return self._portal
 
     def __enter__(self) -> Client:
         self._portal.call(self._inner.__aenter__)
@@ -136,13 +147,43 @@ class Client:
     ) -> StreamConsumer: ...
 
     def consumer(
-        self, topics: str | Sequence[str], group: str | None = None, *, mode: str = "queue", **options: Any
+        self,
+        topics: str | Sequence[str],
+        group: str | None = None,
+        *,
+        mode: str = "queue",
+        member: str | None = None,
+        wait: bool = True,
+        batch_size: int = 500,
+        fetch_bytes_max: int = 1_048_576,
+        prefetch: int = 2000,
+        auto_commit_ms: int = 5000,
+        skip_expired: bool = False,
+        on_assigned: Moved | None = None,
+        on_revoked: Moved | None = None,
+        timeout: float | None = None,
+        **options: Any,
     ) -> Consumer | StreamConsumer:
-        """A consumer of one or several topics; see `tailrace.Client.consumer` for the options. `on_assigned`
-        and `on_revoked` are called in a thread."""
-        for name in ("on_assigned", "on_revoked"):
-            options[name] = in_thread(options.get(name))
-        inner = self._make(lambda: self._inner.consumer(topics, group, mode=mode, **options))
+        """A consumer of one or several topics; see `tailrace.Client.consumer`. `on_assigned` and `on_revoked`
+        are called in a thread."""
+        inner = self._make(
+            lambda: self._inner.consumer(
+                topics,
+                group,
+                mode=mode,
+                member=member,
+                wait=wait,
+                batch_size=batch_size,
+                fetch_bytes_max=fetch_bytes_max,
+                prefetch=prefetch,
+                auto_commit_ms=auto_commit_ms,
+                skip_expired=skip_expired,
+                on_assigned=in_thread(on_assigned),
+                on_revoked=in_thread(on_revoked),
+                timeout=timeout,
+                **options,
+            )
+        )
         if isinstance(inner, consumer.Consumer):
             return Consumer(self._portal, inner)
         return StreamConsumer(self._portal, inner)

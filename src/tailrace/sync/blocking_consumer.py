@@ -99,13 +99,12 @@ class Consumer:
         self._lock = threading.Lock()
         self._acks: deque[Delivery] = deque()
         self._draining = False
-        inner._kind = Delivery
-        inner._guard = threading.Lock()
 
     def __enter__(self) -> Consumer:
         async def enter() -> None:
             await self._inner.__aenter__()
-            self._inner._settlement.twin = self
+            intake = self._inner._intake
+            intake.kind, intake.guard, intake.settlement.twin = Delivery, threading.Lock(), self
 
         self._portal.call(enter)
         return self
@@ -129,15 +128,15 @@ class Consumer:
             return self._next()
 
     def _next(self) -> Delivery:
-        inner = self._inner
+        intake = self._inner._open()
         while True:
-            with inner._guard:
-                for delivery in inner._current:
+            with intake.guard:
+                for delivery in intake.current:
                     assert isinstance(delivery, Delivery)
-                    inner._last = delivery
+                    intake.last = delivery
                     return delivery
             try:
-                self._portal.call(inner._take)
+                self._portal.call(intake.take)
             except StopAsyncIteration:
                 raise StopIteration from None
 
@@ -146,17 +145,17 @@ class Consumer:
         size = self._inner._options.batch_size if size is None else size
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidRequest(f"size: a whole number, at least 1, not {size!r}")
-        inner = self._inner
         while True:
             with self._lock:
                 try:
                     batch = Batch([self._next()])
                 except StopIteration:
                     return
-                with inner._guard:
-                    while len(batch) < size and (delivery := next(inner._current, None)) is not None:
+                intake = self._inner._intake
+                with intake.guard:
+                    while len(batch) < size and (delivery := next(intake.current, None)) is not None:
                         assert isinstance(delivery, Delivery)
-                        inner._last = delivery
+                        intake.last = delivery
                         batch.append(delivery)
             yield batch
 
@@ -172,11 +171,11 @@ class Consumer:
                 self._drain()  # What the handler acknowledged counts before it is settled for it.
 
             async def run() -> None:
-                inner._kind = deliveries.Delivery
+                inner._open().kind = deliveries.Delivery
                 try:
                     await inner.run(handle, concurrency=concurrency, settle=settle)
                 finally:
-                    inner._kind = Delivery
+                    inner._intake.kind = Delivery
 
             with self._lock:
                 self._portal.call(run)
@@ -222,7 +221,7 @@ class Consumer:
     def _drain(self) -> None:
         """On the loop."""
         self._draining = False  # First: what is appended from now on calls for another round.
-        settlement = self._inner._settlement
+        settlement = self._inner._intake.settlement
         while self._acks:
             delivery = self._acks.popleft()
             lease = delivery.rows.lease
@@ -282,8 +281,10 @@ class StreamConsumer:
                 return
             yield batch
 
-    def run(self, handler: Callable[[Message], Any]) -> None:
+    def run(self, handler: Callable[[Message], Any], *, concurrency: int = 1) -> None:
         """Call `handler(message)` for every message until `stop`; what it raises ends the run."""
+        if concurrency != 1:
+            raise InvalidRequest("concurrency: a stream is read in order, by one handler at a time")
         for message in self:
             handler(message)
 

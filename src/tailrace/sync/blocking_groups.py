@@ -9,8 +9,10 @@ from typing import Any
 
 from tailrace.client import dead_letters, group_admin, schedules
 from tailrace.client.dead_letters import DeadLetter, Filter, Redriven
+from tailrace.client.fields import Headers
 from tailrace.client.group_admin import Group, Reset
 from tailrace.client.schedules import Schedule
+from tailrace.core.model import PRIORITY_DEFAULT
 from tailrace.sync.portal import Portal
 
 
@@ -119,9 +121,37 @@ class Schedules:
         self._portal = portal
         self._inner = inner
 
-    def put(self, name: str, topic: str, cron: str, **fields: Any) -> None:
-        """Create or replace a schedule; see `tailrace.Schedules.put` for the fields."""
-        self._portal.call(lambda: self._inner.put(name, topic, cron, **fields))
+    def put(
+        self,
+        name: str,
+        topic: str,
+        cron: str,
+        *,
+        zone: str = "UTC",
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        ttl: float | None = None,
+        paused: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Create or replace a schedule; see `tailrace.Schedules.put`."""
+        self._portal.call(
+            lambda: self._inner.put(
+                name,
+                topic,
+                cron,
+                zone=zone,
+                value=value,
+                key=key,
+                headers=headers,
+                priority=priority,
+                ttl=ttl,
+                paused=paused,
+                timeout=timeout,
+            )
+        )
 
     def delete(self, name: str, *, timeout: float | None = None) -> None:
         """Remove a schedule."""

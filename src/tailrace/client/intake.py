@@ -1,0 +1,366 @@
+"""What comes in to a consumer of a queue: long polls that lease ahead, and the rows not handed out yet.
+
+One `Lease` for each topic is under way while there is room. When the partitions that may be asked change, new
+polls go out at once; the older ones are still answered, but not repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.consumer_options import ConsumerOptions
+from tailrace.client.deliveries import Delivery, Leased, LeasedRows, foreign_rows, unpack
+from tailrace.client.leases import HeldLease
+from tailrace.client.membership import Member
+from tailrace.client.settling import Settlement
+from tailrace.core.commands import Reply
+from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
+from tailrace.core.group_commands import JoinGroup, Place
+from tailrace.core.model import Refusal
+from tailrace.errors import Fenced, InvalidRequest, NotFound, TailraceError
+from tailrace.format.frame import Buffer
+from tailrace.ports import BrokerVerbs
+
+WAIT_MS = 30_000
+YIELD_ROWS = 256
+"""After so many messages in a row the loop gets a turn, so that the next ones can arrive meanwhile."""
+
+
+class Intake:
+    """See `membership.Holder`. Messages are taken from `current`; `last` is the one that was handed out."""
+
+    def __init__(
+        self, verbs: BrokerVerbs, request: JoinGroup, timeout: float, options: ConsumerOptions
+    ) -> None:
+        self._verbs = verbs
+        self._request = request
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self.settlement = Settlement(
+            verbs, request.group, timeout, failed=self._went_back, lost=self._lease_lost
+        )
+        self.membership = Member(
+            verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
+        )
+        self._ready: dict[str, dict[int, int]] = {}
+        self._paused: set[Place] = set()
+        self._epoch = 0
+        self._polling: set[str] = set()
+        self._pause_s = PAUSE_S_MIN
+        self._hungry = False
+        self._buffer: deque[LeasedRows] = deque()
+        self._ahead = 0
+        self._rows: LeasedRows | None = None
+        self.current: Iterator[Any] = iter(())
+        self.last: Leased | None = None
+        self.kind: type[Leased] = Delivery
+        self.guard: AbstractContextManager[object] = nullcontext()
+        """Held by whoever takes from `current` in another thread (see `tailrace.sync`)."""
+        self._streak = 0
+        self._taking = False
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self.closed: TailraceError | None = None
+
+    # -- handing out
+
+    async def take(self) -> None:
+        """Make the next rows the current ones, as soon as there are any."""
+        if self._taking:
+            raise InvalidRequest("a consumer serves one task at a time; `run` has `concurrency`")
+        self._taking = True
+        try:
+            if self._streak >= YIELD_ROWS:
+                self._streak = 0
+                await asyncio.sleep(0)
+            while not self.next_rows():
+                waiter = self._loop.create_future()
+                self._streak = 0
+                self._waiters.append(waiter)
+                self._hungry = True
+                self._poll()
+                await waiter
+        finally:
+            self._taking = False
+
+    def next_rows(self) -> bool:
+        """Make the next buffered rows the current ones; False when nothing is there."""
+        if self.closed is not None:
+            raise self.closed
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._stopping:
+            raise StopAsyncIteration
+        self._rows = self.last = None
+        now_ms = self.settlement.now_ms()
+        while self._buffer:
+            rows = self._buffer.popleft()
+            self._ahead -= len(rows)
+            if rows.lease.error is not None:
+                continue
+            if rows.lease.deadline_ms <= now_ms:
+                self.settlement.lose(rows.lease)  # This process slept, and nobody extended it.
+                continue
+            self._rows = rows
+            self.current = rows.deliveries(self.kind)
+            self._streak += len(rows)
+            self._poll()
+            return True
+        return False
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+        with self.guard:
+            self._stopping = True
+            self.current = iter(())
+        self._wake()
+
+    def refuse(self, error: TailraceError) -> None:
+        """Nothing is handed out or leased from now on; what is settled still counts."""
+        self.closed = error
+        self._wake()
+
+    def end(self, error: TailraceError) -> None:
+        """Nothing is settled any more either."""
+        self.refuse(error)
+        self._buffer.clear()
+        self._ahead = 0
+        with self.guard:
+            self.current = iter(())
+            self._rows = self.last = None
+        self.settlement.close(error)
+
+    # -- dropping what is not handed out
+
+    def _went_back(self, deliveries: Sequence[Leased]) -> None:
+        """Messages failed: the broker took back the later ones of their keys, so they are not handed out."""
+        ordering = self.membership.policy.ordering
+        for failed in deliveries:
+            place, offset = failed.rows.lease.place, failed.offset
+            key = failed.key if ordering == "key" else None
+            if ordering == "none" or (ordering == "key" and key is None):
+                continue
+
+            def later(
+                rows: LeasedRows, place: Place = place, offset: int = offset, key: bytes | None = key
+            ) -> Sequence[int]:
+                return _later(rows, offset, key) if rows.lease.place == place else ()
+
+            self._drop(later)
+
+    def _lease_lost(self, lease: HeldLease) -> None:
+        self._drop(lambda rows: range(len(rows)) if rows.lease is lease else ())
+
+    def _drop(self, chosen: Callable[[LeasedRows], Sequence[int]], give_back: bool = False) -> None:
+        """Take rows out of what is not handed out yet."""
+        with self.guard:
+            # What is left of the current rows goes back to the buffer, to be treated alike.
+            current, last = self._rows, self.last
+            self.current = iter(())
+            self._rows = self.last = None
+        rest = None if current is None else current.rest(0 if last is None else last.row + 1)
+        if rest is not None:
+            self._buffer.appendleft(rest)
+            self._ahead += len(rest)
+        kept: deque[LeasedRows] = deque()
+        for rows in self._buffer:
+            out = set(chosen(rows))
+            if out:
+                offsets = rows.offsets()
+                gone = [offsets[row] for row in out]
+                if give_back:
+                    self.settlement.give_back(rows.lease, gone)
+                else:
+                    self.settlement.leases.forget(rows.lease, gone)
+                rows.keep([row for row in range(len(rows)) if row not in out])
+                self._ahead -= len(out)
+            if len(rows):
+                kept.append(rows)
+        self._buffer = kept
+        self._poll()
+
+    def _drop_places(self, places: set[Place]) -> None:
+        self._drop(lambda rows: range(len(rows)) if rows.lease.place in places else (), give_back=True)
+
+    # -- partitions
+
+    def pause(self, places: set[Place]) -> None:
+        """Hand out nothing more of these; what was leased ahead of them is given back."""
+        self._paused |= places
+        self._renew_polls()
+        self._drop_places(places)
+
+    def resume(self, places: set[Place]) -> None:
+        """Go on with these, or with all."""
+        self._paused -= places or set(self._paused)
+        self._renew_polls()
+
+    def granted(self, places: dict[Place, int]) -> None:
+        """See `membership.Holder`."""
+        self.settlement.lease_ms = self.membership.policy.lease_ms
+        for (topic, partition), generation in places.items():
+            self._ready.setdefault(topic, {})[partition] = generation
+        self._renew_polls()
+
+    def _not_ready(self, places: set[Place]) -> None:
+        for topic, partition in places:
+            self._ready.get(topic, {}).pop(partition, None)
+        self._renew_polls()
+
+    def withdrawn(self, places: set[Place]) -> None:
+        """See `membership.Holder`."""
+        self._not_ready(places)
+        self._drop_places(places)
+
+    async def release(self, places: set[Place], seconds: float) -> None:
+        """See `membership.Holder`: wait for what is handed out, and give back what is not settled in time."""
+        await self.settlement.settled(places, seconds)
+        for place in places:
+            for lease in self.settlement.leases.of(place):
+                self.settlement.give_back(lease)
+                self.settlement.lose(lease)
+        await self.settlement.flushed(places)
+
+    def dropped(self, places: set[Place]) -> None:
+        """See `membership.Holder`."""
+        self._not_ready(places)
+        self._drop(lambda rows: range(len(rows)) if rows.lease.place in places else ())
+
+    def passed(self, ms: float) -> None:
+        """See `membership.Holder`."""
+        self.settlement.passed(ms)
+
+    def failed(self, error: BaseException) -> None:
+        """See `membership.Holder`."""
+        self._error = error
+        self._wake()
+
+    def woken(self) -> None:
+        """See `membership.Holder`."""
+        self._renew_polls()
+
+    # -- leasing
+
+    def _renew_polls(self) -> None:
+        """What is asked for has changed: polls under way are still answered, but not repeated."""
+        self._epoch += 1
+        self._polling.clear()
+        self._poll()
+
+    def _poll(self) -> None:
+        """Lease ahead: one long poll for each topic while there is room."""
+        options = self._options
+        room = options.prefetch - self._ahead
+        if not self._hungry or self.closed is not None or self._stopping:
+            return
+        if room < min(options.batch_size, max(1, options.prefetch // 2)):
+            return
+        for topic, partitions in self._ready.items():
+            if topic in self._polling:
+                continue
+            wanted = [(p, g) for p, g in partitions.items() if (topic, p) not in self._paused]
+            if wanted:
+                self._polling.add(topic)
+                self._submit(topic, wanted, min(options.batch_size, room))
+
+    def _submit(self, topic: str, wanted: list[tuple[int, int]], count_max: int) -> None:
+        epoch = self._epoch
+        generations = dict(wanted)
+
+        def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
+            if epoch == self._epoch:
+                self._polling.discard(topic)
+            if isinstance(reply, Refusal):
+                if epoch == self._epoch:
+                    self._refused(reply)
+                return
+            assert isinstance(reply, Leases)
+            self._pause_s = PAUSE_S_MIN
+            self._arrived(topic, generations, reply, parts)
+            # Later, not now: a broker in this process may answer from within `submit`.
+            self._loop.call_soon(self._poll)
+
+        group, member = self._request.group, self._request.member
+        request = Lease(topic, group, member, wanted, count_max, self._options.fetch_bytes_max, WAIT_MS)
+        self._verbs.submit(request, b"", respond)
+
+    def _refused(self, reply: Refusal) -> None:
+        error = error_of(reply)
+        if self.closed is not None:
+            return
+        if isinstance(error, Fenced | NotFound):
+            self.membership.rejoin()
+        elif error.retriable:
+            self._loop.call_later(self._pause_s, self._poll)
+            self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+        else:
+            self.failed(error)
+            self._loop.call_later(PAUSE_S_MAX, self._poll)
+
+    def _arrived(
+        self, topic: str, generations: dict[int, int], reply: Leases, parts: Sequence[Buffer]
+    ) -> None:
+        data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
+        ready = self._ready.get(topic, {})
+        at = 0
+        for grant in reply.grants:
+            piece = data[at : at + grant.nbytes]
+            at += grant.nbytes
+            place, generation = (topic, grant.partition), generations.get(grant.partition, -1)
+            useful = ready.get(grant.partition) == generation and place not in self._paused
+            if useful and self.closed is None and not self._stopping:
+                self._add(place, generation, grant, piece)
+            else:
+                self._give_back(topic, grant)
+        self._wake()
+
+    def _give_back(self, topic: str, grant: Grant) -> None:
+        """Nobody here wants it any more; when this does not arrive, the lease ends by itself."""
+        spans = [n for first, count, _, _ in sorted(grant.runs) for n in (first, first + count)]
+        group = self._request.group
+        request = Nack(topic, grant.partition, group, grant.lease, spans, failure=False)
+        self._verbs.submit(request, b"", lambda reply, parts: None)
+
+    def _add(self, place: Place, generation: int, grant: Grant, data: Buffer) -> None:
+        lease = self.settlement.leases.add(place, generation, grant)
+        try:
+            found = unpack(lease, self.settlement, grant, data)
+        except TailraceError as error:
+            self.settlement.lose(lease)
+            self.failed(error)
+            return
+        self.settlement.started(lease)
+        for rows in found:
+            foreign = foreign_rows(rows, self._request.group)
+            if foreign:
+                deliveries = list(rows.deliveries(Delivery))
+                for row in foreign:
+                    deliveries[row].ack_nowait()
+                rows.keep(sorted(set(range(len(rows))) - set(foreign)))
+            if len(rows):
+                self._buffer.append(rows)
+                self._ahead += len(rows)
+
+
+def _later(rows: LeasedRows, offset: int, key: bytes | None) -> Sequence[int]:
+    """Rows behind an offset, of a key or all."""
+    offsets = rows.offsets()
+    if key is None:
+        return [row for row, other in enumerate(offsets) if other > offset]
+    keys = rows.values("key")
+    if keys is None:
+        return ()
+    return [row for row, other in enumerate(keys) if other == key and offsets[row] > offset]
