@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tailrace.bus.handlers import Caller, Handler, Middleware, check_function
 from tailrace.bus.outcomes import AckPolicy
@@ -194,10 +194,10 @@ class Bus:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for (topic, group), handlers in chosen.items():
-                    mode = "exclusive" if topic == self.commands and self._exclusive else "queue"
-                    subscription = Subscription(
-                        client.consumer(topic, group, mode=mode), handlers, self._registry, caller, answers
-                    )
+                    exclusive = topic == self.commands and self._exclusive
+                    mode: Literal["exclusive", "queue"] = "exclusive" if exclusive else "queue"
+                    consumer = client.consumer(topic, group, mode=mode)
+                    subscription = Subscription(consumer, handlers, self._registry, caller, answers)
                     self._running.append(subscription)
                     tasks.create_task(subscription.run(concurrency))
         finally:

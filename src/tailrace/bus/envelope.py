@@ -142,7 +142,7 @@ class Batch(Generic[M]):
     __slots__ = ("_messages",)
 
     def __init__(self, messages: list[M]) -> None:
-        self._messages = messages
+        self._messages: list[M] = messages
 
     def __iter__(self) -> Iterator[M]:
         """Those that are not settled yet."""

@@ -28,7 +28,7 @@ def codec_of(kind: Any) -> Codec:
     """The codec of a type."""
     if kind is bytes:
         return Codec(BYTES, bytes, bytes, bytes)
-    if isinstance(kind, type) and hasattr(kind, "model_validate_json"):  # pydantic, which need not be there
+    if hasattr(kind, "model_validate_json"):  # pydantic, which need not be there
         return Codec(
             JSON,
             lambda value: value.model_dump_json().encode(),

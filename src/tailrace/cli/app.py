@@ -14,12 +14,17 @@ import typer
 from typer.core import TyperGroup
 
 from tailrace.cli.about import about
+from tailrace.cli.consuming import consuming
 from tailrace.cli.execution import EXIT_INTERRUPTED, EXIT_READER_GONE, report
+from tailrace.cli.grouping import groups
+from tailrace.cli.letter_commands import letters
 from tailrace.cli.message_commands import messages
 from tailrace.cli.offline import logs
 from tailrace.cli.output import ReaderGone, decorated
+from tailrace.cli.schedule_commands import delayed, recurring
 from tailrace.cli.serving import serving
 from tailrace.cli.topic_commands import topics
+from tailrace.cli.working import working
 from tailrace.errors import EDGES, InvalidRequest, TailraceError
 
 # What typer raises for a wrong command line; it exports only this child of it.
@@ -65,6 +70,12 @@ app = typer.Typer(
 app.add_typer(serving)
 app.add_typer(topics, name="topic")
 app.add_typer(messages)
+app.add_typer(consuming)
+app.add_typer(groups, name="group")
+app.add_typer(letters, name="dlq")
+app.add_typer(recurring, name="schedule")
+app.add_typer(delayed, name="delayed")
+app.add_typer(working)
 app.add_typer(logs, name="log")
 app.add_typer(about)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -45,7 +45,7 @@ async def print_messages(client: Client, wanted: Wanted, output: Output) -> None
         async for message in messages:
             number = message.partition
             if wanted.follow or message.offset < ends[number]:
-                _print(output, message)
+                print_message(output, message)
                 shown += 1
             if not wanted.follow and message.offset + 1 >= ends[number]:
                 left.discard(number)
@@ -74,9 +74,10 @@ async def _ranges(client: Client, wanted: Wanted) -> tuple[dict[int, int], dict[
     return starts, ends
 
 
-def _print(output: Output, message: Message) -> None:
+def print_message(output: Output, message: Message, more: dict[str, Any] | None = None) -> None:
+    """One message as a line for people, as fields, or as JSON with what else there is to say about it."""
     if output.as_json:
-        output.record(message_record(message))
+        output.record({**message_record(message), **(more or {})})
         return
     key = "" if message.key is None else printable_bytes(message.key)
     value = "" if message.value is None else printable_bytes(message.value)

@@ -23,7 +23,9 @@ working = typer.Typer()
 
 @working.command()
 def worker(
-    target: Annotated[str, typer.Argument(metavar="MODULE:BUS", help="Where the bus is, as in shop.app:bus.")],
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:BUS", help="Where the bus is, as in shop.app:bus.")
+    ],
     *,
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Messages handled at a time, for each group.")

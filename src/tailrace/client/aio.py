@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, overload
+from uuid import UUID
 
 from tailrace.client.admin import Admin
 from tailrace.client.atomic import Atomic
@@ -19,7 +20,7 @@ from tailrace.client.membership import Moved
 from tailrace.client.producer import Producer
 from tailrace.client.reader import Reader, Start
 from tailrace.client.results import Result
-from tailrace.client.schedules import Scheduled, Schedules, cancel, scheduled
+from tailrace.client.schedules import Scheduled, Schedules, cancel, cancel_id, scheduled
 from tailrace.client.streaming import StreamConsumer
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.ports import BrokerVerbs
@@ -254,6 +255,10 @@ class Client:
         """Cancel a delayed message by what publishing it returned. True: it will never be delivered; False:
         it was released already, or was not delayed."""
         return await cancel(self._open(), result, self._timeout if timeout is None else timeout)
+
+    async def cancel_id(self, topic: str, id: UUID, *, timeout: float | None = None) -> bool:
+        """Cancel a delayed message by its id; see `cancel`."""
+        return await cancel_id(self._open(), topic, id, self._timeout if timeout is None else timeout)
 
     async def scheduled(
         self, topic: str, *, limit: int = 100, timeout: float | None = None

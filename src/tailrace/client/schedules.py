@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from tailrace.client.calls import ask
 from tailrace.client.fields import Headers
 from tailrace.client.results import Result, moment
+from tailrace.core.commands import DescribeTopic, TopicInfo
 from tailrace.core.delivery_commands import Cancelled, CancelScheduled, ListScheduled, ScheduledList
 from tailrace.core.group_commands import DeleteSchedule, ListSchedules, PutSchedule, ScheduleList
 from tailrace.core.model import PRIORITY_DEFAULT
@@ -154,6 +156,18 @@ async def cancel(verbs: BrokerVerbs, result: Result, timeout: float) -> bool:
     reply = await ask(verbs, request, timeout)
     assert isinstance(reply, Cancelled)
     return reply.done[0]
+
+
+async def cancel_id(verbs: BrokerVerbs, topic: str, id: UUID, timeout: float) -> bool:
+    """Cancel a delayed message by its id alone: every partition is asked."""
+    info = await ask(verbs, DescribeTopic(topic), timeout)
+    assert isinstance(info, TopicInfo)
+    for partition in range(len(info.partitions)):
+        reply = await ask(verbs, CancelScheduled(topic, partition, [id.bytes]), timeout)
+        assert isinstance(reply, Cancelled)
+        if reply.done[0]:
+            return True
+    return False
 
 
 async def scheduled(verbs: BrokerVerbs, topic: str, limit: int, timeout: float) -> list[Scheduled]:

@@ -15,7 +15,7 @@ from tailrace.sync.portal import Portal
 
 
 class Bus:
-    """`tailrace.bus.Bus` for threads. Handlers may be coroutine functions here, too: those run on the loop."""
+    """`tailrace.bus.Bus` for threads. Handlers may be coroutine functions, too: those run on the loop."""
 
     def __init__(self, name: str, *, exclusive: bool = True) -> None:
         inner = self.inner = AsyncBus(name, exclusive=exclusive)
@@ -29,12 +29,12 @@ class Bus:
         """Put the bus to work on a client of `tailrace.sync`."""
         portal = self._portal = client.portal
         attached = self.inner.attach(client.inner)
-        portal.call(attached.__aenter__)  # type: ignore[arg-type]
+        portal.call(attached.__aenter__)
         try:
             yield self
         finally:
             self._portal = None
-            portal.call(lambda: attached.__aexit__(None, None, None))  # type: ignore[arg-type]
+            portal.call(lambda: attached.__aexit__(None, None, None))
 
     def _work(self) -> Portal:
         if self._portal is None:

@@ -1,0 +1,192 @@
+"""`tailrace consume`: take messages as a member of a group, print them or run a command for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from tailrace.cli.execution import with_client
+from tailrace.cli.output import Output
+from tailrace.cli.parameters import Json, Timeout, Url
+from tailrace.errors import InvalidRequest, LeaseLost
+
+if TYPE_CHECKING:
+    from tailrace import Client
+    from tailrace.client.deliveries import Delivery
+
+ACKS = ("after", "first", "never")
+EXIT_REJECT = 65
+"""Exit status of a command that finds its message hopeless (EX_DATAERR)."""
+
+consuming = typer.Typer()
+
+
+class Taking(msgspec.Struct, frozen=True, kw_only=True):
+    """What to consume and what to do with it."""
+
+    topics: list[str]
+    group: str | None
+    mode: str
+    ack: str
+    command: str | None
+    count: int | None
+    wait: float | None
+    options: dict[str, Any]
+
+
+@consuming.command()
+def consume(
+    topic: Annotated[list[str], typer.Argument(help="Topics to consume.", show_default=False)],
+    *,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="The group to work for.")] = None,
+    mode: Annotated[str, typer.Option("--mode", help="queue, exclusive, stream or broadcast.")] = "queue",
+    ack: Annotated[
+        str, typer.Option("--ack", help="after (it was printed or handled), first, or never: give it back.")
+    ] = "after",
+    exec_: Annotated[
+        str | None,
+        typer.Option(
+            "--exec",
+            metavar="COMMAND",
+            help="Run this in a shell for each message: value on its input, TAILRACE_* in its environment. "
+            "Exit status 0 acknowledges, 65 rejects, any other one gives it back as a failure.",
+        ),
+    ] = None,
+    max_: Annotated[
+        int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")
+    ] = None,
+    wait: Annotated[
+        float | None, typer.Option("--wait", min=0, help="Stop when nothing came for so many seconds.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the group (repeat for more)."),
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Consume messages until Ctrl-C, settling each for the group."""
+    from tailrace.cli.records import parse_settings
+
+    if ack not in ACKS:
+        raise InvalidRequest(f"--ack: {', '.join(ACKS)}, not {ack!r}")
+    if exec_ is not None and ack == "never":
+        raise InvalidRequest("--exec settles by the exit status: --ack never does not go with it")
+    if mode in ("stream", "broadcast") and (exec_ is not None or ack != "after"):
+        raise InvalidRequest(f"--mode {mode} settles nothing: --exec and --ack do not go with it")
+    taking = Taking(
+        topics=topic,
+        group=group,
+        mode=mode,
+        ack=ack,
+        command=exec_,
+        count=max_,
+        wait=wait,
+        options=parse_settings(option),
+    )
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        if mode in ("stream", "broadcast"):
+            await _follow(client, taking, output)
+        else:
+            await _take(client, taking, output)
+
+    with_client(url, timeout, work)
+
+
+async def _next(messages: Any, wait: float | None) -> Any:
+    """The next message; None when none came in time or there are no more."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(wait):
+            return await anext(messages)
+    except (TimeoutError, StopAsyncIteration):
+        return None
+
+
+async def _follow(client: Client, taking: Taking, output: Output) -> None:
+    from tailrace.cli.reading import print_message
+
+    shown = 0
+    async with client.consumer(taking.topics, taking.group, mode=taking.mode, **taking.options) as consumer:
+        while taking.count is None or shown < taking.count:
+            message = await _next(aiter(consumer), taking.wait)
+            if message is None:
+                return
+            print_message(output, message)
+            shown += 1
+
+
+async def _take(client: Client, taking: Taking, output: Output) -> None:
+    # No more is leased ahead than will be taken: what is given back at the end was never looked at.
+    ahead = 2000 if taking.count is None else min(2000, taking.count)
+    taken = 0
+    async with client.consumer(
+        taking.topics,
+        taking.group,
+        mode=taking.mode,
+        prefetch=ahead,
+        batch_size=min(500, ahead),
+        **taking.options,
+    ) as consumer:
+        while taking.count is None or taken < taking.count:
+            delivery = await _next(consumer, taking.wait)
+            if delivery is None:
+                return
+            await _handle(delivery, taking, output)
+            taken += 1
+
+
+async def _handle(delivery: Delivery, taking: Taking, output: Output) -> None:
+    from tailrace.cli.reading import print_message
+
+    if taking.ack == "first":
+        await delivery.ack()
+    status = 0
+    if taking.command is None:
+        print_message(output, delivery, more={"attempt": delivery.attempt, "deliveries": delivery.deliveries})
+    else:
+        status = await _execute(taking.command, delivery)
+    if taking.ack != "after":
+        return
+    try:
+        if status == 0:
+            await delivery.ack()
+        elif status == EXIT_REJECT:
+            await delivery.reject(f"exit status {status}")
+        else:
+            await delivery.nack(error=f"exit status {status}")
+    except LeaseLost as error:
+        output.note(f"{delivery.topic}/{delivery.partition}@{delivery.offset}: {error.message}")
+
+
+async def _execute(command: str, delivery: Delivery) -> int:
+    """Run a command with the message; its own output goes where ours goes."""
+    import asyncio
+    import os
+
+    environment = {
+        **os.environb,
+        b"TAILRACE_TOPIC": delivery.topic.encode(),
+        b"TAILRACE_PARTITION": str(delivery.partition).encode(),
+        b"TAILRACE_OFFSET": str(delivery.offset).encode(),
+        b"TAILRACE_ID": str(delivery.id).encode(),
+        b"TAILRACE_ATTEMPT": str(delivery.attempt).encode(),
+    }
+    if delivery.key is not None and b"\0" not in delivery.key:
+        environment[b"TAILRACE_KEY"] = delivery.key
+    process = await asyncio.create_subprocess_shell(command, stdin=asyncio.subprocess.PIPE, env=environment)
+    try:
+        await process.communicate(delivery.value or b"")
+    except BaseException:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        raise
+    assert process.returncode is not None
+    return process.returncode

@@ -1,0 +1,239 @@
+"""`tailrace group`: list, describe, enlist, pause, resume, reset and delete groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tailrace.cli.execution import with_client
+from tailrace.cli.output import Output, printable
+from tailrace.cli.parameters import Json, Timeout, TopicName, Url
+from tailrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tailrace import Client
+    from tailrace.client.group_admin import Group
+
+groups = typer.Typer(no_args_is_help=True, help="Look at groups, move them, pause and delete them.")
+
+GroupName = Annotated[str, typer.Argument(help="Name of the group.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Also while members are connected.")]
+
+SHOWN = (
+    ("topic", "topic"),
+    ("partition", "partition"),
+    ("member", "member"),
+    ("committed", "committed"),
+    ("end", "end_offset"),
+    ("lag", "lag"),
+    ("oldest ms", "oldest_age_ms"),
+    ("in flight", "in_flight"),
+    ("waiting", "waiting"),
+    ("dying", "dying"),
+    ("failures", "failures"),
+    ("dead", "dead_lettered"),
+)
+
+
+@groups.command("list")
+def list_(
+    prefix: Annotated[str, typer.Argument(help="Only names that start like this.", show_default=False)] = "",
+    topic: Annotated[str | None, typer.Option("--topic", help="Only groups of this topic.")] = None,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """List groups."""
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        found = await client.groups().list(prefix, topic=topic)
+        if output.as_json:
+            for group in found:
+                output.record(_record(group))
+            return
+        rows = [
+            [
+                group.name,
+                ", ".join(group.topics),
+                group.options.get("mode"),
+                group.member_count,
+                group.lag,
+                "paused" if group.paused else None,
+            ]
+            for group in found
+        ]
+        output.table(["group", "topics", "mode", "members", "lag", "state"], rows)
+        if not found:
+            output.note("no groups yet: `tailrace consume TOPIC --group NAME` makes one")
+
+    with_client(url, timeout, work)
+
+
+@groups.command()
+def describe(group: GroupName, json: Json = False, url: Url = None, timeout: Timeout = 30.0) -> None:
+    """Show a group: its options, its members, and its place in every partition."""
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        found = await client.groups().describe(group)
+        if output.as_json:
+            output.record(_record(found))
+        else:
+            _show(output, found)
+
+    with_client(url, timeout, work)
+
+
+@groups.command()
+def enlist(
+    group: GroupName,
+    topic: Annotated[list[str], typer.Argument(help="Topics that it consumes.", show_default=False)],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the group (repeat for more)."),
+    ] = None,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="A group that exists already is fine.")
+    ] = False,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Make a group before anybody connects: what is published from now on waits for it."""
+    from tailrace.cli.records import parse_settings
+
+    output = Output(as_json=json)
+    settings = parse_settings(option)
+
+    async def work(client: Client) -> None:
+        made = await client.groups().create(group, topic, if_missing=if_missing, **settings)
+        if output.as_json:
+            output.record(_record(made))
+        else:
+            output.line(f"group {printable(made.name)} is enlisted on {printable(', '.join(made.topics))}")
+
+    with_client(url, timeout, work)
+
+
+@groups.command()
+def pause(
+    group: GroupName,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on instead.")] = False,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Stop deliveries to a whole group, or go on with them; its members stay."""
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        admin = client.groups()
+        await (admin.resume(group) if resume else admin.pause(group))
+        state = "resumed" if resume else "paused"
+        if output.as_json:
+            output.record({"group": group, "state": state})
+        else:
+            output.line(f"group {printable(group)} is {state}")
+
+    with_client(url, timeout, work)
+
+
+@groups.command()
+def reset(
+    group: GroupName,
+    topic: TopicName,
+    *,
+    to: Annotated[str, typer.Option("--to", help="earliest, latest, an offset, an ISO 8601 time, or -1h.")],
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", min=0, help="With an offset: only this partition (repeat for more)."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    force: Force = False,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Move a group on one topic. Its leases, attempts and back-offs there are dropped."""
+    from datetime import UTC, datetime
+
+    from tailrace.cli.moments import parse_point
+
+    output = Output(as_json=json)
+    point = parse_point(to, datetime.now(UTC), "--to")
+    if partition and not isinstance(point, int):
+        raise InvalidRequest("--partition goes with an offset; other points are found for every partition")
+
+    async def work(client: Client) -> None:
+        target: Any = point
+        if isinstance(point, int):
+            count = len((await client.admin().describe_topic(topic)).partitions)
+            target = dict.fromkeys(partition or range(count), point)
+        plan = await client.groups().reset(group, topic, target, dry_run=dry_run, force=force)
+        if output.as_json:
+            output.record(
+                {
+                    "group": group,
+                    "topic": topic,
+                    "done": plan.done,
+                    "changes": [
+                        {"partition": number, "before": before, "after": after}
+                        for number, (before, after) in sorted(plan.changes.items())
+                    ],
+                }
+            )
+            return
+        rows = [
+            [number, before, after, after - before]
+            for number, (before, after) in sorted(plan.changes.items())
+        ]
+        output.table(["partition", "committed", "to", "change"], rows)
+        output.note("reset" if plan.done else "nothing was changed: leave --dry-run out to do it")
+
+    with_client(url, timeout, work)
+
+
+@groups.command()
+def delete(
+    group: GroupName, force: Force = False, json: Json = False, url: Url = None, timeout: Timeout = 30.0
+) -> None:
+    """Forget a group and its state on every topic."""
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        await client.groups().delete(group, force=force)
+        if output.as_json:
+            output.record({"group": group, "state": "deleted"})
+        else:
+            output.line(f"group {printable(group)} is gone")
+
+    with_client(url, timeout, work)
+
+
+def _record(group: Group) -> dict[str, Any]:
+    import msgspec
+
+    return {"group" if name == "name" else name: value for name, value in msgspec.to_builtins(group).items()}
+
+
+def _show(output: Output, group: Group) -> None:
+    output.pairs(
+        {
+            "group": group.name,
+            "topics": ", ".join(group.topics),
+            "state": "paused" if group.paused else "active",
+            "lag": group.lag,
+            **group.options,
+        }
+    )
+    output.line("")
+    members = [
+        [member.get("member"), member.get("client"), len(member.get("owned") or ())]
+        for member in group.members
+    ]
+    output.table(["member", "client", "partitions"], members, title="members")
+    output.line("")
+    rows = [[row.get(field) for _, field in SHOWN] for row in group.partitions]
+    output.table([heading for heading, _ in SHOWN], rows, title="partitions")
