@@ -25,6 +25,7 @@ from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
 from tailrace.broker.shard import Shard
 from tailrace.broker.staged_writes import StagedWrites
+from tailrace.broker.tracing import Tracing
 from tailrace.ports import Clock, Coordinator, LogStats, LogStore
 
 log = logging.getLogger("tailrace.engine")
@@ -65,6 +66,7 @@ class Engine:
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
         parts.append(Delays(self.topics, self.pump))
+        parts.append(Tracing(self.topics, self.pump))
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:

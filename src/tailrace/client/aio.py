@@ -6,6 +6,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, overload
 from uuid import UUID
@@ -22,6 +23,7 @@ from tailrace.client.reader import Reader, Start
 from tailrace.client.results import Result
 from tailrace.client.schedules import Scheduled, Schedules, cancel, cancel_id, scheduled
 from tailrace.client.streaming import StreamConsumer
+from tailrace.client.tracing_calls import Traced, trace
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.ports import BrokerVerbs
 
@@ -265,6 +267,41 @@ class Client:
     ) -> list[Scheduled]:
         """Delayed messages of a topic that wait for their time, the next due first."""
         return await scheduled(self._open(), topic, limit, self._timeout if timeout is None else timeout)
+
+    async def trace(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        offset: int | None = None,
+        id: UUID | bytes | str | None = None,
+        key: bytes | None = None,
+        since: datetime | int | None = None,
+        until: datetime | int | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        full: bool = False,
+        timeout: float | None = None,
+    ) -> Traced:
+        """The lives of messages: what happened to each, when, and at whose hands.
+
+        By place (`partition` and `offset`), by `id`, or all that fit a `key`, a time and a `status`.
+        An id that is no UUIDv7 is only found with `full`, which reads everything that is stored.
+        """
+        return await trace(
+            self._open(),
+            topic,
+            self._timeout if timeout is None else timeout,
+            partition=partition,
+            offset=offset,
+            id=id,
+            key=key,
+            since=since,
+            until=until,
+            status=status,
+            limit=limit,
+            full=full,
+        )
 
 
 def _after_fork() -> None:

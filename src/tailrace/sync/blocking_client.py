@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
+from uuid import UUID
 
 from tailrace.client import admin, aio, consumer
 from tailrace.client.aio import BUFFER_BYTES_MAX, LINGER_MS
@@ -13,6 +14,7 @@ from tailrace.client.membership import Moved
 from tailrace.client.reader import Start
 from tailrace.client.results import Result, Topic
 from tailrace.client.schedules import Scheduled
+from tailrace.client.tracing_calls import Traced
 from tailrace.connect import connect as connect_async
 from tailrace.errors import TailraceError, Unavailable
 from tailrace.sync.blocking_atomic import Atomic
@@ -124,6 +126,40 @@ class Client:
         """All of it or nothing, once per version of the writer; see `tailrace.Client.atomic`."""
         return Atomic(
             self._portal, self._make(lambda: self._inner.atomic(writer_id, version, timeout=timeout))
+        )
+
+    def trace(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        offset: int | None = None,
+        id: UUID | bytes | str | None = None,
+        key: bytes | None = None,
+        since: datetime | int | None = None,
+        until: datetime | int | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        full: bool = False,
+        timeout: float | None = None,
+    ) -> Traced:
+        """The lives of messages; see `tailrace.Client.trace`."""
+        if self._closed is not None:
+            raise self._closed
+        return self._portal.call(
+            lambda: self._inner.trace(
+                topic,
+                partition=partition,
+                offset=offset,
+                id=id,
+                key=key,
+                since=since,
+                until=until,
+                status=status,
+                limit=limit,
+                full=full,
+                timeout=timeout,
+            )
         )
 
     @overload
