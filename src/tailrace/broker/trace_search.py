@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from tailrace.core.lives import SCHEDULED, STAGED, Life, Lives
 from tailrace.core.model import HAS_DELIVER_AT, HAS_KEY
+from tailrace.errors import NotFound
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer, Header
 from tailrace.ports import PartitionLog
@@ -56,7 +57,6 @@ class Source(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     log: PartitionLog
-    start_offset: int
     end_offset: int
     names: dict[int, str]
     """Groups by number."""
@@ -112,7 +112,7 @@ class _Walk:
 
     def place(self, offset: int) -> None:
         """Follow the message at an offset, and look for what came before it had one."""
-        for part in self._source.log.read(offset, offset + 1, 1) or self._frame_of(offset):
+        for part in self._source.log.read(offset, self._source.end_offset, 1):
             for header, body in frame.walk(part, check=False):
                 if header.kind != frame.DATA or not header.base_offset <= offset < header.end_offset:
                     continue
@@ -125,10 +125,7 @@ class _Walk:
                         self.lives.add(life)
                         self.through(header.entry + 1)
                         return
-
-    def _frame_of(self, offset: int) -> Any:
-        """A log gives whole frames only, so the end of the frame is asked for as well."""
-        return self._source.log.read(offset, self._source.end_offset, 1)
+        raise NotFound(f"offset {offset} is not in the partition any more: it was collected")
 
     def _before(self, life: Life, header: Header) -> None:
         """The earlier life of a released message, found by the time in its id."""
@@ -189,7 +186,7 @@ class _Walk:
         if not self._in_time(header):
             return
         for row in self._matching(rows):
-            if row in known or (offsets is not None and offsets[row] < self._source.start_offset):
+            if row in known:
                 continue
             if len(self.lives.lives) >= self._wanted.limit:
                 self._budget.complete = self._budget.complete and self._wanted.status is None

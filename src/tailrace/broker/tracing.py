@@ -66,8 +66,8 @@ class Tracing:
     def _run(self, request: Trace, respond: Respond) -> None:
         wanted = wanted_of(request, self._pump.clock.now_us())
         sources = [source_of(request.topic, partition, shard) for partition, shard in self._shards(request)]
-        if wanted.offset is not None:
-            require_there(sources[0], wanted.offset)
+        if wanted.offset is not None and not 0 <= wanted.offset < sources[0].end_offset:
+            raise NotFound(f"offset {wanted.offset} is beyond the end, {sources[0].end_offset}")
 
         def work() -> TraceFound:
             budget = Budget()
@@ -132,12 +132,4 @@ def source_of(topic: str, partition: int, shard: Shard) -> Source:
         if first is not None:
             committed[number] = first
     decode: Callable[[Buffer], list[Any]] = shard.machine.decode_facts
-    ends = shard.state.start_offset, shard.end_offset
-    return Source(topic, partition, shard.log, *ends, numbers, committed, decode)
-
-
-def require_there(source: Source, offset: int) -> None:
-    """Raise `NotFound` unless there is a message at that offset."""
-    if not source.start_offset <= offset < source.end_offset:
-        ends = f"{source.start_offset} to {source.end_offset}"
-        raise NotFound(f"offset {offset} is not in the partition, which goes from {ends}")
+    return Source(topic, partition, shard.log, shard.end_offset, numbers, committed, decode)

@@ -104,7 +104,6 @@ class Lives:
         """By group and lease; only of leases that hold one of the lives."""
         self._leases: dict[tuple[int, int], list[Life]] = {}
         """Whom a lease was given; those whose standing names another one have left it."""
-        self._generations: dict[int, int] = {}
         self._do: dict[type, Callable[[Any], None]] = {
             f.Enlisted: self._enlisted,
             f.Delisted: self._delisted,
@@ -211,8 +210,9 @@ class Lives:
     def _enlisted(self, fact: f.Enlisted) -> None:
         self.names[fact.group] = fact.name
         for life in self.lives:
-            if life.offset is not None:
-                life.standings[fact.group] = Standing(FREE if life.offset >= fact.start else SETTLED)
+            if life.offset is not None:  # It may be there already, and only has other options now.
+                standing = Standing(FREE if life.offset >= fact.start else SETTLED)
+                life.standings.setdefault(fact.group, standing)
 
     def _delisted(self, fact: f.Delisted) -> None:
         for life in self.lives:
@@ -220,10 +220,6 @@ class Lives:
                 life.event(fact.time_us, "group_deleted", group=self.name(fact.group))
 
     def _granted(self, fact: f.Granted) -> None:
-        before = self._generations.get(fact.group)
-        self._generations[fact.group] = fact.generation
-        if before == fact.generation:
-            return
         leases = [lease for group, lease in self._leases if group == fact.group]
         for life, standing in list(self._held(fact.group, leases)):
             member = self._leave(fact.group, standing, FREE)
@@ -309,9 +305,15 @@ class Lives:
     def _dying(self, fact: f.Dying) -> None:
         for life, standing in self._each(fact):
             member = self._leave(fact.group, standing, DYING)
-            group = self.name(fact.group)
+            standing.failures += fact.reason == "max_attempts"
             life.event(
-                fact.time_us, "dying", group=group, member=member, reason=fact.reason, error=fact.error
+                fact.time_us,
+                "dying",
+                group=self.name(fact.group),
+                member=member,
+                attempt=standing.failures or None,
+                reason=fact.reason,
+                error=fact.error,
             )
 
     def _buried(self, fact: f.Buried) -> None:
@@ -370,9 +372,15 @@ class Lives:
     def _trimmed(self, offset: int, time_us: int) -> None:
         for at in self._offsets[: bisect_left(self._offsets, offset)]:
             life = self._by_offset[at]
-            if life.state != COLLECTED:
-                life.state = COLLECTED
-                life.event(time_us, "collected")
+            if life.state == COLLECTED:
+                continue
+            life.state = COLLECTED
+            left = []
+            for group, standing in life.standings.items():
+                if standing.status not in (SETTLED, DEAD):
+                    standing.lease, standing.status = 0, COLLECTED
+                    left.append(self.name(group))
+            life.event(time_us, "collected", unsettled=left or None)
 
 
 def _places(fact: f.Buried) -> dict[int, tuple[int, int]]:
