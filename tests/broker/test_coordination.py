@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from tailrace.broker import upkeep
 from tailrace.broker.clock import ManualClock
+from tailrace.broker.engine import Engine
 from tailrace.broker.shard import Shard
 from tailrace.core.commands import (
     EARLIEST,
@@ -39,6 +41,7 @@ from tailrace.core.group_commands import (
     ResetGroup,
     ResetPlan,
 )
+from tailrace.core.inner_commands import GrantTo
 from tailrace.core.model import Refusal
 from tailrace.errors import Full, StorageFault
 from tailrace.storage.file_store import FileStore
@@ -237,6 +240,30 @@ def test_a_crash_before_the_partitions_knew_is_made_up_for() -> None:
     assert group.join("b").owned == [("t", 0, 3), ("t", 1, 3), ("t", 2, 3)]
 
 
+def test_a_partition_that_heard_of_a_decision_which_a_crash_took_back_is_fenced_again() -> None:
+    group = Members(1)
+    group.join("a")
+    group.broker.shard().submit(GrantTo("g", "b", 2), b"", lambda reply, parts: None)
+    group.broker.settle()
+    group.broker.restart()
+    group.broker.settle()
+    assert group.broker.shard().state.queues.grant("g") == ("a", 3)
+    assert group.beat("a").owned == [("t", 0, 3)]
+    assert group.lease("b", 0, 2).code == "fenced"
+
+
+def test_a_broker_that_stood_still_blames_nobody() -> None:
+    group = Members(2, session_ms=5_000)
+    group.join("a")
+    broker = group.broker
+    broker.clock.set_us(broker.clock.now_us() + 60_000_000)
+    broker.engine.pump.tick()
+    broker.settle()
+    assert len(group.beat("a").owned) == 2
+    broker.pass_s(6)
+    assert broker.ask(Heartbeat("g", "a")).code == "fenced"
+
+
 def test_closing_answers_polls() -> None:
     group = Members(1)
     group.join("a")
@@ -264,6 +291,20 @@ def test_in_a_shared_group_everybody_has_everything() -> None:
     group = Members(2, assignment="shared")
     group.join("a", "b", "c")
     assert all(group.known[member].owned == [("t", 0, 0), ("t", 1, 0)] for member in "abc")
+
+
+def test_what_a_leaver_had_in_a_shared_group_goes_to_the_others_without_a_failure() -> None:
+    group = Members(1, assignment="shared", session_ms=5_000)
+    group.broker.publish(b"1", b"2")
+    group.join("a", "b")
+    (first,) = group.lease("a", 0).grants
+    assert group.lease("b", 0).grants == []
+    for _ in range(3):
+        group.broker.pass_s(2)
+        group.beat("b")
+    (again,) = group.lease("b", 0).grants
+    assert (first.runs, again.runs) == ([(0, 2, 1, 0)], [(0, 2, 2, 0)])
+    assert group.broker.ask(Ack("t", 0, "g", [(first.lease, [0, 2])])).lost != []
 
 
 def test_groups_do_not_know_each_other() -> None:
@@ -498,6 +539,41 @@ def test_the_internal_topic_is_made_at_first_need_and_nobody_else_may_touch_it()
         CreateGroup("h", [TOPIC]),
     ):
         assert ask(request).code == "denied", request
+
+
+class MemoryBroker(HeldEngine):
+    """A broker without files."""
+
+    def _start(self) -> Engine:
+        engine = Engine(self.clock, self.threads, {"memory": self.store}, self.coordinator)
+        engine.open()
+        return engine
+
+
+def test_a_broker_without_files_has_groups_too() -> None:
+    broker = MemoryBroker()
+    broker.create(storage="memory")
+    assert len(broker.ask(JoinGroup("g", "a", ["t"])).owned) == 1
+    options = broker.ask(DescribeTopic(TOPIC)).options
+    assert (options["storage"], options["durability"]) == ("memory", "memory")
+
+
+def test_the_log_of_a_coordinator_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SNAPSHOT_INTERNAL_BYTES", 4096)
+    group = Members(3, FileStore(tmp_path, ManualClock(), segment_bytes=8192))
+    for _ in range(60):
+        group.join("a")
+        group.broker.ask(LeaveGroup("g", "a"))
+    shard = coordinators(group)[home_of("g")]
+    assert shard.entry > 100
+    assert shard.stats().segments <= 4
+    group.join("a")
+    held = group.partitions()
+    group.broker.restart()
+    group.broker.settle()
+    assert group.partitions() == held
 
 
 def test_one_faulty_partition_keeps_no_other_from_its_members() -> None:

@@ -90,6 +90,7 @@ class Coordination:
                 known.add(group.name)
                 for member in group.members:
                     self.seats.take(group.name, member, group.policy)
+                self.granting.adopt(group)
                 sizes = self._present([*group.topics])
                 if any(count != group.topics[topic].partitions for topic, count in sizes):
                     self._command(group.name, ResizeTopics(group.name, sizes), lambda reply: None)

@@ -20,7 +20,7 @@ from tailrace.core.commands import Reply
 from tailrace.core.group_commands import Place
 from tailrace.core.inner_commands import Delist, Enlist, EvictMember, GrantTo, PauseLeases
 from tailrace.core.model import Refusal
-from tailrace.core.rosters import Group
+from tailrace.core.rosters import Group, Holding
 
 log = logging.getLogger("tailrace.groups")
 
@@ -41,7 +41,7 @@ class _Carried:
     def __init__(self) -> None:
         self.confirmed: dict[Place, Grant] = {}
         self.busy: set[Place] = set()
-        self.retry = False
+        self.retry = self.warned = False
 
 
 class Granting:
@@ -130,6 +130,18 @@ class Granting:
 
     # -- carrying
 
+    def adopt(self, group: Group) -> None:
+        """After recovery: what partitions have on disk they need not be told again."""
+        carried = self._groups[group.name] = _Carried()
+        for place in group.all_places():
+            shard = self.shard(place)
+            if shard is not None and shard.fault is None:
+                queues = shard.state.queues
+                reached = queues.grant(group.name)
+                if reached is not None and queues.policy(group.name) == group.policy:
+                    owned = ("", 0) if group.shared else reached
+                    carried.confirmed[place] = Grant(*owned, queues.is_paused(group.name))
+
     def carry(self, group: Group) -> None:
         """Compare all partitions of a group with what is wanted, and send what is missing."""
         self._carry_all(group, self._groups.setdefault(group.name, _Carried()), group.all_places())
@@ -144,17 +156,18 @@ class Granting:
     def _carry(
         self, group: Group, carried: _Carried, place: Place, ahead: list[tuple[str, int, int]]
     ) -> None:
-        """One partition; into `ahead` when a reset has taken it further than the coordinator knows."""
+        """One partition; into `ahead` when it is further than the coordinator knows: after a reset, or after
+        a crash that took a decision from the coordinator which the partition had heard of already."""
         shard = self.shard(place)
-        if place in carried.busy or shard is None:
+        if place in carried.busy or shard is None or shard.fault is not None:
             return
         held = group.places.get(place)
         have = carried.confirmed.get(place)
         reached = shard.state.queues.grant(group.name)
-        if held is not None and reached is not None and reached[1] > held.generation:
-            if have is not None:
+        if held is not None and reached is not None and _astray(reached, held):
+            if reached[0] == held.owner and have is not None:
                 carried.confirmed[place] = Grant(*reached, have.paused)
-            ahead.append((*place, reached[1]))
+            ahead.append((*place, reached[1] + (reached[0] != held.owner)))
             return
         owner, generation = ("", 0) if held is None else (held.owner, held.generation)
         want = Grant(owner, generation, group.paused)
@@ -194,6 +207,7 @@ class Granting:
             return  # Deleted meanwhile; its end is carried by itself.
         if problem is None:
             carried.confirmed[place] = want
+            carried.warned = False
             self._changed(name)
         else:
             carried.confirmed.pop(place, None)
@@ -206,8 +220,9 @@ class Granting:
     def _retry(self, carried: _Carried, name: str, place: Place, problem: Refusal) -> None:
         if carried.retry:
             return
-        log.warning("group %s on %s/%d: %s; it is tried again", name, *place, problem.message)
-        carried.retry = True
+        if not carried.warned:
+            log.warning("group %s on %s/%d: %s; it is tried again", name, *place, problem.message)
+        carried.retry = carried.warned = True
 
         def again(now_us: int) -> None:
             carried.retry = False
@@ -267,6 +282,11 @@ class Granting:
             del self._leaving[group]
             for action in self._left.pop(group, ()):
                 action()
+
+
+def _astray(reached: tuple[str, int], held: Holding) -> bool:
+    """Whether a partition is at a generation that the coordinator has not given it."""
+    return reached[1] > held.generation or (reached[1] == held.generation and reached[0] != held.owner)
 
 
 def _unheard(reply: object, parts: object) -> None:

@@ -18,6 +18,9 @@ from tailrace.core.policy import GroupPolicy
 from tailrace.ports import Respond
 
 WAIT_MS_MAX = 60_000
+STALL_US = 2_000_000
+"""When the broker itself comes so late to look after a member, it was the broker that stood still: nobody can
+be blamed for silence, and everybody gets another session."""
 
 Key = tuple[str, str]
 """Group and member."""
@@ -77,16 +80,18 @@ class Seats:
     def _watch(self, group: str, member: str, seat: Seat) -> None:
         """Look at it again when it has been silent for a session; signs of life do not touch the timer."""
 
+        due_us = seat.seen_us + seat.policy.session_ms * 1000
+
         def look(now_us: int) -> None:
-            if now_us < seat.seen_us + seat.policy.session_ms * 1000:
-                self._watch(group, member, seat)
-            else:
-                # Should that fail (a full disk), it is tried again a session later.
+            silent = now_us >= seat.seen_us + seat.policy.session_ms * 1000
+            if silent:
+                # Should taking it out fail (a full disk), it is tried again a session later.
                 seat.seen_us = now_us
-                self._watch(group, member, seat)
+            self._watch(group, member, seat)
+            if silent and now_us - due_us < STALL_US:
                 self._silent(group, member)
 
-        seat.timer = self._pump.at(seat.seen_us + seat.policy.session_ms * 1000, look)
+        seat.timer = self._pump.at(due_us, look)
 
     def leave(self, group: str, member: str, answer: Refusal) -> None:
         """Somebody is no member any more; a poll that waits is told so."""
