@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.client import producer as module
-from tailrace.client.producer import BATCH_ROWS, Producer
+from tailrace.client.fields import BATCH_ROWS
+from tailrace.client.producer import Producer
 from tailrace.client.results import to_us
 from tailrace.core.commands import DescribeTopic, Publish, Published, Reply, TopicInfo
 from tailrace.core.model import Refusal

@@ -33,6 +33,7 @@ Priority = Annotated[
     int | None, typer.Option("--priority", min=0, max=4, help="0 critical ... 4 background.")
 ]
 Ttl = Annotated[str | None, typer.Option("--ttl", help="Time to live, such as 30s or 1h.")]
+Delay = Annotated[str | None, typer.Option("--delay", help="Deliver after this time, such as 30s or 1h.")]
 Target = Annotated[int | None, typer.Option("--partition", min=0, help="Partition to append to.")]
 DedupId = Annotated[
     str | None, typer.Option("--dedup-id", help="Id by which a repetition is recognised (one message).")
@@ -57,6 +58,7 @@ def publish(
     header: Header = None,
     priority: Priority = None,
     ttl: Ttl = None,
+    delay: Delay = None,
     partition: Target = None,
     dedup_id: DedupId = None,
     expect_sequence: ExpectSequence = None,
@@ -76,6 +78,7 @@ def publish(
         "headers": parse_headers(header) if header else None,
         "priority": priority,
         "ttl": None if ttl is None else parse_span(ttl, "--ttl").total_seconds(),
+        "delay": None if delay is None else parse_span(delay, "--delay"),
         "partition": partition,
     }
     expected = {

@@ -88,8 +88,8 @@ class Results:
         else:
             row = [
                 result.partition,
-                result.offset,
-                result.sequence,
+                "-" if result.offset is None else result.offset,
+                "-" if result.sequence is None else result.sequence,
                 str(result.id),
                 iso(result.append_time),
                 "yes" if result.duplicate else "no",

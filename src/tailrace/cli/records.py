@@ -57,7 +57,7 @@ def message_record(message: Message) -> dict[str, Any]:
 
 def result_record(result: Result) -> dict[str, Any]:
     """The result of one published message as `publish --json` prints it."""
-    return {
+    record = {
         "topic": result.topic,
         "partition": result.partition,
         "offset": result.offset,
@@ -66,6 +66,7 @@ def result_record(result: Result) -> dict[str, Any]:
         "append_time": iso(result.append_time),
         "duplicate": result.duplicate,
     }
+    return record if result.deliver_at is None else {**record, "deliver_at": iso(result.deliver_at)}
 
 
 class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):

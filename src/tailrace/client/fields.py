@@ -6,9 +6,10 @@ refused here, by the name of the field.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from tailrace.client.flow import Batch
@@ -25,11 +26,15 @@ from tailrace.errors import InvalidRequest, TooLarge
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
 
+BATCH_ROWS = 1000
+BATCH_BYTES = 512 * 1024
 ROW_BYTES = 32
 """What a message costs besides its value in the estimate of a batch's size."""
 TTL_S_MAX = 1e11
 
 Headers = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
+Delay = float | timedelta
+"""Seconds, or a timedelta."""
 Fields = dict[str, Any]
 """The fields that a message has, under the names of `_LISTS`, its `value`, and its `size` in a batch."""
 
@@ -38,6 +43,7 @@ _LISTS = {
     "headers": "headers",
     "priority": "priorities",
     "timestamp": "timestamps",
+    "deliver_at": "deliver_ats",
     "expires_at": "expires",
     "dedup_id": "dedup_ids",
 }
@@ -54,8 +60,12 @@ def check_fields(
     ttl: float | None = None,
     expires_at: datetime | int | None = None,
     dedup_id: Buffer | None = None,
+    delay: Delay | None = None,
+    deliver_at: datetime | int | None = None,
+    now_us: int | None = None,
 ) -> Fields:
-    """The fields that are there, as they will be stored; raises `InvalidRequest` or `TooLarge`."""
+    """The fields that are there, as they will be stored; raises `InvalidRequest` or `TooLarge`. Spans of time
+    count from `now_us`, by default the wall clock's."""
     fields: Fields = {"value": value}
     size = value_bytes(value)
     if size > value_max:
@@ -74,16 +84,44 @@ def check_fields(
         if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
             raise InvalidRequest(f"priority: 0 to {PRIORITY_MAX}, not {priority!r}")
         fields["priority"] = priority
+    if delay is not None or deliver_at is not None:
+        add_delay(fields, delay, deliver_at, now_us)
     if timestamp is not None or ttl is not None or expires_at is not None:
-        _check_times(fields, timestamp, ttl, expires_at)
+        _check_times(fields, timestamp, ttl, expires_at, now_us)
     fields["size"] = size + ROW_BYTES
     return fields
 
 
-def _check_times(
-    fields: Fields, timestamp: datetime | int | None, ttl: float | None, expires_at: datetime | int | None
+def add_delay(
+    fields: Fields, delay: Delay | None, deliver_at: datetime | int | None, now_us: int | None
 ) -> None:
-    now_us = time.time_ns() // 1000
+    """Say when a message is due, unless that is at once; refuses what is no time."""
+    if delay is None:
+        assert deliver_at is not None
+        at_us = to_us(deliver_at, "deliver_at", InvalidRequest)
+    else:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if deliver_at is not None or type(seconds) not in (int, float) or not 0 <= seconds < TTL_S_MAX:
+            raise InvalidRequest(
+                "delay: seconds (0 or more) or a timedelta, and not together with deliver_at"
+            )
+        if not seconds:
+            return
+        now_us = time.time_ns() // 1000 if now_us is None else now_us
+        at_us = now_us + math.ceil(seconds * 1e6)
+    if not 0 <= at_us < arrow.TIME_US_END:
+        raise InvalidRequest("deliver_at: a time between the years 1970 and 9999")
+    fields["deliver_at"] = at_us
+
+
+def _check_times(
+    fields: Fields,
+    timestamp: datetime | int | None,
+    ttl: float | None,
+    expires_at: datetime | int | None,
+    now_us: int | None,
+) -> None:
+    now_us = time.time_ns() // 1000 if now_us is None else now_us
     if timestamp is not None:
         fields["timestamp"] = at_us = to_us(timestamp, "timestamp", InvalidRequest)
         if not 0 <= at_us <= now_us + TIMESTAMP_AHEAD_US_MAX:
@@ -115,6 +153,29 @@ def value_bytes(value: Any) -> int:
     if isinstance(value, memoryview):
         return value.nbytes
     raise InvalidRequest(f"value: bytes are needed, not {type(value).__name__}; encode it first")
+
+
+def fitting(values: Sequence[Buffer | None], at: int, value_max: int) -> tuple[int, int]:
+    """How many of the values make the next batch, and its size; refuses what is no message."""
+    chunk = values if not at and len(values) <= BATCH_ROWS else values[at : at + BATCH_ROWS]
+    if set(map(type, chunk)) == {bytes}:
+        lengths = list(map(len, chunk))  # type: ignore[arg-type]
+    else:
+        lengths = [value_bytes(value) for value in chunk]
+        if None in chunk:
+            raise InvalidRequest("value: None (a tombstone) needs a key")
+    if max(lengths) > value_max:
+        raise too_large("value", max(lengths), value_max)
+    size = sum(lengths) + ROW_BYTES * len(chunk)
+    if size <= 8 * BATCH_BYTES:
+        return len(chunk), size
+    total = rows = 0
+    for length in lengths:
+        if rows and total + length > 8 * BATCH_BYTES:
+            break
+        total += length + ROW_BYTES
+        rows += 1
+    return rows, total
 
 
 def too_large(what: str, size: int, limit: int) -> TooLarge:
@@ -193,6 +254,7 @@ def encode_batch(batch: Batch, ids: bytes, compression: str | None) -> None:
         keys=_whole(batch.keys, rows),
         headers=_whole(batch.headers, rows),
         priorities=priorities,
+        deliver_at=batch.deliver_ats,
         expires_at=_whole(batch.expires, rows),
         dedup_ids=_whole(batch.dedup_ids, rows),
         compression=compression,

@@ -73,6 +73,7 @@ class Batch(Pending):
         "columns",
         "crc",
         "dedup_ids",
+        "deliver_ats",
         "doubtful",
         "error",
         "expected_key_sequences",
@@ -108,6 +109,7 @@ class Batch(Pending):
         self.timestamps: list[Any] | None = None
         self.expires: list[Any] | None = None
         self.dedup_ids: list[Any] | None = None
+        self.deliver_ats: list[int] | None = None
         self.expected_sequence = 0
         self.expected_key_sequences: list[int] | None = None
         self.fielded = False
@@ -249,7 +251,7 @@ class PartitionFlow:
         self.flight.remove(batch)
         if type(reply) is Published:
             self._pause_s = PAUSE_S_MIN
-            batch.settle(Stored(self._topic, self._partition, batch.ids, reply), None)
+            batch.settle(Stored(self._topic, self._partition, batch.ids, reply, batch.deliver_ats), None)
         else:
             self._refused(batch, reply)
         if self._recovering:

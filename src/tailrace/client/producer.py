@@ -22,29 +22,31 @@ import pyarrow as pa
 
 from tailrace.client.calls import ask
 from tailrace.client.fields import (
+    BATCH_BYTES,
+    BATCH_ROWS,
     ROW_BYTES,
+    Delay,
     Fields,
     Headers,
+    add_delay,
     add_fields,
     check_expectations,
     check_fields,
     encode_batch,
+    fitting,
     too_large,
-    value_bytes,
 )
 from tailrace.client.flow import Batch, PartitionFlow
 from tailrace.client.results import Receipt, Receipts, Result
 from tailrace.client.tables import split_table
 from tailrace.core.commands import DescribeTopic, Reply, TopicInfo
-from tailrace.core.model import BATCH_ROWS_MAX, partition_of
+from tailrace.core.model import BATCH_ROWS_MAX, HAS_DELIVER_AT, partition_of
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
 from tailrace.format import batch as arrow
 from tailrace.format import tabular
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import BrokerVerbs
 
-BATCH_ROWS = 1000
-BATCH_BYTES = 512 * 1024
 REFRESH_S = 30.0
 FAILURES_KEPT = 100
 
@@ -65,6 +67,8 @@ class Producer:
     ) -> None:
         self.topic = topic
         self._verbs = verbs
+        self._now_us: Callable[[], int] = getattr(verbs, "now_us", _wall_us)
+        """Time for delays and lifetimes: a broker for tests has a clock of its own."""
         self._timeout = timeout
         self._named_id = None if name is None else (mmh3.hash64(name.encode(), 1, True, signed=False)[0] or 1)
         self._linger_s = linger_ms / 1000
@@ -74,6 +78,7 @@ class Producer:
         self._loop: asyncio.AbstractEventLoop
         self._flows: list[PartitionFlow] = []
         self._open: dict[int, Batch] = {}
+        """What gathers, by partition; delayed messages under its complement."""
         self._plain: Batch | None = None
         self._value_max = 0
         self._next_partition = 0
@@ -168,15 +173,18 @@ class Producer:
         ttl: float | None = None,
         expires_at: datetime | int | None = None,
         dedup_id: Buffer | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | int | None = None,
         expected_sequence: int = 0,
         expected_key_sequence: int | None = None,
     ) -> Receipt:
         """Buffer a message; suspends only while the buffer is full. Awaiting the receipt gives the durable
         result.
 
-        `ttl` is in seconds. `expected_sequence` N: the message takes exactly that place of its partition
-        or is refused. `expected_key_sequence` N: the key has N messages so far (0: it is new), on topics
-        with `key_index`.
+        With a `delay` (seconds or a timedelta, by this machine's clock) or a time to `deliver_at` it is
+        stored at once and gets its place in the topic when it is due. `ttl` is in seconds, from now.
+        `expected_sequence` N: the message takes exactly that place of its partition or is refused.
+        `expected_key_sequence` N: the key has N messages so far (0: it is new), on topics with `key_index`.
         """
         if self._full:
             await self._yield()
@@ -191,6 +199,8 @@ class Producer:
             and ttl is None
             and expires_at is None
             and dedup_id is None
+            and delay is None
+            and deliver_at is None
             and not expected_sequence
             and expected_key_sequence is None
             and type(value) is bytes
@@ -215,6 +225,8 @@ class Producer:
             ttl=ttl,
             expires_at=expires_at,
             dedup_id=dedup_id,
+            delay=delay,
+            deliver_at=deliver_at,
         )
         if expected_sequence or expected_key_sequence is not None:
             return self._conditional(fields, partition, expected_sequence, expected_key_sequence)
@@ -263,10 +275,15 @@ class Producer:
         timestamps: Sequence[datetime | int] | None = None,
         priorities: Sequence[int] | None = None,
         dedup_ids: Sequence[Buffer | None] | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | int | None = None,
     ) -> Receipts:
         """Buffer many messages at once, in order; without keys they stay together. The receipt stands for
-        all of them.
+        all of them. A delay is for all of them.
         """
+        due: Fields = {}
+        if delay is not None or deliver_at is not None:
+            add_delay(due, delay, deliver_at, self._now_us())
         if (
             keys is None
             and headers is None
@@ -274,7 +291,7 @@ class Producer:
             and priorities is None
             and dedup_ids is None
         ):
-            return await self._send_plain(values, partition)
+            return await self._send_plain(values, partition, due.get("deliver_at"))
         columns: dict[str, Any] = {
             "key": keys,
             "headers": headers,
@@ -288,7 +305,7 @@ class Producer:
         used = {name: column for name, column in columns.items() if column is not None}
         # All are checked before the first is buffered: a bad one among them leaves nothing behind.
         checked = [
-            self._check(value, **{name: column[at] for name, column in used.items()})
+            self._check(value, **{name: column[at] for name, column in used.items()}) | due
             for at, value in enumerate(values)
         ]
         places: dict[int, tuple[Batch, list[int], list[int]]] = {}
@@ -304,12 +321,14 @@ class Producer:
             ats.append(at)
         return Receipts(list(places.values()))
 
-    async def _send_plain(self, values: Sequence[Buffer | None], partition: int | None) -> Receipts:
+    async def _send_plain(
+        self, values: Sequence[Buffer | None], partition: int | None, deliver_at_us: int | None
+    ) -> Receipts:
         places: list[tuple[Any, range, None]] = []
         pieces: list[tuple[int, int, int]] = []
         at = 0
         while at < len(values):
-            rows, size = self._fitting(values, at)
+            rows, size = fitting(values, at, self._value_max)
             pieces.append((at, rows, size))
             at += rows
         await self._yield()
@@ -318,37 +337,17 @@ class Producer:
                 await self._yield()
             batch = self._follow(self._choose(None, partition))
             batch.values = list(values[at : at + rows])
+            if deliver_at_us is not None:
+                batch.deliver_ats, batch.fielded = [deliver_at_us] * rows, True
             batch.nbytes = size
             self._buffered += size
             self._enqueue(batch)
             places.append((batch, range(rows), None))
         return Receipts(places)
 
-    def _fitting(self, values: Sequence[Buffer | None], at: int) -> tuple[int, int]:
-        """How many of the values make the next batch, and its size; refuses what is no message."""
-        chunk = values if not at and len(values) <= BATCH_ROWS else values[at : at + BATCH_ROWS]
-        if set(map(type, chunk)) == {bytes}:
-            lengths = list(map(len, chunk))  # type: ignore[arg-type]
-        else:
-            lengths = [value_bytes(value) for value in chunk]
-            if None in chunk:
-                raise InvalidRequest("value: None (a tombstone) needs a key")
-        if max(lengths) > self._value_max:
-            raise too_large("value", max(lengths), self._value_max)
-        size = sum(lengths) + ROW_BYTES * len(chunk)
-        if size <= 8 * BATCH_BYTES:
-            return len(chunk), size
-        total = rows = 0
-        for length in lengths:
-            if rows and total + length > 8 * BATCH_BYTES:
-                break
-            total += length + ROW_BYTES
-            rows += 1
-        return rows, total
-
     async def send_table(self, table: pa.Table, *, partition: int | None = None) -> Receipts:
         """Send a pyarrow table or record batch: a column `value` and, where wanted, key, headers, timestamp,
-        priority, expires_at, dedup_id.
+        priority, deliver_at (in every row, then), expires_at, dedup_id.
         """
         batches: list[tuple[Any, range | Sequence[int], Sequence[int] | None]] = []
         for target, places, piece in split_table(table, len(self._flows), partition):
@@ -361,6 +360,9 @@ class Producer:
             )
             batch = self._follow(self._choose(None, target))
             batch.columns, batch.body, batch.ids, batch.crc = columns, body, ids, crc32c(body)
+            if columns & HAS_DELIVER_AT:
+                times = piece.column("deliver_at").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+                batch.deliver_ats = times.to_pylist()
             batch.nbytes = len(body)
             self._buffered += batch.nbytes
             self._hand_over(batch)
@@ -402,7 +404,7 @@ class Producer:
     def _check(self, value: Buffer | None, **given: Any) -> Fields:
         """The fields of a message, checked; raises what is wrong with them, or with this producer."""
         self._check_open()
-        return check_fields(value, self._value_max, **given)
+        return check_fields(value, self._value_max, now_us=self._now_us(), **given)
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -429,19 +431,22 @@ class Producer:
 
     def _follow(self, partition: int) -> Batch:
         """A batch of its own, behind everything that was sent to the partition before."""
-        before = self._open.get(partition)
-        if before is not None:
-            self._ship(before)
+        for place in (partition, ~partition):
+            before = self._open.get(place)
+            if before is not None:
+                self._ship(before)
         return self._new_batch(partition)
 
     def _buffer(self, fields: Fields, partition: int) -> Receipt:
-        batch = self._open.get(partition)
+        delayed = "deliver_at" in fields
+        place = ~partition if delayed else partition
+        batch = self._open.get(place)
         if batch is not None and batch.nbytes + fields["size"] > self._batch_bytes:
             self._ship(batch)
             batch = None
         if batch is None:
-            batch = self._open[partition] = self._new_batch(partition)
-            if self._plain is None:
+            batch = self._open[place] = self._new_batch(partition)
+            if self._plain is None and not delayed:
                 self._plain = batch
             self._schedule(batch)
         receipt = Receipt(batch, len(batch.values))
@@ -457,6 +462,8 @@ class Producer:
     ) -> Receipt:
         """A message with an expectation travels alone: its refusal must not touch others."""
         check_expectations(sequence, key_sequence)
+        if "deliver_at" in fields:
+            raise InvalidRequest("expected_sequence: a delayed message has no place until it is due")
         batch = self._follow(self._choose(fields, partition))
         add_fields(batch, fields)
         batch.nbytes = fields["size"]
@@ -485,13 +492,13 @@ class Producer:
                 self._ship(batch)
 
     def _due(self, batch: Batch) -> None:
-        if self._open.get(batch.partition) is batch:
+        if self._open.get(_place(batch)) is batch:
             self._ship(batch)
 
     def _ship(self, batch: Batch) -> None:
         """Close a batch and hand it to its partition."""
-        if self._open.get(batch.partition) is batch:
-            del self._open[batch.partition]
+        if self._open.get(_place(batch)) is batch:
+            del self._open[_place(batch)]
         if self._plain is batch:
             self._plain = None
         self._buffered += batch.nbytes
@@ -547,14 +554,23 @@ class Producer:
                 self._failures = [failed for failed in self._failures if not failed.noticed]
             if not batch.noticed and len(self._failures) < FAILURES_KEPT:
                 self._failures.append(batch)
-        gathered = self._open.get(batch.partition)
-        if gathered is not None and not self._flows[batch.partition].busy and not self._soon:
+        gathered = batch.partition in self._open or ~batch.partition in self._open
+        if gathered and not self._flows[batch.partition].busy and not self._soon:
             self._soon = True
             self._loop.call_soon(self._ship_soon)
         if self._room and self._buffered < self._buffer_bytes_max:
             _wake(self._room)
         if self._idle and not self._buffered:
             _wake(self._idle)
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _place(batch: Batch) -> int:
+    """Where a batch gathers: delayed messages do so apart from the others of their partition."""
+    return batch.partition if batch.deliver_ats is None else ~batch.partition
 
 
 def _wake(waiters: list[asyncio.Future[None]]) -> None:

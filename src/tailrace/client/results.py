@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,15 +28,17 @@ def moment(time_us: int) -> datetime:
 
 class Result(msgspec.Struct, frozen=True):
     """Where a message was stored. `duplicate` is true when its dedup id was known: offset is that of the
-    first.
+    first (None where that has none yet, or it is forgotten). A delayed message is `scheduled`: it has no
+    offset before it is due.
     """
 
     topic: str
     partition: int
-    offset: int
+    offset: int | None
     duplicate: bool
     id_bytes: bytes
     append_time_us: int
+    deliver_at_us: int | None = None
 
     @property
     def id(self) -> UUID:
@@ -48,9 +51,19 @@ class Result(msgspec.Struct, frozen=True):
         return moment(self.append_time_us)
 
     @property
-    def sequence(self) -> int:
+    def sequence(self) -> int | None:
         """Offset + 1: what `expected_sequence` speaks of."""
-        return self.offset + 1
+        return None if self.offset is None else self.offset + 1
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether it waits for its time; `Client.cancel` takes it back until then."""
+        return self.deliver_at_us is not None
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """When a scheduled message is due."""
+        return None if self.deliver_at_us is None else moment(self.deliver_at_us)
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -194,6 +207,12 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
         return PRIORITY_DEFAULT if priority is None else int(priority)
 
     @property
+    def deliver_at(self) -> datetime | None:
+        """When it was to be delivered, if it was delayed."""
+        time_us = self._get("deliver_at")
+        return None if time_us is None else moment(time_us)
+
+    @property
     def expires_at(self) -> datetime | None:
         """When it stops being worth delivering."""
         time_us = self._get("expires_at")
@@ -216,11 +235,17 @@ class Stored(msgspec.Struct, frozen=True, eq=False):
     partition: int
     ids: bytes
     reply: Published
+    deliver_ats: Sequence[int] | None = None
 
     def result(self, row: int) -> Result:
         """The result of one message."""
         reply, duplicate = self.reply, False
         offset = reply.base_offset + row
+        if reply.scheduled:
+            before = bisect_left(reply.scheduled, row)
+            if before < len(reply.scheduled) and reply.scheduled[before] == row:
+                return self._waits(row)
+            offset -= before
         for other, first in reply.duplicates or ():
             if other == row:
                 offset, duplicate = first, True
@@ -228,7 +253,14 @@ class Stored(msgspec.Struct, frozen=True, eq=False):
             if other < row:
                 offset -= 1
         id_bytes = self.ids[16 * row : 16 * row + 16]
-        return Result(self.topic, self.partition, offset, duplicate, id_bytes, reply.append_time_us)
+        known = None if offset < 0 else offset
+        return Result(self.topic, self.partition, known, duplicate, id_bytes, reply.append_time_us)
+
+    def _waits(self, row: int) -> Result:
+        assert self.deliver_ats is not None, "only what has a time is delayed"
+        id_bytes = self.ids[16 * row : 16 * row + 16]
+        time_us, at_us = self.reply.append_time_us, self.deliver_ats[row]
+        return Result(self.topic, self.partition, None, False, id_bytes, time_us, at_us)
 
 
 class Pending:

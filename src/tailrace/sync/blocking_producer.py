@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.client import producer, results
-from tailrace.client.fields import Headers
+from tailrace.client.fields import Delay, Headers
 from tailrace.client.flow import Batch
 from tailrace.client.results import Result
 from tailrace.errors import TailraceError
@@ -120,6 +120,8 @@ class Producer:
         ttl: float | None = None,
         expires_at: datetime | int | None = None,
         dedup_id: Buffer | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | int | None = None,
         expected_sequence: int = 0,
         expected_key_sequence: int | None = None,
     ) -> Receipt:
@@ -135,6 +137,8 @@ class Producer:
             ttl=ttl,
             expires_at=expires_at,
             dedup_id=dedup_id,
+            delay=delay,
+            deliver_at=deliver_at,
         )
         if partition is not None:
             self._inner._choose(None, partition)
@@ -168,8 +172,10 @@ class Producer:
         timestamps: Sequence[datetime | int] | None = None,
         priorities: Sequence[int] | None = None,
         dedup_ids: Sequence[Buffer | None] | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | int | None = None,
     ) -> Receipts:
-        """Buffer many messages at once, in order; without keys they stay together."""
+        """Buffer many messages at once, in order; without keys they stay together. A delay is for all."""
 
         async def sent() -> results.Receipts:
             await self._handed_over()
@@ -181,6 +187,8 @@ class Producer:
                 timestamps=timestamps,
                 priorities=priorities,
                 dedup_ids=dedup_ids,
+                delay=delay,
+                deliver_at=deliver_at,
             )
 
         return Receipts(self._portal, self._portal.call(sent))

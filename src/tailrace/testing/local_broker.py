@@ -308,6 +308,10 @@ class _Link:
         """See `BrokerVerbs.submit`; the reply comes in a later round of the loop."""
         self._broker.submit(self, request, body, respond)
 
+    def now_us(self) -> int:
+        """The broker's time: delays and lifetimes that a client gives count from it."""
+        return self._broker.clock.now_us()
+
     async def close(self) -> None:
         """Let go; what waits for an answer is told that it is unknown."""
         self._broker.unlink(self)
