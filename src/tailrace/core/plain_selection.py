@@ -36,6 +36,10 @@ class PlainSelection:
         self._looks_at_keys = ledger.keyed and bool(ledger.backlog.blockers or self._to_dead_letters)
         self._dead_keys: set[int] = set()
         """Keys of messages that begin to die in this very decision: they hold theirs from now on."""
+        self._gone: dict[int, int] = {}
+        """By key, how many of the messages that held it back leave in this very decision."""
+        self._released: set[int] = set()
+        """Keys that nothing holds back after that."""
         self._held: list[tuple[int, int]] = []
         self._count_left = 0
         self._bytes_left = 0
@@ -68,8 +72,11 @@ class PlainSelection:
                 for start, stop, value in backlog.back.within(first, end):
                     deliveries, failures, _, _, _, _, key = BACK.unpack(value)
                     yield start, stop, RETRY, deliveries, failures, key
-        if backlog.open or backlog.renewed:
-            yield from merge(self._open(), self._renewed())
+        if self._gone:
+            blockers = backlog.blockers
+            self._released = {key for key, many in self._gone.items() if many == len(blockers[key])}
+        if backlog.open or backlog.renewed or self._released:
+            yield from merge(self._open(), self._renewed(), self._freed())
         if backlog.scanned < end_offset:
             yield backlog.scanned, end_offset, AHEAD, 0, 0, 0
 
@@ -82,6 +89,16 @@ class PlainSelection:
         for first, end in backlog.renewed.spans():
             for start, stop, value in backlog.back.within(first, end):
                 yield start, stop, RETRY, 0, 0, BACK.unpack(value)[6]
+
+    def _freed(self) -> list[Candidate]:
+        """What was set aside for keys that nothing holds back any more."""
+        backlog = self._ledger.backlog
+        return sorted(
+            (offset, offset + 1, NEW, 0, 0, 0)
+            for key in self._released
+            for offset in backlog.held.get(key, ())
+            if offset >= backlog.cursor or offset in backlog.fresh
+        )
 
     def _in_line(self, end_offset: int) -> Iterator[Candidate]:
         """Everything in offset order, up to what may not be passed."""
@@ -104,7 +121,7 @@ class PlainSelection:
 
     def _go_through(self, candidate: Candidate) -> int:
         """Take what can be taken of a candidate; how far it came. Short of its end, that is all."""
-        at, end, kind, deliveries, failures, key = candidate
+        at, end, kind, deliveries, _, key = candidate
         if kind == RETRY and not deliveries and key and self._older_is_held(key, at):
             return end
         while at < end:
@@ -116,7 +133,7 @@ class PlainSelection:
                 return at
             if self._plain(at, reach, kind, key):
                 reach = min(reach, at + self._count_left)
-                self._pick(at, reach, deliveries, failures)
+                self._pick(at, reach, candidate)
                 if reach < end or kind == AHEAD:
                     return reach
                 frame = self._at_hand.columns(at)
@@ -140,7 +157,7 @@ class PlainSelection:
 
     def _look(self, first: int, end: int, candidate: Candidate) -> int:
         """Sort out the rows of one frame, one by one; returns to where it came."""
-        _, _, kind, deliveries, failures, key = candidate
+        _, _, kind, _, _, key = candidate
         frame = self._at_hand.columns(first)
         assert frame is not None, f"{first} is in reach and not at hand"
         end = min(end, frame.end_offset)
@@ -160,7 +177,7 @@ class PlainSelection:
             if its_key and self._waits(its_key, offset, kind):
                 pass
             elif ended is not None and ended[offset - first]:
-                self._lapse(offset, its_key)
+                self._lapse(offset, its_key, kind)
                 if self._strict and self._to_dead_letters:
                     end = offset
                     break
@@ -168,10 +185,10 @@ class PlainSelection:
                 picked += 1
                 continue
             if offset > at:
-                self._pick(at, offset, deliveries, failures)
+                self._pick(at, offset, candidate)
             at = offset + 1
         if end > at:
-            self._pick(at, end, deliveries, failures)
+            self._pick(at, end, candidate)
         self._charge(frame, picked)
         return end
 
@@ -179,7 +196,7 @@ class PlainSelection:
         """Whether a message has to wait for its key; one that was never delivered is set aside then."""
         if key in self._dead_keys:
             return True
-        if kind == RETRY or not self._ledger.backlog.waits_behind(key, offset):
+        if kind == RETRY or key in self._released or not self._ledger.backlog.waits_behind(key, offset):
             return False
         self._held.append((key, offset))
         return True
@@ -191,14 +208,19 @@ class PlainSelection:
             return True
         return any(its_key == key and older < offset for its_key, older in self._held)
 
-    def _lapse(self, offset: int, key: int) -> None:
+    def _lapse(self, offset: int, key: int, kind: int) -> None:
         self.lapsed.append((offset, key))
         if key and self._to_dead_letters:
             self._dead_keys.add(key)
+        elif key and kind == RETRY:
+            self._gone[key] = self._gone.get(key, 0) + 1
 
-    def _pick(self, first: int, end: int, deliveries: int, failures: int) -> None:
+    def _pick(self, first: int, end: int, candidate: Candidate) -> None:
+        _, _, kind, deliveries, failures, key = candidate
         self._count_left -= end - first
         self.runs.append((first, end, deliveries, failures))
+        if key and kind == RETRY:
+            self._gone[key] = self._gone.get(key, 0) + end - first
 
     def _charge(self, frame: Columns, rows: int) -> None:
         """Count the bytes of rows, as if all of a frame had one size."""

@@ -16,6 +16,7 @@ from tailrace.core.key_lookup import FrameMissing, KeyLookup
 from tailrace.core.leasing_rules import LeaseRules, fenced
 from tailrace.core.ledger import Dead, Ledger
 from tailrace.core.model import Refusal
+from tailrace.core.policy import GroupPolicy
 from tailrace.core.request_checks import problem_with
 from tailrace.core.settlement import Settlement
 from tailrace.core.spans import count, flat, pairs, without
@@ -106,7 +107,11 @@ class Queues:
         """The groups, in the order in which they were enlisted."""
         return list(self._ledgers)
 
-    def policy(self, group: str) -> Any:
+    def numbers(self) -> dict[int, str]:
+        """The names of the groups by the numbers that facts know them by."""
+        return {number: ledger.name for number, ledger in self._by_number.items()}
+
+    def policy(self, group: str) -> GroupPolicy | None:
         """The options of a group; None when it is not here."""
         ledger = self._ledgers.get(group)
         return None if ledger is None else ledger.policy
