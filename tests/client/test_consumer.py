@@ -1,4 +1,4 @@
-"""Consumers of queues on the real core with virtual time: every promise, and the mistakes that others made."""
+"""Consumers of queues on the real core with virtual time: every promise, and mistakes that others made."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -12,6 +12,7 @@ from tailrace.core.commands import Request
 from tailrace.core.delivery_commands import Ack, Lease
 from tailrace.errors import Fenced, InvalidRequest, LeaseLost, NotFound, TailraceError, Unavailable
 from tailrace.testing import LocalBroker
+from tests.client.virtual_loop import run
 
 Scenario = Callable[[LocalBroker, tailrace.Client], Coroutine[Any, Any, None]]
 
@@ -25,7 +26,7 @@ def on_broker(scenario: Scenario, partitions: int = 1, **topic: Any) -> None:
             async with broker.client(timeout=5) as client:
                 await scenario(broker, client)
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    run(asyncio.wait_for(main(), 600))
 
 
 async def publish(client: tailrace.Client, *values: bytes, topic: str = "t", **fields: Any) -> None:
@@ -197,7 +198,7 @@ def test_batches_are_settled_as_a_whole_or_one_by_one() -> None:
 
 def test_a_group_and_its_options_are_checked() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
-        for wrong in ({"group": None}, {"group": "g", "mode": "quue"}, {"group": "g", "prefetch": 0}):
+        for wrong in ({"group": None}, {"group": "g", "mode": "quue"}, {"group": "g", "prefetch": -1}):
             with pytest.raises(InvalidRequest):
                 client.consumer("t", **wrong)  # type: ignore[call-overload]
         with pytest.raises(InvalidRequest, match="lease_mss"):
@@ -319,11 +320,13 @@ def test_a_process_that_slept_past_its_lease_is_told_and_gets_the_message_again(
             for settle in (m.ack(), m.nack(), m.reject(), m.extend(1000)):
                 with pytest.raises(LeaseLost):
                     await settle
+            m.ack_nowait()
             with pytest.raises(LeaseLost):
-                m.ack_nowait()
                 await consumer.commit()
-            again = await take(consumer, 2)
-            assert sorted((m.value, m.attempt) for m in again) == [(b"a", 2), (b"b", 1)]
+            again = await take(
+                consumer, 2
+            )  # The buffered one was lost as well, and was not handed out stale.
+            assert sorted((m.value, m.attempt) for m in again) == [(b"a", 2), (b"b", 2)]
             for m in again:
                 await m.ack()
 
@@ -398,9 +401,9 @@ def test_whatever_ends_it_gives_back_without_a_failure(how: str, assignment: str
             kept[0].ack_nowait()
         async with client.consumer("t", "g") as consumer:
             again = await take(consumer, 3)
-            assert sorted((m.value, m.attempt, m.deliveries) for m in again) == [
-                (value, 1, 2) for value in (b"a", b"b", b"c")
-            ]
+            assert sorted((m.value, m.attempt) for m in again) == [(b"a", 1), (b"b", 1), (b"c", 1)]
+            if assignment == "partitions":
+                assert {m.deliveries for m in again} == {2}
         assert (await partition(client))["failures"] == 0
 
     on_broker(scenario)
@@ -421,22 +424,23 @@ def test_acknowledgements_on_the_way_out_are_not_lost() -> None:
 def test_failed_background_acknowledgements_are_reported_on_exit() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, b"a", b"b", b"c")
-        with pytest.raises(LeaseLost, match="t/0@0-1"):
+
+        async def too_late(error: Exception | None) -> None:
             async with client.consumer("t", "g", session_ms=120_000) as consumer:
                 first, second, third = await take(consumer, 3)
-                await third.ack()
+                await third.nack(failure=False)
                 broker.clock.advance(31)
                 first.ack_nowait()
                 second.ack_nowait()
                 await broker.settle()
                 assert [(f.first, f.end) for f in consumer.failures] == [(0, 2)]
+                if error is not None:
+                    raise error
+
+        with pytest.raises(LeaseLost, match="t/0@0-1"):
+            await too_late(None)
         with pytest.raises(ValueError, match="mine"):  # It does not hide the error of the block.
-            async with client.consumer("t", "g", session_ms=120_000) as consumer:
-                (m,) = await take(consumer)
-                broker.clock.advance(31)
-                m.ack_nowait()
-                await broker.settle()
-                raise ValueError("mine")
+            await too_late(ValueError("mine"))
 
     on_broker(scenario)
 
@@ -487,16 +491,17 @@ def test_nothing_hangs_when_the_broker_is_gone() -> None:
         broker.create_topic("t", partitions=1)
         async with broker.client(timeout=0.3) as client:
             await publish(client, b"a", b"b")
+            consumer = await client.consumer("t", "g").__aenter__()
+            one, two = await take(consumer, 2)
+            broker.close()
+            with pytest.raises(TailraceError):
+                await one.ack()
+            two.ack_nowait()
             with pytest.raises(TailraceError) as caught:
-                async with client.consumer("t", "g") as consumer:
-                    one, two = await take(consumer, 2)
-                    broker.close()
-                    with pytest.raises(TailraceError):
-                        await one.ack()
-                    two.ack_nowait()
+                await consumer.__aexit__(None, None, None)
             assert caught.value.code in ("unavailable", "timeout")
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    run(asyncio.wait_for(main(), 60))
 
 
 def test_a_session_that_ran_out_is_joined_again() -> None:
@@ -505,9 +510,8 @@ def test_a_session_that_ran_out_is_joined_again() -> None:
             await broker.settle()
             broker.clock.advance(100)
             await publish(client, b"a")
-            async with asyncio.timeout(5):
-                while not found:
-                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # It pauses a moment before it joins again.
+            await broker.settle()
             await found[0].ack()
             assert (await client.groups().describe("g")).member_count == 1
 
@@ -608,7 +612,7 @@ def test_what_is_not_settled_in_time_goes_to_the_next_owner() -> None:
 
 def test_more_members_than_partitions_share_them() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
-        options: dict[str, Any] = {"assignment": "shared", "prefetch": 1, "batch_size": 1}
+        options: dict[str, Any] = {"assignment": "shared", "prefetch": 0, "batch_size": 1}
         async with (
             client.consumer("t", "g", **options) as one,
             client.consumer("t", "g", **options) as two,
@@ -626,8 +630,7 @@ def test_more_members_than_partitions_share_them() -> None:
 def test_an_exclusive_group_has_one_active_consumer() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, b"a", b"b")
-        async with client.consumer("t", "g", mode="exclusive") as standby_later:
-            first = standby_later
+        async with client.consumer("t", "g", mode="exclusive") as first:
             (m,) = await take(first)
             await m.ack()
             with pytest.raises(Fenced):
@@ -854,4 +857,4 @@ def test_a_client_that_closes_ends_its_consumers() -> None:
                 await waiting
             await consumer.__aexit__(None, None, None)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    run(asyncio.wait_for(main(), 60))

@@ -142,7 +142,7 @@ class Consumer:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidRequest(f"concurrency: a whole number, at least 1, not {concurrency!r}")
         ordering = self._open().membership.policy.ordering
-        await Runner(self, handler, concurrency, settle, ordering, self._options.prefetch).run()
+        await Runner(self, handler, concurrency, settle, ordering, max(1, self._options.prefetch)).run()
 
     # -- settling
 

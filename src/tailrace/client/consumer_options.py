@@ -28,7 +28,8 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("batch_size", "fetch_bytes_max", "prefetch"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequest(f"{name}: a whole number, at least 1, not {value!r}")
+            least = 0 if name == "prefetch" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidRequest(f"{name}: a whole number, at least {least}, not {value!r}")
         if self.auto_commit_ms < 0:
             raise InvalidRequest(f"auto_commit_ms: at least 0 (0 = never), not {self.auto_commit_ms!r}")

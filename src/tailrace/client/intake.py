@@ -164,8 +164,12 @@ class Intake:
     def _lease_lost(self, lease: HeldLease) -> None:
         self._drop(lambda rows: range(len(rows)) if rows.lease is lease else ())
 
-    def _drop(self, chosen: Callable[[LeasedRows], Sequence[int]], give_back: bool = False) -> None:
-        """Take rows out of what is not handed out yet."""
+    def _drop(
+        self,
+        chosen: Callable[[LeasedRows], Sequence[int]],
+        put: Callable[[HeldLease, Sequence[int]], None] | None = None,
+    ) -> None:
+        """Take rows out of what is not handed out yet; `put` says what becomes of their offsets."""
         with self.guard:
             # What is left of the current rows goes back to the buffer, to be treated alike.
             current, last = self._rows, self.last
@@ -180,11 +184,7 @@ class Intake:
             out = set(chosen(rows))
             if out:
                 offsets = rows.offsets()
-                gone = [offsets[row] for row in out]
-                if give_back:
-                    self.settlement.give_back(rows.lease, gone)
-                else:
-                    self.settlement.leases.forget(rows.lease, gone)
+                (put or self.settlement.leases.forget)(rows.lease, [offsets[row] for row in out])
                 rows.keep([row for row in range(len(rows)) if row not in out])
                 self._ahead -= len(out)
             if len(rows):
@@ -192,16 +192,13 @@ class Intake:
         self._buffer = kept
         self._poll()
 
-    def _drop_places(self, places: set[Place]) -> None:
-        self._drop(lambda rows: range(len(rows)) if rows.lease.place in places else (), give_back=True)
-
     # -- partitions
 
     def pause(self, places: set[Place]) -> None:
         """Hand out nothing more of these; what was leased ahead of them is given back."""
         self._paused |= places
         self._renew_polls()
-        self._drop_places(places)
+        self._drop(_all_of(places), self.settlement.give_back)
 
     def resume(self, places: set[Place]) -> None:
         """Go on with these, or with all."""
@@ -223,21 +220,22 @@ class Intake:
     def withdrawn(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
         self._not_ready(places)
-        self._drop_places(places)
+        # They go back when the partition does: given back now, a poll that is under way would get them again.
+        self._drop(_all_of(places), self.settlement.leases.keep)
 
     async def release(self, places: set[Place], seconds: float) -> None:
-        """See `membership.Holder`: wait for what is handed out, and give back what is not settled in time."""
+        """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with the
+        partition, without a failure."""
         await self.settlement.settled(places, seconds)
+        await self.settlement.flushed(places)
         for place in places:
             for lease in self.settlement.leases.of(place):
-                self.settlement.give_back(lease)
                 self.settlement.lose(lease)
-        await self.settlement.flushed(places)
 
     def dropped(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
         self._not_ready(places)
-        self._drop(lambda rows: range(len(rows)) if rows.lease.place in places else ())
+        self._drop(_all_of(places))
 
     def passed(self, ms: float) -> None:
         """See `membership.Holder`."""
@@ -263,11 +261,16 @@ class Intake:
     def _poll(self) -> None:
         """Lease ahead: one long poll for each topic while there is room."""
         options = self._options
-        room = options.prefetch - self._ahead
         if not self._hungry or self.closed is not None or self._stopping:
             return
-        if room < min(options.batch_size, max(1, options.prefetch // 2)):
+        if options.prefetch:
+            room = options.prefetch - self._ahead
+            if room < min(options.batch_size, max(1, options.prefetch // 2)):
+                return
+        elif self._ahead or not self._waiters:
             return
+        else:
+            room = options.batch_size
         for topic, partitions in self._ready.items():
             if topic in self._polling:
                 continue
@@ -353,6 +356,10 @@ class Intake:
             if len(rows):
                 self._buffer.append(rows)
                 self._ahead += len(rows)
+
+
+def _all_of(places: set[Place]) -> Callable[[LeasedRows], Sequence[int]]:
+    return lambda rows: range(len(rows)) if rows.lease.place in places else ()
 
 
 def _later(rows: LeasedRows, offset: int, key: bytes | None) -> Sequence[int]:

@@ -50,6 +50,7 @@ class HeldLease:
         "gone",
         "id",
         "idle",
+        "kept",
         "open",
         "place",
     )
@@ -64,6 +65,8 @@ class HeldLease:
         self.open: set[int] = set()
         self.asked: set[int] = set()
         self.gone: set[int] = set()
+        self.kept: set[int] = set()
+        """Not handed out and not to be: they go back together with the partition."""
         self.acks: list[int] = []
         self.idle = True
         """Nothing is gathered, or the lease is over: whoever appends to `acks` has to call `wake`."""
@@ -118,7 +121,7 @@ class HeldLease:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do with it."""
+        """Whether nothing is left that somebody has to settle."""
         return not (self.open or self.asked or self.acks)
 
 
@@ -163,7 +166,7 @@ class Leases:
 
     def drop_done(self, lease: HeldLease) -> None:
         """Forget a lease once nothing is left of it."""
-        if lease.done:
+        if lease.done and not lease.kept:
             self._held.pop(lease.id, None)
 
     # -- acknowledgements
@@ -299,11 +302,17 @@ class Leases:
     def lose(self, lease: HeldLease, error: TailraceError) -> None:
         """The lease is over for everything that is not settled."""
         lease.error = error
-        lease.gone |= lease.open
+        lease.gone |= lease.open | lease.kept
         lease.open.clear()
+        lease.kept.clear()
         if not lease.acks:
             lease.idle = True
         self.drop_done(lease)
+
+    def keep(self, lease: HeldLease, offsets: Iterable[int]) -> None:
+        """Some messages of a lease are not handed out any more, but held until their partition goes."""
+        lease.kept |= lease.open.intersection(offsets)
+        lease.open -= lease.kept
 
     def forget(self, lease: HeldLease, offsets: Iterable[int]) -> None:
         """Some messages of a lease went back to the broker."""
@@ -324,7 +333,7 @@ class Leases:
         """Leases to extend now, by partition."""
         due: dict[Place, list[HeldLease]] = {}
         for lease in self._held.values():
-            if lease.extend_ms <= now_ms and lease.error is None and not lease.done:
+            if lease.extend_ms <= now_ms and lease.error is None:
                 due.setdefault(lease.place, []).append(lease)
         return due
 

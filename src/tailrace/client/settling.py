@@ -95,6 +95,8 @@ class Settlement:
         self._submit(Ack(topic, partition, self.group, run.leases()), answered)
 
     def _over(self, run: AckRun, answer: Settled | TailraceError) -> None:
+        if isinstance(answer, Settled) and answer.lost:
+            self._suspect()
         self._add_failures(self.leases.answered(run, answer))
         self._flush(run.place)
 
@@ -249,6 +251,8 @@ class Settlement:
             # After an attempt whose answer was lost the receipt may be stale because of that very attempt.
             if doubtful and isinstance(request, Nack):
                 lost = []
+            if lost:
+                self._suspect()
             self.leases.settled(lease, offsets, lost)
             self._wake()
             _telling(answer)(lease.lost(lost[0]) if lost else None)
@@ -308,6 +312,13 @@ class Settlement:
                 lease.extend_ms = now_ms + self.lease_ms / 6  # The next try, if no answer comes.
             self._extend(place, leases, self.lease_ms)
 
+    def _suspect(self) -> None:
+        """A receipt was stale. If this process slept, others are, too: find out, before more of what is
+        buffered is handed out in vain."""
+        for lease in self.leases.of():
+            lease.extend_ms = 0
+        self.tick()
+
     def _extend(
         self,
         place: Place,
@@ -336,7 +347,7 @@ class Settlement:
 
     def lose(self, lease: HeldLease, error: TailraceError | None = None) -> None:
         """A lease is over before everything was settled."""
-        if not lease.done:
+        if not lease.done or lease.kept:
             topic, partition = lease.place
             text = f"a lease on {topic}/{partition} is over; its messages may have been delivered again"
             self.leases.lose(lease, error or LeaseLost(text))
