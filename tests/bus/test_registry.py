@@ -95,9 +95,9 @@ def test_old_versions_are_raised_step_by_step() -> None:
     assert registry.decode(b'{"number": 5}', headers)[1:] == (3, Placed(5, ["from 2"]))
     with pytest.raises(Undecodable, match="KeyError"):
         registry.decode(b"{}", headers)
+    bare = Registry()
+    bare.add(Placed, "order.placed", 2, "events", None)
     with pytest.raises(Undecodable, match="no upcaster"):
-        bare = Registry()
-        bare.add(Placed, "order.placed", 2, "events", None)
         bare.decode(b"{}", headers)
 
 

@@ -104,7 +104,7 @@ class Bus:
             if len(topics) > 1:
                 raise InvalidRequest(f"{function.__qualname__}: handle commands and events in two functions")
             topic = topics.pop()
-            own = self.name if topic == self.commands else f"{self.name}.{function.__qualname__}"
+            own = self.name if topic == self.commands else f"{self.name}.{function.__name__}"
             limit = None if concurrency is None else asyncio.Semaphore(concurrency)
             chosen = tuple(name for name, _ in names)
             new = Handler(function, chosen, topic, group or own, ack, timeout, limit, batch)
@@ -191,16 +191,19 @@ class Bus:
             raise InvalidRequest("there is no handler to run")
         caller = Caller(self._middlewares, threads=max(1, concurrency) * len(chosen))
         answers = Answers(self._producer, self._registry)
+        for (topic, group), handlers in chosen.items():
+            exclusive = topic == self.commands and self._exclusive
+            mode: Literal["exclusive", "queue"] = "exclusive" if exclusive else "queue"
+            consumer = client.consumer(topic, group, mode=mode)
+            self._running.append(Subscription(consumer, handlers, self._registry, caller, answers))
+        tasks = [asyncio.create_task(subscription.run(concurrency)) for subscription in self._running]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for (topic, group), handlers in chosen.items():
-                    exclusive = topic == self.commands and self._exclusive
-                    mode: Literal["exclusive", "queue"] = "exclusive" if exclusive else "queue"
-                    consumer = client.consumer(topic, group, mode=mode)
-                    subscription = Subscription(consumer, handlers, self._registry, caller, answers)
-                    self._running.append(subscription)
-                    tasks.create_task(subscription.run(concurrency))
+            await asyncio.gather(*tasks)
         finally:
+            # When one fails the others stop, too, and give back what they hold.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._running.clear()
             caller.close()
 

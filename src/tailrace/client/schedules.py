@@ -67,6 +67,19 @@ class Scheduled(msgspec.Struct, frozen=True):
     value: bytes | None
     headers: list[tuple[str, bytes]]
 
+    @classmethod
+    def of(cls, topic: str, fields: dict[str, Any]) -> Scheduled:
+        """From the reply of the broker."""
+        return cls(
+            topic,
+            fields["partition"],
+            bytes(fields["id"]),
+            moment(fields["deliver_at_us"]),
+            fields.get("key"),
+            fields.get("value"),
+            [(name, bytes(value)) for name, value in fields.get("headers") or ()],
+        )
+
 
 class Schedules:
     """Recurring schedules. Every call takes a `timeout` in seconds; None means the client's."""
@@ -174,18 +187,7 @@ async def scheduled(verbs: BrokerVerbs, topic: str, limit: int, timeout: float) 
     """Delayed messages of a topic that wait, the next due first."""
     reply = await ask(verbs, ListScheduled(topic, limit), timeout)
     assert isinstance(reply, ScheduledList)
-    return [
-        Scheduled(
-            topic,
-            fields["partition"],
-            bytes(fields["id"]),
-            moment(fields["deliver_at_us"]),
-            fields.get("key"),
-            fields.get("value"),
-            [(name, bytes(value)) for name, value in fields.get("headers") or ()],
-        )
-        for fields in reply.messages
-    ]
+    return [Scheduled.of(topic, fields) for fields in reply.messages]
 
 
 def _time(time_us: int | None) -> datetime | None:

@@ -22,10 +22,16 @@ from tailrace.broker.delivery import OpenGate, Waiting
 from tailrace.broker.engine import Engine
 from tailrace.client.aio import Client
 from tailrace.client.calls import error_of
+from tailrace.client.dead_letters import SUFFIX as DLQ_SUFFIX
+from tailrace.client.dead_letters import DeadLetter
+from tailrace.client.group_admin import Group
 from tailrace.client.results import Message, Rows, Topic, moment
+from tailrace.client.schedules import Scheduled
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.connect import connect
 from tailrace.core.commands import CreateTopic, Reply, Request, TopicInfo
+from tailrace.core.delivery_commands import ListScheduled, ScheduledList
+from tailrace.core.group_commands import CreateGroup, DescribeGroup, GroupInfo, GroupList, ListGroups
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, NotFound, StorageFault, Timeout
 from tailrace.format import batch, frame
@@ -45,6 +51,8 @@ LOOP_S_MAX = 10.0
 _LOST = Refusal("unavailable", "the connection broke before the answer came", "unknown")
 _CLOSED = Refusal("unavailable", "the client or the test's broker is closed", "none")
 _READ_BYTES = 1 << 62
+SCHEDULED_MAX = 10_000
+"""So many delayed messages are shown at most."""
 
 _numbers = itertools.count(1)
 _brokers: weakref.WeakValueDictionary[str, LocalBroker] = weakref.WeakValueDictionary()
@@ -147,17 +155,54 @@ class LocalBroker:
 
     def create_topic(self, name: str, **options: Any) -> Topic:
         """Create a topic without a client."""
+        reply = self._ask(CreateTopic(name, options))
+        assert isinstance(reply, TopicInfo)
+        return Topic.of(reply)
+
+    def create_group(self, name: str, topics: str | Sequence[str], **options: Any) -> Group:
+        """Enlist a group without a client."""
+        names = [topics] if isinstance(topics, str) else list(topics)
+        reply = self._ask(CreateGroup(name, names, options))
+        assert isinstance(reply, GroupInfo)
+        return Group.of(reply)
+
+    def groups(self) -> list[Group]:
+        """All groups, each with its members and its place in every partition."""
+        reply = self._ask(ListGroups())
+        assert isinstance(reply, GroupList)
+        return [self.group(info.group) for info in reply.groups]
+
+    def group(self, name: str) -> Group:
+        """A group, with its members and its place in every partition."""
+        reply = self._ask(DescribeGroup(name))
+        assert isinstance(reply, GroupInfo)
+        return Group.of(reply)
+
+    def dead_letters(self, topic: str) -> list[DeadLetter]:
+        """All dead letters of a topic, those that were redriven or purged, too; by partition and offset."""
+        try:
+            messages = self.published(topic + DLQ_SUFFIX)
+        except NotFound:
+            return []
+        return [DeadLetter.of(message) for message in messages]
+
+    def scheduled(self, topic: str) -> list[Scheduled]:
+        """Delayed messages of a topic that wait for their time, the next due first."""
+        reply = self._ask(ListScheduled(topic, SCHEDULED_MAX))
+        assert isinstance(reply, ScheduledList)
+        return [Scheduled.of(topic, fields) for fields in reply.messages]
+
+    def _ask(self, request: Request) -> Reply:
+        """A request of the test itself; it is answered before this returns."""
         replies: list[Reply] = []
         with self._lock:
             self._require_open()
-            request = CreateTopic(name, options)
             self._engine.gateway.submit(request, b"", lambda reply, parts: replies.append(reply))
             self._run()
         (reply,) = replies
         if isinstance(reply, Refusal):
             raise error_of(reply)
-        assert isinstance(reply, TopicInfo)
-        return Topic.of(reply)
+        return reply
 
     def published(self, topic: str) -> list[Message]:
         """All committed messages of a topic, by partition and offset, without a client."""
@@ -183,6 +228,20 @@ class LocalBroker:
             if self._requests == before:
                 return
         raise Timeout(f"clients keep asking: {self._requests} requests so far")
+
+    async def advance(self, duration: float | timedelta) -> None:
+        """Let time pass while the tasks of this loop go on: whatever falls due on the way, they react to it
+        before time moves on. Consumers keep their sessions, which a leap of `clock.advance` ends."""
+        await self.settle()
+        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        until_us = self.clock.now_us() + int(seconds * 1_000_000)
+        while self.clock.now_us() < until_us:
+            with self._lock:
+                due_us = self._engine.pump.next_deadline_us()
+            replies = self._replies
+            self._advance(until_us if due_us is None else min(due_us, until_us))
+            if self._replies > replies:
+                await self.settle()
 
     # -- running
 
