@@ -224,8 +224,8 @@ class Intake:
         self._drop(_all_of(places), self.settlement.leases.keep)
 
     async def release(self, places: set[Place], seconds: float) -> None:
-        """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with the
-        partition, without a failure."""
+        """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with
+        the partition, without a failure."""
         await self.settlement.settled(places, seconds)
         await self.settlement.flushed(places)
         for place in places:

@@ -241,10 +241,13 @@ class StreamConsumer:
         self._portal = portal
         self._inner = inner
         self._lock = threading.Lock()
-        inner._guard = threading.Lock()
 
     def __enter__(self) -> StreamConsumer:
-        self._portal.call(self._inner.__aenter__)
+        async def enter() -> None:
+            await self._inner.__aenter__()
+            self._inner._source.feed.guard = threading.Lock()
+
+        self._portal.call(enter)
         return self
 
     def __exit__(
@@ -256,17 +259,17 @@ class StreamConsumer:
         return self
 
     def __next__(self) -> Message:
-        inner = self._inner
         if self._portal.gone is not None:
             raise self._portal.gone
+        feed = self._inner._open().feed
         with self._lock:
             while True:
-                with inner._guard:
-                    for message in inner._current:
-                        inner._last = message
+                with feed.guard:
+                    for message in feed.current:
+                        feed.last = message
                         return message
                 try:
-                    self._portal.call(inner._take)
+                    self._portal.call(feed.take)
                 except StopAsyncIteration:
                     raise StopIteration from None
 
