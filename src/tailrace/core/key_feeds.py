@@ -174,7 +174,7 @@ class KeyFeed:
         """Gather a run of rows that are next in this lane: of one frame, a retry always alone."""
         run: list[int] = []
         self.stale, self._last = False, None
-        self.rows, self.at, self.missing, self.state = run, 0, None, UNKNOWN
+        self.rows, self.at, self.missing, self.state, self.since_us = run, 0, None, UNKNOWN, 0
         size = self._size
         while (entry := self._best()) != NOTHING:
             offset = (entry & CODE) >> 3
@@ -182,7 +182,7 @@ class KeyFeed:
                 if run:
                     break
                 if not self._open(offset):
-                    self.missing = offset
+                    self.missing, self.since_us = offset, self._since(entry)
                     return
             if self._queues.expiring and self._expired(offset):
                 if run:
@@ -191,7 +191,9 @@ class KeyFeed:
                     return
                 self._pass_over(offset, *self._take(entry))
                 continue
-            if entry < 0 and run:
+            if not run:
+                self.since_us = self._since(entry)
+            elif entry < 0:
                 break
             queue, row = self._take(entry)
             run.append(offset)
@@ -200,15 +202,17 @@ class KeyFeed:
                 break
             if row + 1 < len(queue.codes):
                 self._follow(queue, row)
-        if not run:
-            self.missing = self.hole
-            self.state = EMPTY if self.hole is None else UNKNOWN
-            return
-        self.state = READY
-        if self._last is not None and self._last[0] < 0:
-            self.since_us = self._queues.due[run[0]]
+        if run:
+            self.state = READY
         else:
-            self.since_us = NEVER_US if run[0] << 3 >= self.starved_code else self._queues.since(run[0])
+            self.missing, self.since_us = self.hole, self._queues.latest_us
+            self.state = EMPTY if self.hole is None else UNKNOWN
+
+    def _since(self, entry: int) -> int:
+        offset = (entry & CODE) >> 3
+        if entry < 0:
+            return self._queues.due[offset]
+        return NEVER_US if entry >= self.starved_code else self._queues.since(offset)
 
     def _best(self) -> int:
         best = self._fresh

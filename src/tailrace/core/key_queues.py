@@ -52,6 +52,8 @@ class KeyQueues:
         self._short: dict[KeyQueue, None] = {}
         """Keys that have more in the ledger and nothing left to offer."""
         self._insist = False
+        self._lanes = 0
+        """All lanes that keys have had: messages further on that belong to those keys share them."""
         self.expiring = False
         """Some frame has messages that expire: then lanes show one row at a time, because a key may change
         its lane when one lapses."""
@@ -116,9 +118,11 @@ class KeyQueues:
             codes = queue.codes
             lane = codes[0] & 7
             del codes[0 if codes[0] >> 3 == offset else bisect_left(codes, offset << 3)]
+            stands = False
             if offset in flying:
                 flying.remove(offset)
                 queue.flying -= 1
+                stands = queue.flying > 0 and queue.spot is not None and codes[0] & 7 == lane
                 if not queue.flying:
                     queue.holder = ""
                     queue.mixed = False
@@ -128,7 +132,7 @@ class KeyQueues:
             if not codes and queue.more is None:
                 queue.spot = None
                 self._keys.pop(queue.key, None)
-            elif queue.spot is None or not queue.flying or codes[0] & 7 != lane:
+            elif not stands:
                 touched.append(queue)
         self._offer_all(touched)
 
@@ -220,16 +224,16 @@ class KeyQueues:
         """What a message of a key is offered as; None when it has to wait."""
         code = queue.codes[row]
         offset = code >> 3
-        if offset >= self.looked:
+        if offset in self.blocked or (queue.more is not None and offset >= queue.more):
+            return None
+        if offset in self.due:
+            if self.due[offset] > self._now_us:
+                return None
+            code -= RETRY
+        if offset >= self.looked and queue.key:
             self._ahead.append(queue)
             return None
-        if queue.more is not None and offset >= queue.more:
-            return None
-        if offset in self.blocked:
-            return None
-        if offset not in self.due:
-            return code
-        return None if self.due[offset] > self._now_us else code - RETRY
+        return code
 
     # ------------------------------------------------------------------------------------------- selecting
 
@@ -249,7 +253,9 @@ class KeyQueues:
         self._insist = True
         unknown, hole = 0, self._fill(view)
         if hole is not None:
-            unknown = _lanes_from(hole, view)
+            if any(offset >= hole and due_us <= self._now_us for offset, due_us in self.due.items()):
+                return hole
+            unknown = _lanes_from(hole, view) | self._lanes
         elif missing is not None:
             unknown, hole = LANES_ALL, missing
         place = bisect_right(self._times, starved_us)
@@ -264,6 +270,11 @@ class KeyQueues:
             feeds.append(feed)
         feeds[0].refresh()
         return feeds
+
+    @property
+    def latest_us(self) -> int:
+        """Append time of the last frame in the window."""
+        return self._times[-1] if self._times else 0
 
     def since(self, offset: int) -> int:
         """Append time of a message that was never delivered (of the oldest known frame, if it is older)."""
@@ -309,6 +320,7 @@ class KeyQueues:
             insort(queue.codes, code)
             queue.mixed = queue.flying > 0
         self.rows[code >> 3] = queue
+        self._lanes |= 1 << (code & 7)
         return queue
 
     def _wake(self, now_us: int) -> None:
@@ -367,12 +379,15 @@ class KeyQueues:
                     keys[key] = queue
                 rows[code >> 3] = queue
                 queue.untouched = True
-                free[code & 7].fresh.append(code)
+                lane = code & 7
+                self._lanes |= 1 << lane
+                free[lane].fresh.append(code)
             elif queue.more is None:
                 if len(queue.codes) >= KEY_ROWS:
                     queue.more = code >> 3
                 elif queue.codes and code > queue.codes[-1]:
                     queue.codes.append(code)
+                    self._lanes |= 1 << (code & 7)
                     rows[code >> 3] = queue
                 else:
                     self._offer(self._join(key, code))

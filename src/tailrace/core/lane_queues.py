@@ -111,6 +111,8 @@ class LaneQueues:
     def __init__(self, source: LedgerView) -> None:
         self._chunks: list[list[_Chunk]] = [[] for _ in range(LANES)]
         self._looked = [0] * LANES
+        self.latest_us = [0] * LANES
+        """By lane: append time of the last frame that it has looked at."""
         self._due: dict[int, int] = {}
         """Messages that came back and when they are due; the lists below may hold others that are gone."""
         self._waiting: list[tuple[int, int]] = []
@@ -251,6 +253,7 @@ class LaneQueues:
             if other != lane and (self._looked[other] != looked or len(self._chunks[other]) >= AHEAD_FRAMES):
                 continue
             self._looked[other] = end
+            self.latest_us[other] = columns.append_time_us
             if priorities is not None:
                 mine = rows[priorities == other]
             else:
@@ -284,7 +287,7 @@ class LaneFeed:
 
     def refill(self) -> bool:
         """Find the next block of rows; other lanes do not change."""
-        self.rows, self.at, self.state = [], 0, UNKNOWN
+        self.rows, self.at, self.state, self.since_us = [], 0, UNKNOWN, 0
         while not self.rows:
             if len(self._view.lapsed) >= LAPSED_MAX:
                 return False
@@ -303,6 +306,7 @@ class LaneFeed:
             self._retry += 1
             return True
         offset, due_us = self._retries[self._retry]
+        self.since_us = due_us
         columns = self._view.at_hand.columns(offset)
         if columns is None:
             self.missing = offset
@@ -317,7 +321,7 @@ class LaneFeed:
         if columns.expires_us is not None:
             expires = columns.expires_us[[row_of(columns, row) for row in rows]]
         self._show(np.array(rows, np.int64), expires)
-        self.since_us, self.row_bytes = due_us, row_bytes(columns)
+        self.row_bytes = row_bytes(columns)
         return True
 
     def _next_fresh(self) -> bool:
@@ -326,15 +330,17 @@ class LaneFeed:
             self.missing = self._queues.look(self._lane, self._view)
             if self._chunk == len(chunks):
                 self.state = EMPTY if self.missing is None else UNKNOWN
+                self.since_us = self._queues.latest_us[self._lane]
                 return False
         chunk, row = chunks[self._chunk], self._row
+        self.since_us = chunk.append_time_us
         offsets = chunk.offsets[row : row + BLOCK_ROWS]
         if self._view.at_hand.columns(int(offsets[0])) is None:
             self.missing = int(offsets[0])
             return False
         self._row += len(offsets)
         self._show(offsets, None if chunk.expires is None else chunk.expires[row : row + BLOCK_ROWS])
-        self.since_us, self.row_bytes = chunk.append_time_us, chunk.row_bytes
+        self.row_bytes = chunk.row_bytes
         if self._row == len(chunk.offsets):
             self._chunk, self._row = self._chunk + 1, 0
         return True

@@ -45,7 +45,8 @@ class Feed(Protocol):
     """One lane during one selection, block by block.
 
     READY: `rows` from `at` on are next, all of which wait since `since_us` and have about `row_bytes`.
-    UNKNOWN: it cannot be told before the frame of `missing` is at hand (None: before the lapsed are settled).
+    UNKNOWN: it cannot be told before the frame of `missing` is at hand (None: before the lapsed are settled);
+    what is next there waits since `since_us` at the longest.
     """
 
     state: int
@@ -87,9 +88,7 @@ class Turn:
         missing, nbytes = None, 0.0
         while len(taken) < count_max and nbytes < bytes_max:
             promoted = starving and budget
-            lane = (
-                _oldest(feeds, starving, unknown) if promoted else _FIRST[pattern[position]][ready | unknown]
-            )
+            lane = _oldest(feeds, starving) if promoted else _FIRST[pattern[position]][ready | unknown]
             if lane < 0:
                 break
             feed = feeds[lane]
@@ -122,22 +121,22 @@ class Turn:
 def _masks(feeds: Sequence[Feed], starved_us: int) -> tuple[int, int, int]:
     ready = unknown = starving = 0
     for lane, feed in enumerate(feeds):
-        state = feed.state
-        if state == READY:
+        if feed.state == EMPTY:
+            continue
+        if feed.state == READY:
             ready |= 1 << lane
-            if feed.since_us <= starved_us:
-                starving |= 1 << lane
-        elif state == UNKNOWN:
+        else:
             unknown |= 1 << lane
+        if feed.since_us <= starved_us:
+            starving |= 1 << lane
     return ready, unknown, starving
 
 
-def _oldest(feeds: Sequence[Feed], starving: int, unknown: int) -> int:
-    """The lane whose head waits longest; a lane that may hide an older one has to be looked at first."""
-    _, offset, lane = min(
-        (feed.since_us, feed.rows[feed.at], lane) for lane, feed in enumerate(feeds) if starving >> lane & 1
+def _oldest(feeds: Sequence[Feed], starving: int) -> int:
+    """The lane whose head waits longest, or may do so."""
+    oldest = (
+        (feed.since_us, feed.rows[feed.at] if feed.state == READY else feed.missing or 0, lane)
+        for lane, feed in enumerate(feeds)
+        if starving >> lane & 1
     )
-    for other, feed in enumerate(feeds):
-        if unknown >> other & 1 and (feed.missing is None or feed.missing < offset):
-            return other
-    return lane
+    return min(oldest)[2]
