@@ -24,7 +24,9 @@ from tailrace.core.inner_commands import Enlist, LeaseRun, RunLeased
 from tailrace.core.model import Refusal
 from tailrace.core.policy import GroupPolicy
 from tailrace.format import batch as arrow
+from tailrace.format.codec import encode_reply
 from tailrace.format.frame import crc32c
+from tailrace.format.wire import HEADER_BYTES_MAX
 from tailrace.storage.file_store import FileStore
 from tests.broker.held_engine import HeldEngine
 
@@ -219,6 +221,16 @@ def test_more_than_asked_for_is_told() -> None:
     assert traced.ask(count_max=5).complete
     assert traced.refused(count_max=0) == "invalid_request"
     assert traced.refused(count_max=100_000) == "invalid_request"
+
+
+def test_an_answer_fits_the_head_of_a_message() -> None:
+    traced = Traced()
+    for number in range(20):
+        traced.publish(b"%d" % number, keys=[bytes(64 * 1024)])
+    found = traced.ask()
+    assert 5 < len(found.messages) < 20
+    assert not found.complete
+    assert len(encode_reply(found)) < HEADER_BYTES_MAX
 
 
 def test_a_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

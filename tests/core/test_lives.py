@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tailrace.core import facts as f
@@ -210,6 +211,13 @@ def test_whom_a_frame_may_concern(base: int, end: int, concerned: bool) -> None:
     folded, _ = followed(9, 5)
     assert folded.concerns(base, end) is concerned
     assert not Lives({}).concerns(base, end)
+
+
+def test_the_largest_life_fits_an_answer() -> None:
+    folded, (life,) = followed(5)
+    for number in range(1, lives.EVENTS_MAX):
+        play(folded, f.Nacked(G, number, [5, 6], 1, 2, [], "\U0001f600" * 5000))
+    assert len(msgspec.msgpack.encode(life.events)) < 700_000
 
 
 def test_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

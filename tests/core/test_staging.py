@@ -294,12 +294,14 @@ def test_bad_decisions_are_refused() -> None:
     assert code(machine.do(DecideStaged("w", 1, targets("a"), [1, 2]))) == "invalid_request"
     many = [("t", number, "a") for number in range(staged_decisions.TARGETS_MAX + 1)]
     assert code(machine.do(DecideStaged("w", 1, many))) == "too_large"
+    long = [("t" * 200, number, "a" * 200) for number in range(2000)]
+    assert code(machine.do(DecideStaged("w", 1, long))) == "too_large"
     assert machine.facts == []
 
 
 def test_old_writers_make_room_for_new_ones() -> None:
     machine = Machine()
-    machine.decisions.rows_max = 6
+    machine.decisions.bytes_max = 210
     machine.choose(1, "a", "b", writer="u")
     machine.choose(1, "a", "b", writer="v")
     machine.do(FinishStaged("u", 1))

@@ -117,7 +117,7 @@ class _Walk:
                 if header.kind != frame.DATA or not header.base_offset <= offset < header.end_offset:
                     continue
                 rows = batch.decode(body, header.columns)
-                for row, at in enumerate(_offsets(header, rows)):
+                for row, at in enumerate(_offsets(header, rows).tolist()):
                     if at == offset:
                         life = self._life(header, rows, row, at)
                         self._before(life, header)

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tailrace.broker.delivery import Gate
 from tailrace.broker.gateway import Verb
 from tailrace.broker.host import Topics
@@ -19,6 +21,7 @@ from tailrace.core.delivery_commands import Trace, TraceFound
 from tailrace.core.lives import STATUSES
 from tailrace.errors import InvalidRequest, NotFound, Overloaded
 from tailrace.format.frame import Buffer
+from tailrace.format.wire import HEADER_BYTES_MAX
 from tailrace.ports import Respond
 
 TRACE_RETENTION_US = 7 * 86_400_000_000
@@ -26,6 +29,8 @@ TRACE_RETENTION_US = 7 * 86_400_000_000
 WAITING_MAX = 64
 COUNT_MAX = 1_000
 TIME_END_US = 1 << 62
+ANSWER_BYTES_MAX = HEADER_BYTES_MAX * 3 // 4
+"""Lives travel in the head of a message. A single one always fits: its events and their texts are bounded."""
 
 
 class Tracing:
@@ -75,8 +80,8 @@ class Tracing:
             for source in sources:
                 messages += search(wanted, source, budget)
             messages.sort(key=lambda message: message["events"][0]["time_us"])
-            complete = budget.complete and len(messages) <= wanted.count_max
-            return TraceFound(messages[: wanted.count_max], complete)
+            kept = fitting(messages[: wanted.count_max])
+            return TraceFound(kept, budget.complete and len(kept) == len(messages))
 
         def done(result: Any, error: Exception | None) -> None:
             self._running = False
@@ -113,6 +118,16 @@ def wanted_of(request: Trace, now_us: int) -> Wanted:
     if from_us >= to_us:
         raise InvalidRequest("to_us: behind from_us, and within the time that traces are kept")
     return Wanted(max(from_us, 0), to_us, request.count_max, None, request.id, request.key, request.status)
+
+
+def fitting(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many of the first as an answer has room for."""
+    room = ANSWER_BYTES_MAX
+    for number, message in enumerate(messages):
+        room -= len(msgspec.msgpack.encode(message))
+        if room < 0:
+            return messages[: max(number, 1)]
+    return messages
 
 
 def time_of(id_bytes: bytes) -> int | None:

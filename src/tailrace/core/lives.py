@@ -35,8 +35,11 @@ STATUSES = (
     COLLECTED,
     MIXED,
 )
-EVENTS_MAX = 1_000
+EVENTS_MAX = 500
 """Of one message: a message that is delivered for ever must not fill the memory of who asks for its life."""
+
+TEXT_MAX = 300
+"""Characters of an error that an event shows."""
 
 Event = dict[str, Any]
 
@@ -293,7 +296,7 @@ class Lives:
                 group=self.name(fact.group),
                 member=member,
                 attempt=attempt,
-                error=fact.error,
+                error=fact.error[:TEXT_MAX],
                 delay_us=fact.delay_us if fact.delay_us >= 0 else None,
             )
 
@@ -313,7 +316,7 @@ class Lives:
                 member=member,
                 attempt=standing.failures or None,
                 reason=fact.reason,
-                error=fact.error,
+                error=fact.error[:TEXT_MAX],
             )
 
     def _buried(self, fact: f.Buried) -> None:

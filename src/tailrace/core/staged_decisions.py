@@ -27,8 +27,10 @@ Target = tuple[str, int, str]
 VERSION_MAX = (1 << 63) - 1
 TARGETS_MAX = 10_000
 """Attempts of one decision."""
-ROWS_MAX = 500_000
-"""Writers and the attempts of their last decisions, together."""
+TARGET_BYTES_MAX = 512 * 1024
+"""Names of one decision, so that it fits the head of a message on the wire."""
+MEMORY_BYTES_MAX = 4 * 1024 * 1024
+"""Writers and the attempts of their last decisions, together, on one coordinator."""
 WRITER_IDLE_US = 7 * 86_400_000_000
 """When there are too many, writers idle for so long are forgotten."""
 
@@ -79,8 +81,8 @@ class StagedDecisions:
         self._last: dict[str, Settled] = {}
         """By writer, the one decided last at the end."""
         self._pending: dict[str, None] = {}
-        self._rows = 0
-        self.rows_max = ROWS_MAX
+        self._bytes = 0
+        self.bytes_max = MEMORY_BYTES_MAX
 
     def last(self, writer: str) -> Settled | None:
         """The last decision of a writer."""
@@ -110,24 +112,24 @@ class StagedDecisions:
         if last is not None and not last.done:
             text = f"version {last.version} of writer {command.writer!r} is still being applied"
             return Decision(NOTHING, Refusal(Unavailable.code, text, details={"version": last.version}))
-        if self._rows_after(command, now_us) > self.rows_max:
+        if self._bytes_after(command, now_us) > self.bytes_max:
             text = "too many writers with staged writes were active in the last days"
             return Decision(NOTHING, Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000}))
         fact = StagedDecided(command.writer, command.version, command.attempts, now_us)
         return Decision((fact,), StagedDecision(command.version, command.attempts, True, False))
 
-    def _rows_after(self, command: DecideStaged, now_us: int) -> int:
-        """How many rows there would be, idle writers forgotten as far as needed."""
-        rows = self._rows + _rows(command.attempts)
+    def _bytes_after(self, command: DecideStaged, now_us: int) -> int:
+        """How much there would be to remember, idle writers forgotten as far as needed."""
+        nbytes = self._bytes + _size(command.writer, command.attempts)
         known = self._last.get(command.writer)
         if known is not None:
-            rows -= _rows(known.attempts)
+            nbytes -= _size(command.writer, known.attempts)
         for writer, last in self._last.items():
-            if rows <= self.rows_max or last.time_us > now_us - WRITER_IDLE_US:
+            if nbytes <= self.bytes_max or last.time_us > now_us - WRITER_IDLE_US:
                 break
             if last.done and writer != command.writer:
-                rows -= _rows(last.attempts)
-        return rows
+                nbytes -= _size(writer, last.attempts)
+        return nbytes
 
     # ----------------------------------------------------------------------------------------------- apply
 
@@ -144,21 +146,21 @@ class StagedDecisions:
         assert last is None or (last.done and last.version < fact.version), "versions grow, one at a time"
         if last is not None:
             del self._last[fact.writer]
-            self._rows -= _rows(last.attempts)
-        self._rows += _rows(fact.attempts)
+            self._bytes -= _size(fact.writer, last.attempts)
+        self._bytes += _size(fact.writer, fact.attempts)
         self._forget(fact.time_us)
         self._last[fact.writer] = Settled(fact.version, fact.attempts, fact.time_us, False)
         self._pending[fact.writer] = None
 
     def _forget(self, time_us: int) -> None:
-        if self._rows <= self.rows_max:
+        if self._bytes <= self.bytes_max:
             return
         for writer, last in list(self._last.items()):
-            if self._rows <= self.rows_max or last.time_us > time_us - WRITER_IDLE_US:
+            if self._bytes <= self.bytes_max or last.time_us > time_us - WRITER_IDLE_US:
                 return
             if last.done:
                 del self._last[writer]
-                self._rows -= _rows(last.attempts)
+                self._bytes -= _size(writer, last.attempts)
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -170,12 +172,12 @@ class StagedDecisions:
         """The state that a snapshot holds."""
         self._last = dict(msgspec.msgpack.decode(data, type=list[tuple[str, Settled]]))
         self._pending = {writer: None for writer, last in self._last.items() if not last.done}
-        self._rows = sum(_rows(last.attempts) for last in self._last.values())
+        self._bytes = sum(_size(writer, last.attempts) for writer, last in self._last.items())
 
     def verify(self) -> None:
         """Assert the invariants."""
         assert set(self._pending) == {writer for writer, last in self._last.items() if not last.done}
-        assert self._rows == sum(_rows(last.attempts) for last in self._last.values())
+        assert self._bytes == sum(_size(writer, last.attempts) for writer, last in self._last.items())
 
 
 def malformed(command: DecideStaged) -> Refusal | None:
@@ -187,8 +189,8 @@ def malformed(command: DecideStaged) -> Refusal | None:
         return problem
     if not 0 <= command.version <= VERSION_MAX:
         return Refusal(InvalidRequest.code, f"version: 0 to {VERSION_MAX}, not {command.version}")
-    if len(command.attempts) > TARGETS_MAX:
-        text = f"attempts: at most {TARGETS_MAX}, not {len(command.attempts)}"
+    if len(command.attempts) > TARGETS_MAX or _names(command.attempts) > TARGET_BYTES_MAX:
+        text = f"attempts: at most {TARGETS_MAX}, and {TARGET_BYTES_MAX} bytes of names"
         return Refusal(TooLarge.code, text, details={"limit": TARGETS_MAX})
     if len(set(command.attempts)) < len(command.attempts):
         return Refusal(InvalidRequest.code, "attempts: one is listed twice")
@@ -197,5 +199,10 @@ def malformed(command: DecideStaged) -> Refusal | None:
     return None
 
 
-def _rows(attempts: list[Target]) -> int:
-    return 1 + len(attempts)
+def _size(writer: str, attempts: list[Target]) -> int:
+    """What a decision counts: its names, and a little for each."""
+    return 64 + len(writer) + _names(attempts)
+
+
+def _names(attempts: list[Target]) -> int:
+    return sum(len(topic) + len(attempt) + 16 for topic, _, attempt in attempts)
