@@ -216,7 +216,8 @@ class DeliveryActs:
         if isinstance(decided.reply, inner.RunLeased):
             for first, many, _, _ in decided.reply.runs:
                 self.receipts |= {(group, member, offset): number for offset in range(first, first + many)}
-        return self._decide(command, [])
+        trace = self._decide(command, [])
+        return [*trace[:-1], "reply: nothing"] if trace[-1] == "reply: done" else trace
 
     def receipt(self, group: str, member: str, offsets: list[str]) -> int:
         known = {self.receipts[group, member, int(offset)] for offset in offsets}
@@ -316,7 +317,7 @@ class DeliveryActs:
             case wire.Extended():
                 return "lost" if reply.lost else "extended"
             case wire.Cancelled():
-                return ", ".join("cancelled" if done else "too late" for done in reply.done)
+                return ", ".join("cancelled" if done else "not there" for done in reply.done)
         return None
 
 

@@ -21,6 +21,8 @@ from tailrace.core.policy import GroupPolicy
 
 FREE, LEASED, DYING, SETTLED = "free", "leased", "dying", "settled"
 RETRY, FRESH, EITHER = "retry", "fresh", "either"
+PROMOTED_MAX = 50
+"""So many that starve go next at once; more of them take turns with the others."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class DeliveryModel:
         self.leases: dict[int, Held] = {}
         self.holder: tuple[str, int] = ("", 0)
         self.paused = False
-        self.trimmed = 0
+        self.trimmed = self.given = 0
         self.floor = start
         self.appended()
 
@@ -144,7 +146,7 @@ class DeliveryModel:
     def next_due_us(self, now_us: int) -> int | None:
         """The latest moment at which somebody has to look after this group again; None: nothing waits."""
         ends = [self.leases[self.states[o].lease].deadline_us for o in self.offsets(LEASED)]
-        ends += [self.states[o].due[1] for o in self.offsets(FREE) if self.states[o].due[1] > now_us]
+        ends += [self.states[o].due[1] for o in self.offsets(FREE) if self.states[o].due[0] > now_us]
         return min(ends, default=None)
 
     # --------------------------------------------------------------------------------------------- leases
@@ -188,6 +190,7 @@ class DeliveryModel:
             assert self.unblocked(offset, command.member), f"{offset} overtook its key"
             self._in_turn(offset, command, here, now_us)
             state.state, state.lease, state.deliveries = LEASED, reply.lease, deliveries
+            self.given += 1
 
     def _in_turn(
         self, offset: int, command: inner.LeaseRun, here: Callable[[int], bool], now_us: int
@@ -199,16 +202,16 @@ class DeliveryModel:
         for other in self.waiting_for(command.member, now_us, command.end_offset):
             if other == offset or not here(other) or self.expired(other, now_us):
                 continue
+            lane, its_lane = self._lane(offset), self._lane(other)
             if lanes:
                 mine, its = self._since(offset), self._since(other)
                 limit = now_us - self.policy.starvation_ms * 1000
-                starved = its[1] <= limit
+                starved = its[1] <= limit and self._leads(other, its_lane) and self.given <= PROMOTED_MAX
                 assert not starved or mine[0] <= limit, f"{other} starves, and {offset} was given"
-                late = starved and mine[1] <= limit and its[1] < mine[0]
+                late = starved and mine[1] <= limit and its[1] < mine[0] and lane != its_lane
                 assert not late, f"{other} starved before {offset}, which was given"
                 if its[0] <= limit or mine[0] <= limit:
                     continue
-            lane, its_lane = self._lane(offset), self._lane(other)
             strict = self.policy.priority_mode == "strict"
             assert not (strict and its_lane < lane), f"{other} of lane {its_lane} before {offset} of {lane}"
             kinds = self.states[offset].kind, self.states[other].kind
@@ -216,12 +219,19 @@ class DeliveryModel:
                 assert kinds != (FRESH, RETRY), f"the retry of {other} comes before {offset}"
                 assert kinds != (FRESH, FRESH) or offset < other, f"{other} comes before {offset}"
 
+    def _leads(self, offset: int, lane: int) -> bool:
+        """Whether it is first of its lane for certain: no retry goes before it there."""
+        others = [o for o in self.offsets(FREE) if o != offset and self._lane(o) == lane]
+        if self.states[offset].kind == FRESH:
+            return all(self.states[o].kind == FRESH and o > offset for o in others)
+        return not others
+
     def _since(self, offset: int) -> tuple[int, int]:
         """Since when it waits, between two times."""
         state, append_us = self.states[offset], self.log[offset].append_us
         if state.kind == FRESH:
             return append_us, append_us
-        return (state.due if state.kind == RETRY else (min(append_us, state.due[0]), state.due[1]))
+        return state.due if state.kind == RETRY else (min(append_us, state.due[0]), state.due[1])
 
     def _lane(self, offset: int) -> int:
         """That of the oldest unsettled message of its key."""
@@ -312,7 +322,7 @@ class DeliveryModel:
                 assert lease in reply.lost, "a lease was extended after its end"
             elif self.of_lease(lease):
                 assert lease not in reply.lost, "a live lease was not extended"
-            if held is not None and lease not in reply.lost:
+            if held is not None and lease not in reply.lost and self.of_lease(lease):
                 assert reply.deadline_us == now_us + command.lease_ms * 1000
                 held.deadline_us = reply.deadline_us
 

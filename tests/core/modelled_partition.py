@@ -12,12 +12,23 @@ import numpy as np
 
 from tailrace.core import delivery_commands as wire
 from tailrace.core import inner_commands as inner
-from tailrace.core.commands import Done, Publish, TrimTopic
+from tailrace.core.commands import Done, Publish, Published, TrimTopic
 from tailrace.core.decisions import Decision
-from tailrace.core.model import HAS_EXPIRES_AT, HAS_KEY, HAS_PRIORITY, BatchView, Columns, Refusal, key_hash
+from tailrace.core.facts import Appended, Scheduled
+from tailrace.core.model import (
+    HAS_DELIVER_AT,
+    HAS_EXPIRES_AT,
+    HAS_KEY,
+    HAS_PRIORITY,
+    BatchView,
+    Columns,
+    Refusal,
+    key_hash,
+)
 from tailrace.core.partition import Partition
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.topics import TopicOptions
+from tests.core.delay_model import RELEASED, DelayModel
 from tests.core.delivery_model import DYING, FREE, LEASED, DeliveryModel, Letter
 
 T0 = 1_700_000_000_000_000
@@ -92,12 +103,14 @@ class ModelledPartition:
         self.earlier: list[tuple[int, dict[str, DeliveryModel]]] = []
         """After each soft decision since the last hard one: how many facts there were, and the models."""
         self.lease_count = 0
+        self.delays = DelayModel()
         self._keep(soft=False)
 
     # ------------------------------------------------------------------------------------------- deciding
 
     def decide(self, command: Any) -> Decision:
         """Decide, load what is missing, apply; choices of the partition's own go to the models."""
+        self.partition.next_entry = sum(isinstance(fact, Appended | Scheduled) for fact in self.facts)
         for _ in range(ROUNDS_MAX):
             decision = self.partition.decide(command, self.now_us)
             if decision.missing is None:
@@ -136,6 +149,7 @@ class ModelledPartition:
     def check(self) -> None:
         """What can be asked of the partition is what the models say."""
         self.partition.check()
+        self.delays.check(self.partition.timetable)
         queues = self.partition.queues
         dues = []
         for name, model in self.groups.items():
@@ -165,6 +179,65 @@ class ModelledPartition:
         self.log += dated
         for model in self.groups.values():
             model.appended()
+        self.after(decision)
+
+    def schedule(self, letters: list[Letter], delays_us: list[int]) -> None:
+        """Publish with a time each; what is due already is ordinary."""
+        times = [self.now_us + delay_us for delay_us in delays_us]
+        ids, halves = self.delays.halves(len(letters))
+        view = BatchView(
+            len(letters), HAS_DELIVER_AT, ROW_BYTES * len(letters), self.now_us,
+            deliver_at_us=np.array(times, np.int64), ids=halves,
+        )  # fmt: skip
+        late = [row for row, time_us in enumerate(times) if time_us > self.now_us]
+        decision = self.decide(inner.PublishBatch(Publish("t", 0, HAS_DELIVER_AT, 0), view))
+        assert isinstance(decision.reply, Published), decision.reply
+        assert (decision.reply.scheduled or []) == late
+        for fact in decision.facts:
+            if isinstance(fact, Scheduled):
+                self.delays.schedule(
+                    fact,
+                    [letters[row] for row in late],
+                    [ids[row] for row in late],
+                    [times[row] for row in late],
+                )
+            else:
+                self._grow([letters[row] for row in range(len(letters)) if row not in late])
+        self.after(decision)
+
+    def _grow(self, letters: list[Letter]) -> None:
+        """Messages were appended that are not on the shelf yet."""
+        dated = [Letter(item.key, 2, 0, self.now_us) for item in letters]
+        self.shelf.add(dated, len(self.log), self.now_us)
+        self.log += dated
+        for model in self.groups.values():
+            model.appended()
+
+    def release(self, limit: int, *, cancel_between: bool = False) -> None:
+        """What the shell does when something is due."""
+        timetable = self.partition.timetable
+        rows, until_us, until_ref = self.delays.due(timetable, self.now_us, limit)
+        if not rows:
+            return
+        if cancel_between:
+            self.cancel([rows[0].id], [0])
+        view = BatchView(len(rows), HAS_KEY * any(row.letter.key for row in rows), 100, self.now_us)
+        refs = np.array([row.ref for row in rows], np.int64)
+        decision = self.decide(inner.ReleaseDue(view, 0, until_us, until_ref, refs))
+        if cancel_between:
+            assert not decision.facts, "a cancelled message was released"
+        else:
+            assert isinstance(decision.reply, Published), decision.reply
+            assert decision.reply.base_offset == len(self.log)
+            for row in rows:
+                row.state = RELEASED
+            self._grow([row.letter for row in rows])
+        self.after(decision)
+
+    def cancel(self, ids: list[bytes], times: list[int]) -> None:
+        command = wire.CancelScheduled("t", 0, ids, times)
+        decision = self.decide(command)
+        self.delays.cancel(command, decision.reply, self.now_us)
         self.after(decision)
 
     def enlist(self, name: str, policy: GroupPolicy) -> None:

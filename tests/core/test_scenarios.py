@@ -11,7 +11,10 @@ A line at the left margin is a command or a comment (`#`); the indented lines be
 `somebody` is a producer without a number, everybody else is idempotent.
 
 Clauses: `as batch N`, `of epoch N`, `at sequence N`, `at key sequences N ...`, `with acks WHAT`,
-`with a value|a key|headers of N bytes`, `dated N UNIT ahead`, `with a delay`, `N times` (messages repeated).
+`with a value|a key|headers of N bytes`, `dated N UNIT ahead`, `N times` (messages repeated),
+`with priority N`, `delayed 2 s`, `that lives 2 s`.
+
+What groups and their members do is in `delivery_acts` and `membership_acts`.
 """
 
 from __future__ import annotations
@@ -22,19 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tailrace.core.commands import Claimed, ClaimProducer, Publish, Published, Reply, TrimTopic
-from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Trimmed
+from tailrace.core.decisions import Decision
+from tailrace.core.facts import Appended, ProducerAdvanced, ProducerClaimed, Scheduled, Staged, Trimmed
 from tailrace.core.inner_commands import PublishBatch, Sweep
-from tailrace.core.model import HAS_DELIVER_AT, Refusal
+from tailrace.core.model import HAS_DELIVER_AT, HAS_EXPIRES_AT, HAS_PRIORITY, Refusal
 from tailrace.core.partition import Partition
 from tailrace.core.topics import TopicOptions, parse_options
+from tests.core.delivery_acts import DeliveryActs, Waiting, duration, ids_of
+from tests.core.delivery_model import Letter
+from tests.core.membership_acts import MembershipActs
 from tests.core.oracle import Row, offsets_of, view_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
 T0 = 1_700_000_000_000_000
-UNITS = {"us": 1, "ms": 1000, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "days": 24 * 3600 * 10**6}
 CLAUSES = {
     "batch": r" as batch (\d+)",
     "epoch": r" of epoch (\d+)",
@@ -45,14 +52,11 @@ CLAUSES = {
     "key_bytes_max": r" with a key of (\d+) bytes",
     "header_bytes_max": r" with headers of (\d+) bytes",
     "ahead": r" dated ([\d.]+ \w+) ahead",
-    "delay": r" with a (delay)",
+    "priority": r" with priority (\d)",
+    "delay": r" delayed ([\d.]+ \w+)",
+    "ttl": r" that lives? ([\d.]+ \w+)",
     "times": r" (\d+) times",
 }
-
-
-def duration(text: str) -> int:
-    number, unit = text.split()
-    return round(float(number) * UNITS[unit])
 
 
 class Stage:
@@ -61,8 +65,12 @@ class Stage:
     def __init__(self) -> None:
         self.partition = Partition(TopicOptions())
         self.now_us = T0
-        self.facts: list[Appended | Fact] = []
+        self.facts: list[Any] = []
         self.names = {"somebody": 0}
+        self.acts = DeliveryActs(self.decide)
+        self.membership = MembershipActs()
+        self.decision: Decision | None = None
+        self.entry = 0
 
     def number(self, who: str) -> int:
         return self.names.setdefault(who, len(self.names))
@@ -73,11 +81,17 @@ class Stage:
     def perform(self, line: str) -> list[str]:
         """The trace of one command."""
         words = line.split()
+        self.acts.partition, self.acts.now_us = self.partition, self.now_us
+        self.membership.now_us = self.now_us
+        for acts in (self.acts, self.membership):
+            if (trace := acts.perform(line)) is not None:
+                return trace
         if words[0] == "topic":
             return self.topic(dict(word.split("=") for word in words[1:]))
         if words[0] == "after":
             self.now_us += duration(line.removeprefix("after "))
-            return []
+            self.acts.now_us = self.now_us
+            return self.acts.look_after()
         if line == "restart":
             return self.restart()
         if words[:2] == ["trim", "to"]:
@@ -111,11 +125,23 @@ class Stage:
             name: int(size) for name, size in found.items() if name.endswith("_bytes_max")
         }
         ahead_us = duration(found["ahead"]) if "ahead" in found else 0
+        ids, halves = ids_of(len(rows), 1 + len(self.acts.texts) + len(self.acts.delayed))
+        deliver_at_us = self.now_us + duration(found.get("delay", "0 s"))
+        letter = Letter(
+            None,
+            int(found.get("priority", 2)),
+            self.now_us + duration(found["ttl"]) if "ttl" in found else 0,
+            self.now_us,
+        )
+        columns = HAS_DELIVER_AT * ("delay" in found) | HAS_PRIORITY * ("priority" in found)
         view = view_of(
             rows,
             key_index=self.partition.options.key_index,
             timestamp_max_us=self.now_us + ahead_us,
-            columns=HAS_DELIVER_AT if "delay" in found else 0,
+            columns=columns | HAS_EXPIRES_AT * ("ttl" in found),
+            deliver_at_us=np.full(len(rows), deliver_at_us) if "delay" in found else None,
+            ids=halves if "delay" in found else None,
+            priorities=np.full(len(rows), letter.priority, np.uint8) if "priority" in found else None,
             **sizes,
         )
         publish = Publish(
@@ -130,19 +156,38 @@ class Stage:
             [int(number) for number in found["keys"].split()] if "keys" in found else None,
             found.get("acks"),
         )
-        return self.decide(PublishBatch(publish, view), messages)
+        trace = self.decide(PublishBatch(publish, view), messages)
+        self.published(messages, rows, letter, deliver_at_us, ids)
+        return trace
+
+    def published(
+        self, messages: list[str], rows: list[Row], letter: Letter, deliver_at_us: int, ids: list[bytes]
+    ) -> None:
+        """What was appended and what was scheduled can be leased, released and cancelled."""
+        assert self.decision is not None
+        letters = [Letter(row.key, letter.priority, letter.expires_us, letter.append_us) for row in rows]
+        for fact in self.decision.facts:
+            if isinstance(fact, Appended):
+                kept = range(len(rows)) if self.decision.keep is None else self.decision.keep.tolist()
+                self.acts.appended([letters[row] for row in kept], [messages[row] for row in kept])
+            elif isinstance(fact, Scheduled):
+                late = range(len(rows)) if self.decision.late is None else self.decision.late.tolist()
+                waiting = [Waiting(messages[row], letters[row], deliver_at_us, ids[row]) for row in late]
+                self.acts.scheduled(fact.entry, waiting)
 
     def decide(self, command: Any, messages: list[str]) -> list[str]:
-        decision = self.partition.decide(command, self.now_us)
+        self.partition.next_entry = self.entry
+        decision = self.decision = self.acts.decided(command)
         for fact in decision.facts:
             self.partition.apply(fact)
+            self.entry += isinstance(fact, Appended | Scheduled | Staged)
         self.facts += decision.facts
         self.partition.check()
         return [f"log:   {self.told(fact)}" for fact in decision.facts] + [
-            f"reply: {answer(decision.reply, messages)}"
+            f"reply: {self.acts.answer(decision.reply) or answer(decision.reply, messages)}"
         ]
 
-    def told(self, fact: Appended | Fact) -> str:
+    def told(self, fact: Any) -> str:
         """A fact in words."""
         match fact:
             case Appended():
@@ -159,17 +204,24 @@ class Stage:
                 return f"{self.who(fact.producer_id)} advanced to batch {fact.sequence}, nothing appended"
             case Trimmed():
                 return f"trimmed to {fact.offset}"
+            case _:
+                return self.acts.told(fact) or str(fact)
 
     def restart(self) -> list[str]:
         """From a snapshot and, the other way, from all facts: both are what there was."""
-        options, before = self.partition.options, self.partition.snapshot()
+        options, before = self.partition.options, content(self.partition)
         replayed = Partition(options)
         for fact in self.facts:
             replayed.apply(fact)
-        assert replayed.snapshot() == before
-        self.partition = Partition.restore(options, before)
-        assert self.partition.snapshot() == before
+        assert content(replayed) == before
+        self.partition = Partition.restore(options, [before])
+        assert content(self.partition) == before
         return [f"state: messages [{self.partition.start_offset}, {self.partition.end_offset})"]
+
+
+def content(partition: Partition) -> bytes:
+    """A snapshot as one piece."""
+    return b"".join(bytes(chunk) for chunk in partition.snapshot())
 
 
 def answer(reply: Reply, messages: list[str]) -> str:
@@ -179,11 +231,14 @@ def answer(reply: Reply, messages: list[str]) -> str:
             details = "".join(f"\n         {name} = {value}" for name, value in reply.details.items())
             return f"{reply.code}: {reply.message}{details}"
         case Published():
+            waiting = set(reply.scheduled or ())
             offsets = offsets_of(reply, len(messages))
             assert isinstance(offsets, list)
             known = dict(reply.duplicates or ())
             places = [
-                f"{message} {'was ' if row in known else ''}at {offset}"
+                f"{message} waits"
+                if row in waiting
+                else f"{message} {'was ' if row in known else ''}at {offset}"
                 for row, (message, offset) in enumerate(zip(messages, offsets, strict=True))
             ]
             return ", ".join(places if len(places) <= 8 else [*places[:2], "...", places[-1]])
