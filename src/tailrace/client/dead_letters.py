@@ -223,23 +223,26 @@ class DeadLetters:
             places.setdefault((letter.topic, letter.partition, letter.group), []).append(letter)
         lost: list[DeadLetter] = []
         for (topic, partition, group), here in places.items():
-            offsets = sorted({letter.offset for letter in here})
-            if not await self._reopen(topic, partition, group, offsets):
-                for letter in here:
-                    if len(here) == 1 or not await self._reopen(topic, partition, group, [letter.offset]):
-                        lost.append(letter)
+            offsets = {letter.offset for letter in here}
+            gone = await self._reopen(topic, partition, group, offsets)
+            lost += [letter for letter in here if letter.offset in gone]
         for letter in lost:
             await self._publish(letter)
         return len(letters) - len(lost), len(lost)
 
-    async def _reopen(self, topic: str, partition: int, group: str, offsets: Sequence[int]) -> bool:
-        try:
-            await ask(self._verbs, Reopen(topic, partition, group, spans_of(offsets)), self._timeout)
-        except NotFound as error:
-            if "start_offset" not in error.details and "missing" not in error.details:
-                raise  # No such topic or group: there is nobody to redrive to.
-            return False
-        return True
+    async def _reopen(self, topic: str, partition: int, group: str, offsets: set[int]) -> set[int]:
+        """Make messages deliverable again where they are; returns those that are not there any more."""
+        gone: set[int] = set()
+        while left := sorted(offsets - gone):
+            try:
+                await ask(self._verbs, Reopen(topic, partition, group, spans_of(left)), self._timeout)
+                break
+            except NotFound as error:
+                more = set(offsets_of(error.details.get("spans", ()))) & set(left)
+                if not more:
+                    raise  # No such topic or group: there is nobody to redrive to.
+                gone |= more
+        return gone
 
     async def _publish(self, letter: DeadLetter) -> None:
         message = letter.message

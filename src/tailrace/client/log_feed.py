@@ -60,6 +60,8 @@ class LogFeed:
         self.last: Message | None = None
         self.first: Message | None = None
         """The first message of the batch in hand; a single one is its own first."""
+        self.confirmed: Message | None = None
+        """The message in hand that the application called finished by storing its place."""
         self._cut = False
         """Whether the rest of the current rows is not to be handed out."""
         self.guard: AbstractContextManager[object] = nullcontext()
@@ -167,9 +169,10 @@ class LogFeed:
     def done(self) -> dict[Place, int]:
         """The next offset of each partition that the application has not finished."""
         places = {place: cursor.next for place, cursor in self.cursors.items()}
-        first = self.first or self.last
-        if first is not None and (first.topic, first.partition) in places:
-            places[first.topic, first.partition] = first.offset
+        last = self.last
+        if last is not None and (last.topic, last.partition) in places:
+            unfinished = (self.first or last).offset
+            places[last.topic, last.partition] = last.offset + 1 if last is self.confirmed else unfinished
         return places
 
     def add(self, cursors: Mapping[Place, Cursor]) -> None:

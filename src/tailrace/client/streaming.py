@@ -169,7 +169,9 @@ class StreamConsumer:
         source = self._open()
         if not isinstance(source, _Seat):
             raise InvalidRequest("commit: a broadcast consumer has no group that a place could be stored for")
+        last = source.feed.last
         await source.store(source.feed.position(), self._timeout)
+        source.feed.confirmed = last
 
     def pause(self, *partitions: Place) -> None:
         """Read nothing more of these (topic, partition) pairs, or of all that it has."""

@@ -1,0 +1,162 @@
+"""Dead letters, schedules and delayed messages through the SDK, on the real core with virtual time."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace.errors import InvalidRequest, NotFound
+from tailrace.testing import LocalBroker
+from tests.client.test_consumer import nothing, on_broker, publish, take, wait
+
+
+async def bury(client: tailrace.Client, group: str, *values: bytes, reason: str = "no use") -> None:
+    """The group rejects these, and acknowledges everything else."""
+    async with client.consumer("t", group) as consumer:
+        left = set(values)
+        while left:
+            (m,) = await take(consumer)
+            if m.value in left:
+                left.discard(m.value)
+                await m.reject(reason)
+            else:
+                await m.ack()
+
+
+def test_dead_letters_say_where_they_come_from() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        letters = client.dead_letters("t")
+        assert await letters.list() == []
+        await publish(client, b"a", b"b", key=b"k", headers={"mine": b"x"})
+        await bury(client, "g", b"b")
+        (letter,) = await letters.list()
+        assert (letter.topic, letter.partition, letter.offset, letter.group) == ("t", 0, 1, "g")
+        assert (letter.reason, letter.error, letter.attempts, letter.deliveries) == (
+            "rejected",
+            "no use",
+            0,
+            1,
+        )
+        assert letter.message.value == b"b"
+        assert letter.message.key == b"k"
+        assert ("mine", b"x") in letter.message.headers
+        assert letter.last_member
+        assert letter.time is not None
+        assert letter.first_delivery is not None
+        shown = await letters.show(letter.message.partition, letter.message.offset)
+        assert shown.message.value == b"b"
+        with pytest.raises(NotFound):
+            await letters.show(0, 99)
+        assert len(await letters.list()) == 1  # Looking does not take.
+        assert await letters.list(group="other") == []
+        assert await letters.list(reason="expired") == []
+        assert len(await letters.list(group="g", reason="rejected")) == 1
+
+    on_broker(scenario)
+
+
+def test_redrive_goes_to_the_group_that_gave_up_and_to_no_other() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"a", b"b", b"c")
+        await bury(client, "g", b"b", b"c")
+        async with client.consumer("t", "other") as other:
+            for m in await take(other, 3):
+                await m.ack()
+            letters = client.dead_letters("t")
+            plan = await letters.redrive(group="g", dry_run=True)
+            assert (plan.count, plan.reopened, plan.dry_run) == (2, 0, True)
+            assert len(await letters.list()) == 2
+            done = await letters.redrive(filter=lambda letter: letter.message.value == b"b")
+            assert (done.count, done.reopened, done.republished) == (1, 1, 0)
+            assert [letter.message.value for letter in await letters.list()] == [b"c"]
+            async with client.consumer("t", "g") as consumer:
+                (m,) = await take(consumer)
+                assert (m.value, m.offset, m.attempt, m.deliveries) == (b"b", 1, 1, 1)
+                await m.ack()
+                await nothing(broker, consumer)
+            await nothing(broker, other)
+            with pytest.raises(InvalidRequest):
+                await letters.redrive(rate=0)
+
+    on_broker(scenario)
+
+
+def test_redrive_of_what_was_trimmed_is_published_again_for_its_group_only() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"a", b"b", key=b"k")
+        await bury(client, "g", b"a", b"b")
+        async with client.consumer("t", "other") as other:
+            for m in await take(other, 2):
+                await m.ack()
+            await client.admin().trim_topic("t", 0, 1)
+            done = await client.dead_letters("t").redrive()
+            assert (done.count, done.reopened, done.republished) == (2, 1, 1)
+            async with client.consumer("t", "g") as consumer:
+                again = await take(consumer, 2)
+                assert [(m.value, m.offset, m.key) for m in again] == [(b"b", 1, b"k"), (b"a", 2, b"k")]
+                for m in again:
+                    await m.ack()
+            await nothing(broker, other)
+            await other.commit()
+            assert (await client.groups().describe("other")).lag == 0
+        assert await client.dead_letters("t").list() == []
+
+    on_broker(scenario)
+
+
+def test_purge_forgets_them() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, *[b"%d" % number for number in range(5)])
+        await bury(client, "g", *[b"%d" % number for number in range(5)])
+        letters = client.dead_letters("t")
+        assert await letters.purge(filter=lambda letter: letter.offset < 2) == 2
+        assert [letter.offset for letter in await letters.list()] == [2, 3, 4]
+        assert len(await letters.list(limit=2)) == 2
+        assert await letters.purge() == 3
+        assert await letters.list() == []
+        assert await letters.purge() == 0
+        assert (await letters.show(0, 0)).message.value == b"0"  # Still readable, until retention.
+
+    on_broker(scenario)
+
+
+def test_schedules_publish_at_every_tick() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        schedules = client.schedules()
+        await schedules.put("every-minute", "t", "* * * * *", value=b"tick", headers={"h": b"1"})
+        (schedule,) = await schedules.list()
+        assert (schedule.name, schedule.cron, schedule.value, schedule.paused) == (
+            "every-minute",
+            "* * * * *",
+            b"tick",
+            False,
+        )
+        assert schedule.headers == [("h", b"1")]
+        assert schedule.next_time is not None
+        assert schedule.next_time - broker.clock.now <= timedelta(minutes=1)
+        async with client.consumer("t", "g") as consumer:
+            await nothing(broker, consumer)
+            await wait(broker, 61, 5)
+            (m,) = await take(consumer)
+            assert m.value == b"tick"
+            await m.ack()
+            await schedules.pause("every-minute")
+            assert (await schedules.list())[0].paused
+            await wait(broker, 180, 20)
+            await nothing(broker, consumer)
+            await schedules.resume("every-minute")
+            await wait(broker, 61, 5)
+            await (await take(consumer))[0].ack()
+        await schedules.delete("every-minute")
+        assert await schedules.list() == []
+        for wrong in ("delete", "pause"):
+            with pytest.raises(NotFound):
+                await getattr(schedules, wrong)("every-minute")
+        bad: dict[str, Any] = {"value": b"x"}
+        with pytest.raises(InvalidRequest, match="cron"):
+            await schedules.put("bad", "t", "* * *", **bad)
+        with pytest.raises(InvalidRequest, match="zone"):
+            await schedules.put("bad", "t", "* * * * *", zone="Atlantis/Capital", **bad)
+
+    on_broker(scenario)
