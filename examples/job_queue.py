@@ -49,7 +49,7 @@ async def main() -> None:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
         print(f"done: {sorted(done)}")
-        print(f"dead: {dead[0].value!r} because it was {dead[0].reason}: {dead[0].error}")
+        print(f"dead: {dead[0].message.value!r} because it was {dead[0].reason}: {dead[0].error}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from tests.e2e.broker_process import SRC, BrokerProcess
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "job_queue.py": ["done: [0, 1, 2, 3, 4, 5, 6, 7,", "attempt 2", "because it was rejected: not a job"],
-    "event_store.py": ["3 of 5 withdrawals of 30 succeeded, 10 are left at version 5", "Withdrawn(amount=30)"],
+    "event_store.py": [
+        "3 of 5 withdrawals of 30 succeeded, 10 are left at version 5",
+        "Withdrawn(amount=30)",
+    ],
     "outbox.py": [
         "the next relay wrote something new: False",
         "published: ['order 1', 'order 2', 'order 3', 'order 4']",
@@ -33,7 +36,7 @@ def test_every_example_is_listed() -> None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> BrokerProcess:
-    with BrokerProcess(tmp_path_factory.mktemp("examples") / "data") as process:
+    with BrokerProcess(tmp_path_factory.mktemp("examples") / "data").start() as process:
         yield process
 
 

@@ -40,7 +40,7 @@ from tailrace.client.flow import Batch, PartitionFlow
 from tailrace.client.results import Receipt, Receipts, Result
 from tailrace.client.tables import split_table
 from tailrace.core.commands import DescribeTopic, Reply, TopicInfo
-from tailrace.core.model import BATCH_ROWS_MAX, HAS_DELIVER_AT, partition_of
+from tailrace.core.model import ANY_KEY_SEQUENCE, BATCH_ROWS_MAX, HAS_DELIVER_AT, partition_of
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
 from tailrace.format import batch as arrow
 from tailrace.format import tabular
@@ -229,7 +229,7 @@ class Producer:
             deliver_at=deliver_at,
         )
         if expected_sequence or expected_key_sequence is not None:
-            return self._conditional(fields, partition, expected_sequence, expected_key_sequence)
+            return self._conditional([fields], partition, expected_sequence, expected_key_sequence)
         return self._buffer(fields, self._choose(fields, partition))
 
     async def publish(self, value: Buffer | None, *, timeout: float | None = None, **fields: Any) -> Result:
@@ -277,9 +277,11 @@ class Producer:
         dedup_ids: Sequence[Buffer | None] | None = None,
         delay: Delay | None = None,
         deliver_at: datetime | int | None = None,
+        expected_key_sequence: int | None = None,
     ) -> Receipts:
         """Buffer many messages at once, in order; without keys they stay together. The receipt stands for
-        all of them. A delay is for all of them.
+        all of them. A delay is for all of them. With `expected_key_sequence` N, which needs one key for all,
+        either all are stored as the messages N + 1 and on of their key, or none is.
         """
         due: Fields = {}
         if delay is not None or deliver_at is not None:
@@ -308,8 +310,13 @@ class Producer:
             self._check(value, **{name: column[at] for name, column in used.items()}) | due
             for at, value in enumerate(values)
         ]
-        places: dict[int, tuple[Batch, list[int], list[int]]] = {}
         await self._yield()
+        if expected_key_sequence is not None:
+            if keys is None or len(set(keys)) != 1:
+                raise InvalidRequest("expected_key_sequence: all messages need the same key")
+            receipt = self._conditional(checked, partition, 0, expected_key_sequence)
+            return Receipts([(receipt._batch, range(len(checked)), None)])
+        places: dict[int, tuple[Batch, list[int], list[int]]] = {}
         for at, fields in enumerate(checked):
             if self._buffered >= self._buffer_bytes_max:
                 await self._yield()
@@ -458,18 +465,21 @@ class Producer:
         return receipt
 
     def _conditional(
-        self, fields: Fields, partition: int | None, sequence: int, key_sequence: int | None
+        self, messages: Sequence[Fields], partition: int | None, sequence: int, key_sequence: int | None
     ) -> Receipt:
-        """A message with an expectation travels alone: its refusal must not touch others."""
+        """Messages with an expectation travel alone: their refusal must not touch others."""
         check_expectations(sequence, key_sequence)
-        if "deliver_at" in fields:
+        if "deliver_at" in messages[0]:
             raise InvalidRequest("expected_sequence: a delayed message has no place until it is due")
-        batch = self._follow(self._choose(fields, partition))
-        add_fields(batch, fields)
-        batch.nbytes = fields["size"]
+        batch = self._follow(self._choose(messages[0], partition))
+        for fields in messages:
+            add_fields(batch, fields)
+            batch.nbytes += fields["size"]
         batch.expected_sequence = sequence
         if key_sequence is not None:
-            batch.expected_key_sequences = [key_sequence]
+            rows = range(len(messages))
+            any_place = key_sequence == ANY_KEY_SEQUENCE
+            batch.expected_key_sequences = [key_sequence if any_place else key_sequence + row for row in rows]
         self._buffered += batch.nbytes
         self._enqueue(batch)
         return Receipt(batch, 0)

@@ -250,7 +250,7 @@ class Producer:
                     if expected is None:
                         receipt._inner = inner._buffer(fields, inner._choose(fields, partition))
                     else:
-                        receipt._inner = inner._conditional(fields, partition, *expected)
+                        receipt._inner = inner._conditional([fields], partition, *expected)
                 except TailraceError as error:
                     receipt._error = error
                     self._failed.append(receipt)
