@@ -135,9 +135,12 @@ class World:
                 assert chosen.offsets == expected, (chosen, expected)
             if chosen.lapsed:
                 assert all(0 < self.rows[offset].expires_us <= self.now_us for offset in chosen.lapsed)
-                self.settle(chosen.lapsed, dying=self.policy.expired_to_dlq)
+                for offset in chosen.lapsed:
+                    self.rows[offset].state = DYING if self.policy.expired_to_dlq else SETTLED
             if chosen.offsets:
                 self._lease(member, chosen)
+            if chosen.lapsed:
+                (self.pool.dying if self.policy.expired_to_dlq else self.pool.settled)(flat(chosen.lapsed))
             if lapsing:
                 self.position, self.budget = self.pool._turn.position, self.pool._turn.budget
             if chosen.offsets or (chosen.missing is None and not chosen.lapsed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core import key_queues
+from tailrace.core.lanes import WEIGHTS
 from tailrace.core.policy import GroupPolicy
-from tests.core.pool_model import BACK, DYING, FRESH, LEASED, SECOND_US, SETTLED, World
+from tailrace.core.selection import Want
+from tests.core.pool_model import BACK, DYING, FRESH, LEASED, SECOND_US, SETTLED, World, flat
 
 SHARED = {"assignment": "shared", "ordering": "key"}
 MEMBERS = ("a", "b", "c")
@@ -121,3 +124,169 @@ def test_small_windows_change_the_choice_but_never_the_order_of_a_key(
         for step in played:
             play(of, step)
         drain(of)
+
+
+# --------------------------------------------------------------------------------------------------- lanes
+
+
+def test_the_weights_are_observed_over_any_thousand_deliveries_of_a_backlog() -> None:
+    of = world(exact=False)
+    for _ in range(20):
+        of.publish([(lane, 0) for lane in range(5) for _ in range(100)])
+    drawn: list[int] = []
+    for size in [1, 37, 250, 500, 500, 12, 500]:
+        offsets = of.lease("a", size)
+        for offset in offsets[::50]:
+            of.give_back(offset, 0)  # retries do not bend the weights either
+        drawn += [of.rows[offset].lane for offset in offsets]
+    assert len(drawn) == 1_800
+    for start in range(0, 801, 40):
+        shares = Counter(drawn[start : start + 1_000])
+        assert all(9 * weight <= shares[lane] <= 11 * weight for lane, weight in enumerate(WEIGHTS)), start
+
+
+def test_strict_goes_by_number_and_first_in_first_out_within_a_lane() -> None:
+    of = world(priority_mode="strict")
+    of.publish([(4, 0), (2, 0), (0, 0), (2, 0), (0, 0)])
+    assert of.lease("a", 4) == [2, 4, 1, 3]
+    of.publish([(1, 0), (4, 0)])
+    assert of.lease("a", 4) == [5, 0, 6]
+
+
+def test_a_critical_message_far_behind_is_found_without_reading_what_is_between() -> None:
+    of = world()
+    for _ in range(50):
+        of.publish([(2, 0)] * 10)
+    of.publish([(0, 0)])
+    of.here = {0}
+    assert of.ask("a", 5).missing == 500
+    assert of.lease("a", 5)[0] == 500
+    assert of.loads == 1
+    assert of.here == {0, 50}
+
+
+def test_what_waited_too_long_goes_next_once() -> None:
+    of = world(priority_mode="strict")
+    of.publish([(4, 0), (4, 0)])
+    of.now_us += 20 * SECOND_US
+    of.publish([(3, 0), (0, 0), (0, 0)])
+    assert of.ask("a", 2).offsets == [3, 4]
+    of.now_us += 10 * SECOND_US
+    assert of.lease("a", 5) == [0, 1, 3, 4, 2]
+
+
+def test_a_retry_comes_first_in_its_lane_when_it_is_due() -> None:
+    of = world(priority_mode="strict")
+    of.publish([(1, 0), (1, 0), (1, 0), (0, 0)])
+    assert of.lease("a", 3) == [3, 0, 1]
+    of.give_back(1, SECOND_US)
+    assert of.ask("a", 3).offsets == [2]
+    of.now_us += SECOND_US
+    assert of.lease("a", 3) == [1, 2]
+
+
+def test_asking_does_not_take_anything_away() -> None:
+    for keyed in (False, True):
+        of = world(keyed)
+        of.publish([(number % 5, number % 4) for number in range(40)])
+        first = of.ask("a", 10)
+        assert of.ask("b", 40).offsets[:10] == first.offsets
+        assert of.ask("a", 10) == first
+
+
+def test_bytes_bound_a_selection() -> None:
+    for keyed in (False, True):
+        of = world(keyed)
+        of.publish([(2, 0)] * 20)
+        assert len(of.ask("a", 20, bytes_max=500).offsets) == 5
+        assert len(of.ask("a", 20, bytes_max=1).offsets) == 1
+
+
+def test_a_long_dead_backlog_lapses_in_pieces() -> None:
+    of = world()
+    of.publish([(2, 0)] * 10_000, ttl_us=SECOND_US)
+    of.publish([(2, 0)])
+    of.now_us += SECOND_US
+    chosen = of.ask("a", 10)
+    assert chosen.offsets == []
+    assert 0 < len(chosen.lapsed) < 10_000
+    assert chosen.lapsed == sorted(chosen.lapsed)
+    of.settle(chosen.lapsed)
+    while not (chosen := of.ask("a", 10)).offsets:
+        of.settle(chosen.lapsed)
+    assert chosen.offsets == [10_000]
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+def test_a_key_is_in_flight_to_one_member_and_the_others_go_on() -> None:
+    of = world(keyed=True)
+    of.publish([(2, 1), (2, 2), (2, 1), (2, 0), (2, 3)])
+    assert of.lease("a", 1) == [0]
+    assert of.lease("b", 9) == [1, 3, 4]
+    assert of.lease("a", 9) == [2]
+    of.publish([(2, 1), (2, 2)])
+    assert of.lease("b", 9) == [6]
+    of.ack([0, 2])
+    assert of.lease("b", 9) == [5]
+
+
+def test_a_failure_holds_its_key_until_it_is_delivered_again_before_the_later_ones() -> None:
+    of = world(keyed=True)
+    of.publish([(2, 1), (2, 1), (2, 2), (2, 1)])
+    assert of.lease("a", 2) == [0, 1]
+    of.give_back(0, SECOND_US)
+    assert of.lease("b", 9) == [2]
+    of.now_us += SECOND_US
+    assert of.lease("b", 9) == [0, 1, 3]
+
+
+def test_a_dying_message_holds_its_key_until_it_is_buried() -> None:
+    of = world(keyed=True)
+    of.publish([(2, 1), (2, 1), (2, 2)])
+    assert of.lease("a", 1) == [0]
+    of.settle([0], dying=True)
+    assert of.lease("b", 9) == [2]
+    of.settle([0])
+    assert of.lease("b", 9) == [1]
+
+
+def test_the_oldest_unsettled_message_gives_the_key_its_lane() -> None:
+    of = world(keyed=True, priority_mode="strict")
+    of.publish([(4, 1), (0, 1), (2, 2), (3, 3)])
+    assert of.lease("a", 3) == [2, 3, 0]
+    of.publish([(3, 4)])
+    assert of.ask("a", 1).offsets == [4]
+    of.ack([0])
+    assert of.lease("a", 9) == [1, 4]
+
+
+@pytest.mark.parametrize(("to_dlq", "offsets"), [(False, [2, 3]), (True, [3])])
+def test_a_lapsed_message_frees_its_key_unless_it_has_to_be_buried(to_dlq: bool, offsets: list[int]) -> None:
+    of = world(keyed=True, expired_to_dlq=to_dlq)
+    of.publish([(2, 1), (2, 1)], ttl_us=SECOND_US)
+    of.publish([(2, 1), (2, 2)])
+    of.now_us += SECOND_US
+    chosen = of.ask("a", 9)
+    assert chosen.offsets == offsets
+    assert chosen.lapsed == ([0] if to_dlq else [0, 1])
+
+
+def test_a_stuck_key_with_a_long_tail_does_not_stop_the_others() -> None:
+    of = world(keyed=True, exact=False)
+    of.publish([(2, 1)] * (key_queues.WINDOW_ROWS + 10))
+    tail = len(of.rows)
+    of.publish([(2, 2), (2, 3)])
+    assert of.lease("a", 1) == [0]
+    of.give_back(0, 60 * SECOND_US)
+    assert of.lease("b", 9) == [tail, tail + 1]
+    of.now_us += 60 * SECOND_US
+    want = Want("b", 5_000, 1 << 30, len(of.rows), of.now_us, keyed=True)
+    seen: list[int] = []
+    while offsets := of.pool.select(want, of, of, of).offsets:
+        for offset in offsets:
+            of.rows[offset].state, of.rows[offset].member = LEASED, "b"
+        of.pool.leased("b", flat(offsets), [])
+        seen += offsets
+    assert seen == list(range(tail))
