@@ -22,7 +22,7 @@ from tailrace.broker.pump import Timer
 from tailrace.core.commands import Published, Reply
 from tailrace.core.inner_commands import ReleaseDue
 from tailrace.core.model import Refusal
-from tailrace.core.wheel import AT, NEVER, REF, REF_MAX, TICK_US, Rows, in_order, ref_of
+from tailrace.core.wheel import AT, NEVER, REF, REF_MAX, TICK_US, Rows, in_order, ref_of, some
 from tailrace.format.batch import body_of, open_body
 from tailrace.format.frame import Buffer, crc32c
 
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tailrace.delays")
 
-AHEAD_US = 2_000_000
+AHEAD_US = 4_000_000
 """So long before they are due messages are read from the log."""
+STAGGER = 16
+STAGGER_US = 50_000
+"""Partitions look ahead at different moments, so that they do not all take their time at once."""
 RELEASE_ROWS = 10_000
 RELEASE_BYTES = 4 * 1024 * 1024
 """At most so much is released at one tick; a backlog goes on at the next."""
@@ -54,6 +57,8 @@ class Releases:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.bytes_max = NEAR_BYTES
+        self._margin_us = AHEAD_US // 4 + shard.partition % STAGGER * STAGGER_US
+        """What was asked for reaches at least so far ahead."""
         self._near = NearRows()
         self._timer: Timer | None = None
         self._life = 0
@@ -123,7 +128,7 @@ class Releases:
             if due_us <= now_us:
                 self._release(now_us)
         next_us = -(-due_us // TICK_US) * TICK_US
-        look_us = max(self._after[0] - AHEAD_US // 2, due_us - AHEAD_US)
+        look_us = max(self._after[0] - self._margin_us, due_us - AHEAD_US)
         if look_us > now_us:
             next_us = min(next_us, look_us)
         self._set_timer(max(next_us, (now_us // TICK_US + 1) * TICK_US))
@@ -141,7 +146,7 @@ class Releases:
         """Ask for what is near and was not asked for, if there may be some and there is room."""
         timetable = self._shard.state.timetable
         recent = timetable.soonest_us <= self._after[0]
-        if self._loading or not (recent or self._after[0] < now_us + AHEAD_US // 2):
+        if self._loading or not (recent or self._after[0] < now_us + self._margin_us):
             return
         room = self.bytes_max - self._near.nbytes
         if room <= 0:
@@ -151,47 +156,58 @@ class Releases:
         rows = self._choose(now_us + AHEAD_US, limit)
         if not len(rows):
             return
-        log, life, refs = self._shard.log, self._life, rows[:, REF].copy()
+        log, life = self._shard.log, self._life
         self._loading = True
 
-        def done(picked: Any, error: Exception | None) -> None:
+        def work() -> tuple[Rows, Picked]:
+            ordered = in_order(rows)
+            return ordered, pick(log, ordered[:, REF], 2 * room)
+
+        def done(result: Any, error: Exception | None) -> None:
             if life != self._life or self._stopped:
                 return
             self._loading = False
             if error is None:
-                self._row_bytes = max(picked.batch.nbytes // len(rows), 1)
-                self._near.add(rows, picked)
+                ordered, picked = result
+                self._row_bytes = max(picked.batch.nbytes // len(ordered), 1)
+                self._near.add(ordered, picked)
             else:
                 self._after, self._since = before
                 timetable.soonest_us = 0
                 self._failed(error)
             self._review(self._shard.pump.clock.now_us())
 
-        self._shard.pump.threads.read(lambda: pick(log, refs, 2 * room), done)
+        self._shard.pump.threads.read(work, done)
 
     def _choose(self, until_us: int, limit: int) -> Rows:
-        """The rows to load, in order; moves the marks behind them."""
+        """The rows to load, not sorted; moves the marks behind them."""
         timetable = self._shard.state.timetable
         until_us = max(until_us, self._after[0])
         behind, recent = timetable.wheel.between(self._after, until_us, self._since)
         end = self.safe_refs_end()
         unsafe = [int(part[part[:, REF] >= end, AT].min(initial=NEVER)) for part in (behind, recent)]
-        behind, recent = behind[behind[:, REF] < end], recent[recent[:, REF] < end]
+        behind, recent = (some(part, part[:, REF] < end) for part in (behind, recent))
         if len(recent) > limit:
-            recent = recent[np.argsort(recent[:, REF])]
+            recent = np.take(recent, np.argsort(recent[:, REF]), axis=0)
             self._since = int(recent[limit, REF])
-            return in_order(recent[:limit])
+            return recent[:limit]
         # What is not durable yet is found when it is: by its ref, or by its time if that is further on.
         timetable.soonest_us = min(unsafe)
         self._since = end
         room = limit - len(recent)
-        if len(behind) > room:
-            behind = in_order(behind)[:room]
-            if room:
-                self._after = int(behind[-1, AT]), int(behind[-1, REF])
-        else:
+        if not room:
+            return recent
+        if len(behind) <= room:
             self._after = until_us, REF_MAX
-        return in_order(np.concatenate((recent, behind)))
+            return np.concatenate((recent, behind))
+        cut_us = int(np.partition(behind[:, AT], room - 1)[room - 1])
+        first = some(behind, behind[:, AT] <= cut_us)
+        if len(first) <= 2 * room:
+            self._after = cut_us, REF_MAX
+        else:  # Most of them are due at the very same moment: only their order parts them.
+            first = in_order(first)[:room]
+            self._after = int(first[-1, AT]), int(first[-1, REF])
+        return np.concatenate((recent, first))
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, TooMuch):
