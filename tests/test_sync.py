@@ -71,7 +71,24 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize("name", ["Admin", "Client", "Producer", "Reader", "Receipt", "Receipts"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Admin",
+        "Batch",
+        "Client",
+        "Consumer",
+        "DeadLetters",
+        "Delivery",
+        "Groups",
+        "Producer",
+        "Reader",
+        "Receipt",
+        "Receipts",
+        "Schedules",
+        "StreamConsumer",
+    ],
+)
 def test_twins_have_the_same_methods_and_parameters(name: str) -> None:
     ours, theirs = methods(getattr(tailrace.sync, name)), methods(getattr(tailrace, name))
     assert sorted(ours) == sorted(theirs)
