@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 from tailrace.broker.host import Topics
@@ -20,8 +20,6 @@ class Coordinators:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._waiting: list[tuple[str, Any, Respond]] = []
-        self.made: Callable[[], None] = lambda: None
-        """Called when the topic was made."""
 
     def shards(self) -> list[Shard]:
         """The partitions of the internal topic; none before it is made."""
@@ -65,6 +63,5 @@ class Coordinators:
             for _, _, respond in waiting:
                 respond(reply, NOTHING)
             return
-        self.made()
         for name, command, respond in waiting:
             self.submit(name, command, respond)
