@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from bench.cases import member_joins, queue_cost, queue_plain, queue_steady, settled_log, timer_load
+from bench.cases import (
+    member_joins,
+    queue_cost,
+    queue_plain,
+    queue_steady,
+    settled_log,
+    snapshot_pause,
+    timer_load,
+)
 from bench.harness import Suite
 from bench.results import Bar
 
@@ -35,6 +43,7 @@ SUITE = Suite(
         queue_cost.CASE,
         timer_load.CASE,
         settled_log.CASE,
+        snapshot_pause.CASE,
         member_joins.CASE,
     ),
 )

@@ -121,6 +121,7 @@ class Broker(Child):
             ready: dict[str, Any] = self.answer(dict, READY_TIMEOUT_S)
             self.startup_s = time.perf_counter() - self.spawned_at
             self.url = f"tailrace://{ready['listen']}"
+            self.metrics_url = f"http://{ready['http_listen']}/metrics"
         except BaseException:
             self.stop()
             raise

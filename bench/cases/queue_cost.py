@@ -1,4 +1,4 @@
-"""Does a delivery cost the broker more when the backlog is long, when messages are stuck, with many groups?"""
+"""Does a delivery cost the broker more with a long backlog, with stuck messages, with many groups?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_S = 300.0
 
 
 def measure(run: Run) -> list[Sample]:
-    """CPU a message from a backlog of 10⁷ over that from 10⁴; then with stuck messages, and with ten groups."""
+    """CPU a message from a backlog of 10⁷ over that from 10⁴; with stuck messages; with ten groups."""
     with run.broker() as broker:
         job = CostJob(
             url=broker.url,

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -75,7 +76,7 @@ def balanced(members: list[Member], partitions: int) -> bool:
 async def until_balanced(members: list[Member], partitions: int) -> float:
     """Wait; returns the moment."""
     async with asyncio.timeout(60):
-        while not balanced(members, partitions):
+        while not balanced(members, partitions):  # noqa: ASYNC110 - nobody tells when all of them know
             await asyncio.sleep(TICK_S / 2)
     return time.perf_counter()
 
@@ -118,7 +119,7 @@ def _report(members: list[Member], before: list[set[int]], started: float, secon
         for partition in owned & member.owned():
             kept += 1
             times = [at for at in member.seen[partition] if at > started - 0.2]
-            gap = max(gap, *(after - at for at, after in zip(times, times[1:], strict=False)))
+            gap = max(gap, *(after - at for at, after in pairwise(times)))
     moved = sum(len(owned) for owned in before) - kept
     return Rebalanced(seconds, gap * 1000, kept, moved)
 
