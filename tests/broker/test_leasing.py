@@ -434,6 +434,21 @@ def test_a_topic_that_is_deleted_answers_who_waits() -> None:
     assert refused(waiting).code == "not_found"
 
 
+def test_an_answer_that_fails_on_its_way_loses_no_fact() -> None:
+    broker = make()
+    broker.send(b"a")
+
+    def broken(reply: Any, parts: Any) -> None:
+        raise RuntimeError("the way back is broken")
+
+    broker.engine.gateway.submit(Lease("t", "g", "m", [(0, 1)]), b"", broken)
+    with pytest.raises(RuntimeError):
+        broker.settle()
+    broker.restart()
+    assert broker.shard().fault is None
+    assert broker.shard().state.queues.in_flight("g") == 1
+
+
 def test_closing_answers_who_waits() -> None:
     broker = make()
     broker.send(b"a")

@@ -197,12 +197,12 @@ def _state_kept_after_a_failed_append(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _failed_sync_said_to_be_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail = Shard._fail
+    fail = Shard.fail
 
     def certain(self: Shard, error: Exception, *, outcome: str | None = None) -> None:
         fail(self, error, outcome="none")
 
-    monkeypatch.setattr(Shard, "_fail", certain)
+    monkeypatch.setattr(Shard, "fail", certain)
 
 
 BUGS: list[Plant] = [

@@ -69,7 +69,7 @@ class LeaseJob:
         self,
         request: Lease,
         shards: Sequence[Shard],
-        first: int,
+        all_shards: Sequence[Shard],
         leasing: Leasing,
         gate: Gate,
         respond: Respond,
@@ -88,6 +88,8 @@ class LeaseJob:
         self._parked = False
         self._short = False
         """Whether the limit of messages in flight was in the way, so that any partition's ack may help."""
+        self._all_shards = all_shards
+        """Of the topic, those included that are added later."""
         self._elsewhere: Sequence[Shard] = ()
         self._under_way = 0
         self._grants: list[Grant] = []
@@ -97,12 +99,13 @@ class LeaseJob:
             _Place(self, partition, generation, shard)
             for (partition, generation), shard in zip(request.partitions, shards, strict=True)
         ]
-        self._pending = self._places[first:] + self._places[:first]
+        self._pending: list[_Place] = []
 
     # -- asking
 
-    def start(self) -> None:
-        """Ask for the first time; set the deadline when there is nothing yet."""
+    def start(self, first: int) -> None:
+        """Ask every partition, beginning with the one at place `first`, and set the deadline."""
+        self._pending = self._places[first:] + self._places[:first]
         self._gate.fetches.add(self)
         self._leasing.jobs.add(self)
         if not self._expired:
@@ -154,7 +157,7 @@ class LeaseJob:
         request = self.request
         count = self._count_left
         if self._respond is not None and count > 0 and self._bytes_left > 0:
-            credit = self._leasing.credit(request)
+            credit = self._leasing.credit(request, self._all_shards)
             if credit > 0:
                 return LeaseRun(
                     request.group,
@@ -258,7 +261,7 @@ class LeaseJob:
             self._answer(Leases(self._grants))
         elif self._short:
             self._short = False
-            self._elsewhere = self._leasing.topics.get(self.request.topic).shards
+            self._elsewhere = tuple(self._all_shards)
             for shard in self._elsewhere:
                 shard.wakeups.wait(self.request.group, self.credit_freed)
 

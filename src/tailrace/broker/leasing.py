@@ -100,10 +100,9 @@ class Leasing:
         if lease_ms is not None and not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {lease_ms}")
         shards = [self._shard(request.topic, partition) for partition, _ in places]
-        first = 0
-        if len(places) > 1:
-            first = self._after_served(request)
-        LeaseJob(request, shards, first, self, gate, respond).start()
+        host = self.topics.get(request.topic)
+        job = LeaseJob(request, shards, host.shards, self, gate, respond)
+        job.start(self._after_served(request) if len(places) > 1 else 0)
 
     def _after_served(self, request: Lease) -> int:
         """Which of its partitions to ask first: the one behind that which was served last."""
@@ -128,9 +127,8 @@ class Leasing:
         self._ids = iter(struct.unpack(f"<{_IDS}Q", self._entropy(8 * _IDS)))
         return self.new_lease()
 
-    def credit(self, request: Lease) -> int:
+    def credit(self, request: Lease, shards: Sequence[Shard]) -> int:
         """How many messages the member may still be given: the limits count over all partitions."""
-        shards = self.topics.get(request.topic).shards
         group, member = request.group, request.member
         policy = shards[0].state.queues.policy(group)
         if policy is None:

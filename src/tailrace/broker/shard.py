@@ -165,15 +165,17 @@ class Shard:
             for _, _, respond in inbox:
                 respond(refuse(error), NOTHING)
             return
-        for respond, reply in turn.at_once:
-            respond(reply, NOTHING)
-        if turn.frames:
-            self._turns.append(turn)
-            self._write(turn)
-        else:
-            for respond, reply in turn.replies:
-                self.answer(respond, reply)
-        self.wakeups.turned()
+        try:
+            for respond, reply in turn.at_once:
+                respond(reply, NOTHING)
+        finally:  # What was applied is written, whatever becomes of the answers.
+            if turn.frames:
+                self._turns.append(turn)
+                self._write(turn)
+            else:
+                for respond, reply in turn.replies:
+                    self.answer(respond, reply)
+            self.wakeups.turned()
 
     def answer(self, respond: Respond, reply: Reply) -> None:
         """Say something about the state as it is now: it leaves when everything that it was built from is
