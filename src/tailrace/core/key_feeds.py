@@ -103,7 +103,7 @@ class KeyFeed:
 
     __slots__ = (
         *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_fresh", "_held"),
-        *("_last", "_place", "_queues", "_size", "_view", "hole", "stale", "starved_code"),
+        *("_last", "_left", "_place", "_queues", "_size", "_view", "hole", "stale", "starved_code"),
         *("at", "missing", "row_bytes", "rows", "since_us", "state"),
     )
 
@@ -129,7 +129,8 @@ class KeyFeed:
         """(entry, row, key): what keys that were drawn from offer next."""
         self._last: tuple[int, int, KeyQueue] | None = None
         """The end of the run that is shown, when its key has not offered the one behind it yet."""
-        self._size = 1 if queues.expiring else RUN_MIN
+        self._left = view.want.count_max
+        self._size = 1 if queues.expiring else min(RUN_MIN, self._left)
         self._first = self._end = 0
         self._columns: Columns | None = None
         self.starved_code = 0
@@ -149,7 +150,9 @@ class KeyFeed:
             _, row, queue = self._last
             self._follow(queue, row)
         if self._size > 1:
-            self._size = min(2 * self._size, BLOCK_ROWS)
+            # Never more than can still be drawn: what is shown in vain has to be offered again.
+            self._left -= len(self.rows)
+            self._size = max(min(2 * self._size, BLOCK_ROWS, self._left), 1)
         self._show()
         return self.refresh()
 
