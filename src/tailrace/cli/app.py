@@ -24,6 +24,7 @@ from tailrace.cli.output import ReaderGone, decorated
 from tailrace.cli.schedule_commands import delayed, recurring
 from tailrace.cli.serving import serving
 from tailrace.cli.topic_commands import topics
+from tailrace.cli.tracing_command import tracing
 from tailrace.cli.working import working
 from tailrace.errors import EDGES, InvalidRequest, TailraceError
 
@@ -75,6 +76,7 @@ app.add_typer(groups, name="group")
 app.add_typer(letters, name="dlq")
 app.add_typer(recurring, name="schedule")
 app.add_typer(delayed, name="delayed")
+app.add_typer(tracing)
 app.add_typer(working)
 app.add_typer(logs, name="log")
 app.add_typer(about)

@@ -29,7 +29,7 @@ from tailrace.core.inner_commands import PublishBatch, Sweep
 from tailrace.core.keys import KeyIndex
 from tailrace.core.model import AtHand, BatchView, Columns, Refusal
 from tailrace.core.producers import BatchResult, Producers
-from tailrace.core.publishing import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
+from tailrace.core.publish_limits import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
 from tailrace.core.queues import Queues
 from tailrace.core.staging import Staging
 from tailrace.core.table import Buffer

@@ -1,0 +1,131 @@
+"""`tailrace trace`: draw the life of a message, or find messages by what happened to them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tailrace.cli.execution import with_client
+from tailrace.cli.moments import iso, parse_moment
+from tailrace.cli.output import Output
+from tailrace.cli.parameters import Json, Timeout, TopicName, Url
+from tailrace.cli.records import bytes_field
+from tailrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tailrace import Client
+    from tailrace.client.tracing_calls import Life
+
+STATUSES = "scheduled, cancelled, free, leased, waiting, settled, dying, dead or collected"
+_PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,18})")
+
+tracing = typer.Typer()
+
+
+@tracing.command()
+def trace(
+    topic: TopicName,
+    message: Annotated[
+        str | None,
+        typer.Argument(
+            help="The message: its id, or PARTITION:OFFSET. Without it, all that fit the options."
+        ),
+    ] = None,
+    *,
+    key: Annotated[str | None, typer.Option("--key", help="Only messages with this key.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Only those appended since this time (ISO 8601, or -1h).")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="Only those appended before this time.")
+    ] = None,
+    status: Annotated[str | None, typer.Option("--status", help=f"Only {STATUSES}.")] = None,
+    max_: Annotated[int, typer.Option("--max", "-n", min=1, help="Show so many at most.")] = 20,
+    full: Annotated[
+        bool, typer.Option("--full", help="Search everything: for ids that were not made by Tailrace.")
+    ] = False,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Show the life of a message as a timeline: published, delivered, failed, acknowledged, by whom and when."""
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC)
+    wanted: dict[str, Any] = {
+        "key": None if key is None else key.encode("utf-8", "surrogateescape"),
+        "since": None if since is None else parse_moment(since, now, "--since"),
+        "until": None if until is None else parse_moment(until, now, "--until"),
+        "status": status,
+        "limit": max_,
+        "full": full,
+        **({} if message is None else _message(message)),
+    }
+    output = Output(as_json=json)
+
+    async def work(client: Client) -> None:
+        found = await client.trace(topic, **wanted)
+        for number, life in enumerate(found):
+            if output.as_json:
+                output.record(_record(life))
+                continue
+            if number:
+                output.line("")
+            _draw(output, life)
+        if not found.complete:
+            output.note("there is more: narrow the search, or raise --max")
+        elif not len(found):
+            output.note("nothing found")
+
+    with_client(url, timeout, work)
+
+
+def _message(text: str) -> dict[str, Any]:
+    from uuid import UUID
+
+    place = _PLACE.fullmatch(text)
+    if place is not None:
+        return {"partition": int(place[1]), "offset": int(place[2])}
+    try:
+        return {"id": UUID(text)}
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is neither the id of a message nor PARTITION:OFFSET") from None
+
+
+def _draw(output: Output, life: Life) -> None:
+    from tailrace.cli.timeline import draw, draw_rich
+
+    if not output.terminal:
+        output.line(draw(life))
+        return
+    from rich.console import Console
+
+    Console().print(draw_rich(life))
+
+
+def _record(life: Life) -> dict[str, Any]:
+    return {
+        "topic": life.topic,
+        "partition": life.partition,
+        "offset": life.offset,
+        "id": str(life.id),
+        **bytes_field("key", life.key),
+        "status": life.status,
+        "groups": life.groups,
+        "timestamp": iso(life.timestamp),
+        "traceparent": life.traceparent,
+        "origin": life.origin,
+        "events": [
+            {
+                "time": iso(event.time),
+                "event": event.event,
+                "group": event.group,
+                "member": event.member,
+                "attempt": event.attempt,
+                **event.details,
+            }
+            for event in life.events
+        ],
+    }
