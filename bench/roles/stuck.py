@@ -1,4 +1,4 @@
-"""Leaves a partition with many delayed and many stuck messages, then lets the broker snapshot it repeatedly."""
+"""Leaves a partition with many delayed and many stuck messages, then lets the broker take snapshots of it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def trace(
     url: Url = None,
     timeout: Timeout = 60.0,
 ) -> None:
-    """Show the life of a message as a timeline: published, delivered, failed, acknowledged, by whom and when."""
+    """Show the life of a message as a timeline: what happened to it, when, and at whose hands."""
     from datetime import UTC, datetime
 
     now = datetime.now(UTC)
