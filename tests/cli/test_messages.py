@@ -183,6 +183,14 @@ def test_ttl_sets_the_expiry(broker: Broker, topic: str) -> None:
     assert row["expires_at"] > row["timestamp"]
 
 
+def test_a_delayed_message_has_no_place_yet(broker: Broker, topic: str) -> None:
+    (row,) = broker.rows("publish", topic, "later", "--delay", "1h")
+    assert (row["offset"], row["sequence"], row["duplicate"]) == (None, None, False)
+    assert row["deliver_at"] > row["append_time"]
+    assert broker.rows("read", topic) == []
+    assert broker.run("publish", topic, "x", "--delay", "soon").status == 2
+
+
 def test_partitions_and_keys(broker: Broker) -> None:
     broker.rows("topic", "create", "three", "--partitions", "3")
     for partition in range(3):

@@ -13,7 +13,7 @@ are only ever added to behind what is there, or replaced, so a snapshot takes re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from tailrace.errors import Corrupt
 TICK_US = 10_000
 DIGIT_BITS = 6
 BLOCK_ROWS = 4096
+MOVED_BLOCKS = 8
 ROW_BITS = 20
 """Bits of a ref for the row; the entry stands above them."""
 CANCELLED = 1 << 62
@@ -162,16 +163,23 @@ class Wheel:
     def insert(self, rows: Rows) -> None:
         """Add rows, however far away their time is."""
         self._live += int(np.count_nonzero(rows[:, REF] < CANCELLED))
-        self._place(rows)
+        self._place((rows,))
 
-    def _place(self, rows: Rows) -> None:
-        ticks = rows[:, AT] // TICK_US
-        ripe = ticks <= self.position
-        if ripe.any():
-            self._ripe.append(in_order(some(rows, ripe)))
-            rows, ticks = some(rows, ~ripe), ticks[~ripe]
-            if not len(rows):
-                return
+    def _place(self, parts: Iterable[Rows]) -> None:
+        found: list[Rows] = []
+        for rows in parts:
+            ticks = rows[:, AT] // TICK_US
+            ripe = ticks <= self.position
+            if ripe.any():
+                found.append(some(rows, ripe))
+                rows, ticks = some(rows, ~ripe), ticks[~ripe]
+            if len(rows):
+                self._scatter(rows, ticks)
+        if found:
+            self._ripe.append(in_order(found[0] if len(found) == 1 else np.concatenate(found)))
+
+    def _scatter(self, rows: Rows, ticks: npt.NDArray[np.int64]) -> None:
+        """Put rows into their slots."""
         levels = np.searchsorted(_LEVELS, ticks ^ self.position, "right")
         # Level and digit name a slot, as all rows of a level share the digits above: 16 bits sort quickly.
         codes = (levels << DIGIT_BITS | ticks >> DIGIT_BITS * levels & _DIGIT_MASK).astype(np.uint16)
@@ -206,12 +214,11 @@ class Wheel:
         if not reached:
             return
         blocks = [block.used for key in reached for block in self._slots.pop(key).blocks]
-        rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-        gone = (rows[:, REF] >= CANCELLED) & (rows[:, AT] // TICK_US <= tick)
-        if gone.any():
-            rows = some(rows, ~gone)
-        if len(rows):
-            self._place(rows)
+        # Some blocks at a time, so that what is moved about fits into the processor's cache.
+        self._place(
+            _still(np.concatenate(blocks[at : at + MOVED_BLOCKS]), tick)
+            for at in range(0, len(blocks), MOVED_BLOCKS)
+        )
 
     def drop(self, until_us: int, until_ref: int) -> None:
         """Forget everything up to a place in the order; it must be ripe."""
@@ -404,6 +411,12 @@ def _key(level: int, tick: int) -> int:
 def _start(key: int) -> int:
     """The first tick of a slot."""
     return (key & ((1 << _LEVEL_BITS) - 1)) << DIGIT_BITS * (key >> _LEVEL_BITS)
+
+
+def _still(rows: Rows, tick: int) -> Rows:
+    """Rows without the tombstones whose time has come."""
+    gone = (rows[:, REF] >= CANCELLED) & (rows[:, AT] // TICK_US <= tick)
+    return some(rows, ~gone) if gone.any() else rows
 
 
 def end_of(run: Rows, until_us: int, until_ref: int) -> int:
