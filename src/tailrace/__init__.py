@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tailrace import sync
     from tailrace.client.admin import Admin
     from tailrace.client.aio import Client
+    from tailrace.client.atomic import Atomic
     from tailrace.client.consumer import Consumer
     from tailrace.client.dead_letters import DeadLetter, DeadLetters, Redriven
     from tailrace.client.deliveries import Batch, Delivery
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from tailrace.client.results import Message, Receipt, Receipts, Result, Topic
     from tailrace.client.schedules import Schedule, Scheduled, Schedules
     from tailrace.client.streaming import StreamConsumer
+    from tailrace.client.tracing_calls import Life, LifeEvent, Traced
 
 __all__ = [
     "Admin",
+    "Atomic",
     "Batch",
     "Client",
     "Consumer",
@@ -34,6 +37,8 @@ __all__ = [
     "FailedAck",
     "Group",
     "Groups",
+    "Life",
+    "LifeEvent",
     "Message",
     "Producer",
     "Reader",
@@ -47,6 +52,7 @@ __all__ = [
     "Schedules",
     "StreamConsumer",
     "Topic",
+    "Traced",
     "connect",
     "errors",
     "sync",
@@ -54,6 +60,7 @@ __all__ = [
 
 _LAZY = {
     "Admin": "tailrace.client.admin",
+    "Atomic": "tailrace.client.atomic",
     "Batch": "tailrace.client.deliveries",
     "Client": "tailrace.client.aio",
     "Consumer": "tailrace.client.consumer",
@@ -63,6 +70,8 @@ _LAZY = {
     "FailedAck": "tailrace.client.leases",
     "Group": "tailrace.client.group_admin",
     "Groups": "tailrace.client.group_admin",
+    "Life": "tailrace.client.tracing_calls",
+    "LifeEvent": "tailrace.client.tracing_calls",
     "Message": "tailrace.client.results",
     "Producer": "tailrace.client.producer",
     "Reader": "tailrace.client.reader",
@@ -76,6 +85,7 @@ _LAZY = {
     "Schedules": "tailrace.client.schedules",
     "StreamConsumer": "tailrace.client.streaming",
     "Topic": "tailrace.client.results",
+    "Traced": "tailrace.client.tracing_calls",
     "sync": "tailrace.sync",
 }
 
