@@ -266,7 +266,8 @@ class Member:
             await self._call(callback, set(places))
         finally:
             self._assigning -= places.keys()
-            self._holder.granted({p: g for p, g in places.items() if self._owned.get(p) == g})
+            ready = {p: g for p, g in places.items() if self._owned.get(p) == g and p not in self._finishing}
+            self._holder.granted(ready)
 
     def _revoke(self, places: set[Place]) -> None:
         unknown = places - self._owned.keys() - self._finishing - self._released

@@ -19,7 +19,7 @@ from tailrace.ports import BrokerVerbs
 FAILURES_KEPT = 1000
 ERROR_CHARS_MAX = 1000
 TICK_S_MIN = 0.01
-_BROKEN = Refusal("unavailable", "no answer in time", "unknown")
+_SILENCE = Refusal("timeout", "no answer in time", "unknown")
 
 
 class Settlement:
@@ -83,7 +83,7 @@ class Settlement:
                 return
             if isinstance(reply, Refusal):
                 error = error_of(reply)
-                late = self.now_ms() - run.since_ms > self._timeout * 1000
+                late = self.now_ms() - run.since_ms >= self._timeout * 1000
                 if error.retriable and not late:
                     self._loop.call_later(pause_s, self._send, run, min(pause_s * 2, PAUSE_S_MAX))
                     return
@@ -111,7 +111,7 @@ class Settlement:
                 timer.cancel()
                 answered(reply)
 
-        timer = self._loop.call_later(self._timeout, once, _BROKEN, ())
+        timer = self._loop.call_later(self._timeout, once, _SILENCE, ())
         self._verbs.submit(request, b"", once)
 
     def _add_failures(self, failed: list[FailedAck]) -> None:
