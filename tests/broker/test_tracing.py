@@ -213,6 +213,20 @@ def test_by_status() -> None:
     assert traced.refused(status="nonsense") == "invalid_request"
 
 
+def test_what_is_stuck_is_found_behind_a_long_settled_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_search, "CANDIDATES_MAX", 10)
+    traced = Traced()
+    traced.do(Enlist("g", SHARED))
+    for number in range(1, 9):
+        traced.publish(*[b"x"] * 5)
+        traced.lease(number)
+        first = 5 * number - 5
+        traced.do(Ack("t", 0, "g", [(number, [first, first + (4 if number == 8 else 5)])]))
+    found = traced.ask(status="leased")
+    assert ([m["offset"] for m in found.messages], found.complete) == ([39], True)
+    assert not traced.ask(status="settled").complete
+
+
 def test_more_than_asked_for_is_told() -> None:
     traced = Traced()
     traced.publish(*(b"%d" % number for number in range(5)))

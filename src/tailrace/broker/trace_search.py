@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.core.lives import SCHEDULED, STAGED, Life, Lives
+from tailrace.core.lives import DYING, FREE, LEASED, SCHEDULED, STAGED, WAITING, Life, Lives
 from tailrace.core.model import HAS_DELIVER_AT, HAS_KEY
 from tailrace.errors import NotFound
 from tailrace.format import batch, frame
@@ -25,13 +25,14 @@ from tailrace.ports import PartitionLog
 
 ID_WINDOW_US = 60_000_000
 """How far the append of a message may be from the time in its id."""
-CANDIDATES_MAX = 2_000
+CANDIDATES_MAX = 5_000
 """Messages that are followed at once when only those of one status are wanted."""
 BYTES_MAX = 512 * 1024 * 1024
 SECONDS_MAX = 5.0
 END = 1 << 62
 ROW_BITS = 20
 ORIGIN = "tailrace-origin-"
+UNSETTLED = (FREE, LEASED, WAITING, DYING)
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -89,7 +90,7 @@ def search(wanted: Wanted, source: Source, budget: Budget) -> list[dict[str, Any
     if wanted.offset is not None:
         walk.place(wanted.offset)
     else:
-        walk.through(source.log.entry_at(wanted.from_us))
+        walk.through(max(source.log.entry_at(wanted.from_us), walk.first_entry()))
     walk.lives.finish(source.committed)
     return [
         found
@@ -108,7 +109,21 @@ class _Walk:
         self._budget = budget
         self._waiting: dict[bytes, Life] = {}
         """Delayed and staged messages that have no offset yet, by id."""
+        self._first_offset = 0
+        """Messages below are not looked at: every group has settled them, and others are wanted."""
+        if wanted.status in UNSETTLED and source.committed:
+            self._first_offset = min(source.committed.values())
         self.lives = Lives(source.names)
+
+    def first_entry(self) -> int:
+        """Where messages can be that are looked at."""
+        log = self._source.log
+        if self._first_offset and self._first_offset >= self._source.end_offset:
+            return END
+        for part in log.read(self._first_offset, self._source.end_offset, 1) if self._first_offset else ():
+            for header, _ in frame.walk(part, check=False):
+                return header.entry
+        return 0
 
     def place(self, offset: int) -> None:
         """Follow the message at an offset, and look for what came before it had one."""
@@ -173,8 +188,8 @@ class _Walk:
 
     def _messages(self, header: Header, read: Callable[[], Buffer]) -> None:
         data = header.kind == frame.DATA
-        if data and header.end_offset > self._source.end_offset:
-            return  # Not committed when the search began.
+        if data and not self._first_offset < header.end_offset <= self._source.end_offset:
+            return  # Settled by all, or not committed when the search began.
         released = data and header.flags & frame.RELEASED and self._waiting
         if not released and not self._in_time(header):
             return
@@ -186,7 +201,7 @@ class _Walk:
         if not self._in_time(header):
             return
         for row in self._matching(rows):
-            if row in known:
+            if row in known or (offsets is not None and offsets[row] < self._first_offset):
                 continue
             if len(self.lives.lives) >= self._wanted.limit:
                 self._budget.complete = self._budget.complete and self._wanted.status is None
