@@ -75,6 +75,7 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
     "name",
     [
         "Admin",
+        "Atomic",
         "Batch",
         "Client",
         "Consumer",

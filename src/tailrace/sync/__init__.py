@@ -8,6 +8,7 @@ reader crosses over once per batch, not per message.
 
 from __future__ import annotations
 
+from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_bus import Bus
 from tailrace.sync.blocking_client import Admin, Client, connect
 from tailrace.sync.blocking_consumer import Batch, Consumer, Delivery, StreamConsumer
@@ -17,6 +18,7 @@ from tailrace.sync.blocking_reader import Reader
 
 __all__ = [
     "Admin",
+    "Atomic",
     "Batch",
     "Bus",
     "Client",
