@@ -99,6 +99,40 @@ def test_a_wheel_is_a_sorted_list(life: list[Any], cut: int) -> None:
             wheel = copy
 
 
+def test_a_large_slot_is_sorted_out_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(core, "MOVED_BLOCKS", 2)
+    random, wheel, width = np.random.default_rng(5), Wheel(), 64 * 64 * TICK_US
+    start = T0 // width * width + width
+    wheel.advance(start - 1)
+    times = (start + random.integers(0, 5_000_000, 1000)).tolist()
+    for entry in range(10):
+        wheel.insert(rows_of(entry, times[100 * entry : 100 * entry + 100]))
+    left = sorted((at, ref_of(number // 100, number % 100)) for number, at in enumerate(times))
+    wheel.cancel([left[500][1], left[3][1]])
+    del left[500], left[3]
+    for now_us in range(start, start + 5_100_000, 7 * TICK_US):
+        assert pairs(wheel.first(now_us, 10)) == [pair for pair in left if pair[0] <= now_us][:10]
+        assert pairs(wheel.first(now_us + 10**6, 2000)) == [p for p in left if p[0] <= now_us + 10**6]
+        assert wheel.next_us() == (left[0][0] if left else None)
+        assert wheel.oldest_ref() == min((ref for _, ref in left), default=None)
+        copy = Wheel()
+        copy.load(wheel.buffers())
+        wheel.advance(now_us)
+        copy.advance(now_us)
+        assert copy.buffers() == wheel.buffers()
+        due = [pair for pair in left if pair[0] <= now_us]
+        if due:
+            wheel.drop(*due[-1])
+        left = left[len(due) :]
+        wheel.verify()
+        if left:
+            entry, row = divmod(left[-1][1], 1 << 20)
+            assert wheel.find(entry, row) == [left[-1][1]]
+    assert not left
+    assert len(wheel) == 0
+
+
 def test_rows_are_found_by_id() -> None:
     wheel = Wheel()
     wheel.advance(T0)

@@ -196,11 +196,9 @@ class Producer:
             and partition is None
             and timestamp is None
             and priority is None
-            and ttl is None
-            and expires_at is None
+            and ttl is expires_at is None
             and dedup_id is None
-            and delay is None
-            and deliver_at is None
+            and delay is deliver_at is None
             and not expected_sequence
             and expected_key_sequence is None
             and type(value) is bytes

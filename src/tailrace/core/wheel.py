@@ -4,7 +4,8 @@ Time goes in ticks of 10 ms. A row whose tick has come is *ripe*: ripe rows stan
 stand in slots. Seen from the wheel's position, the highest base-64 digit in which a row's tick differs is its
 level, and the slot is that digit with all above it: slots of level 0 are one tick wide, of level 1 64 ticks,
 of level 2 about 41 seconds, and so on without end. When the position moves into a slot, its rows go to lower
-levels or become ripe. So a row moves a few times in its life, always together with many others.
+levels or become ripe. So a row moves a few times in its life, always together with many others. The rows of a
+large slot become *loose* first and are sorted out over the next moves, so that none of them takes long.
 
 A row is (deliver_at, ref, id, id): times in microseconds, and `ref` says where the message is stored, see
 `ref_of`. Rows are ordered by (deliver_at, ref). A cancelled row stays as a tombstone until its time. Blocks
@@ -13,7 +14,7 @@ are only ever added to behind what is there, or replaced, so a snapshot takes re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ TICK_US = 10_000
 DIGIT_BITS = 6
 BLOCK_ROWS = 4096
 MOVED_BLOCKS = 8
+"""So many of the loose blocks are sorted out when the position moves."""
+SOON_TICKS = 64
 ROW_BITS = 20
 """Bits of a ref for the row; the entry stands above them."""
 CANCELLED = 1 << 62
@@ -90,17 +93,16 @@ class _Block:
         self._widen(rows)
 
     def _widen(self, rows: Rows) -> None:
-        least, most = rows.min(axis=0).tolist(), rows.max(axis=0).tolist()
-        self.low, self.high = min(self.low, least[HIGH]), max(self.high, most[HIGH])
-        if most[REF] >= CANCELLED:
-            self.newest = max(self.newest, int((rows[:, REF] & REF_MAX).max()))
-            rows = some(rows, rows[:, REF] < CANCELLED)
-            if not len(rows):
-                return
-            least = rows.min(axis=0).tolist()
-        else:
-            self.newest = max(self.newest, most[REF])
-        self.soonest, self.oldest = min(self.soonest, least[AT]), min(self.oldest, least[REF])
+        at, ref, high = rows[:, AT], rows[:, REF], rows[:, HIGH]
+        self.low, self.high = min(self.low, int(high.min())), max(self.high, int(high.max()))
+        newest = int(ref.max())
+        if newest >= CANCELLED:
+            newest = int((ref & REF_MAX).max())
+            live = ref < CANCELLED
+            at, ref = at[live], ref[live]
+        self.newest = max(self.newest, newest)
+        if len(ref):
+            self.soonest, self.oldest = min(self.soonest, int(at.min())), min(self.oldest, int(ref.min()))
 
     def cancel(self, refs: Rows) -> int:
         """Make tombstones of the live rows with these refs, in a copy; how many there were."""
@@ -142,7 +144,7 @@ class _Slot:
 class Wheel:
     """Rows that wait. Nothing but `insert`, `advance`, `drop` and `cancel` changes it."""
 
-    __slots__ = ("_live", "_ripe", "_slots", "_tombstones", "position")
+    __slots__ = ("_live", "_loose", "_ripe", "_slots", "_tombstones", "position")
 
     def __init__(self) -> None:
         self.position = 0
@@ -150,6 +152,7 @@ class Wheel:
         self._slots: dict[int, _Slot] = {}
         """By level and number: the order of the keys is that of time."""
         self._ripe: list[Rows] = []
+        self._loose: list[_Block] = []
         self._live = 0
         self._tombstones = False
         """Whether there may be some among the ripe rows."""
@@ -163,23 +166,16 @@ class Wheel:
     def insert(self, rows: Rows) -> None:
         """Add rows, however far away their time is."""
         self._live += int(np.count_nonzero(rows[:, REF] < CANCELLED))
-        self._place((rows,))
+        self._place(rows)
 
-    def _place(self, parts: Iterable[Rows]) -> None:
-        found: list[Rows] = []
-        for rows in parts:
-            ticks = rows[:, AT] // TICK_US
-            ripe = ticks <= self.position
-            if ripe.any():
-                found.append(some(rows, ripe))
-                rows, ticks = some(rows, ~ripe), ticks[~ripe]
-            if len(rows):
-                self._scatter(rows, ticks)
-        if found:
-            self._ripe.append(in_order(found[0] if len(found) == 1 else np.concatenate(found)))
-
-    def _scatter(self, rows: Rows, ticks: npt.NDArray[np.int64]) -> None:
-        """Put rows into their slots."""
+    def _place(self, rows: Rows) -> None:
+        ticks = rows[:, AT] // TICK_US
+        ripe = ticks <= self.position
+        if ripe.any():
+            self._ripe.append(in_order(some(rows, ripe)))
+            rows, ticks = some(rows, ~ripe), ticks[~ripe]
+            if not len(rows):
+                return
         levels = np.searchsorted(_LEVELS, ticks ^ self.position, "right")
         # Level and digit name a slot, as all rows of a level share the digits above: 16 bits sort quickly.
         codes = (levels << DIGIT_BITS | ticks >> DIGIT_BITS * levels & _DIGIT_MASK).astype(np.uint16)
@@ -210,15 +206,30 @@ class Wheel:
             runs = [some(run, run[:, REF] < CANCELLED) for run in self._ripe]
             self._ripe = [run for run in runs if len(run)]
             self._tombstones = False
-        reached = [key for key in sorted(self._slots) if _start(key) <= tick]
-        if not reached:
-            return
-        blocks = [block.used for key in reached for block in self._slots.pop(key).blocks]
-        # Some blocks at a time, so that what is moved about fits into the processor's cache.
-        self._place(
-            _still(np.concatenate(blocks[at : at + MOVED_BLOCKS]), tick)
-            for at in range(0, len(blocks), MOVED_BLOCKS)
-        )
+        for key in sorted(key for key in self._slots if _start(key) <= tick):
+            self._loose += self._slots.pop(key).blocks
+        if self._loose:
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        """Place some of the loose rows, and of the others those that are ripe or come next."""
+        moved, self._loose = self._loose[:MOVED_BLOCKS], self._loose[MOVED_BLOCKS:]
+        parts = [block.used for block in moved]
+        kept: list[_Block] = []
+        for block in self._loose:
+            if block.soonest // TICK_US > self.position:
+                kept.append(block)
+                continue
+            soon = block.used[:, AT] // TICK_US <= self.position + SOON_TICKS
+            parts.append(some(block.used, soon))
+            if not soon.all():
+                kept.append(_block(some(block.used, ~soon)))
+        self._loose = kept
+        rows = np.concatenate(parts)
+        gone = (rows[:, REF] >= CANCELLED) & (rows[:, AT] // TICK_US <= self.position)
+        rows = some(rows, ~gone) if gone.any() else rows
+        if len(rows):
+            self._place(rows)
 
     def drop(self, until_us: int, until_ref: int) -> None:
         """Forget everything up to a place in the order; it must be ripe."""
@@ -235,10 +246,9 @@ class Wheel:
         """Make tombstones of rows."""
         wanted = np.array(sorted(refs), np.int64)
         low, high = int(wanted[0]), int(wanted[-1])
-        for slot in self._slots.values():
-            for block in slot.blocks:
-                if block.oldest <= high and block.newest >= low:
-                    self._live -= block.cancel(wanted)
+        for block in self._blocks():
+            if block.oldest <= high and block.newest >= low:
+                self._live -= block.cancel(wanted)
         for number, run in enumerate(self._ripe):
             hit = np.isin(run[:, REF], wanted)
             if hit.any():
@@ -249,6 +259,11 @@ class Wheel:
                 self._tombstones = True
 
     # ----------------------------------------------------------------------------------------------- looking
+
+    def _blocks(self) -> Iterator[_Block]:
+        yield from self._loose
+        for slot in self._slots.values():
+            yield from slot.blocks
 
     def next_us(self) -> int | None:
         """The time of the first row that waits."""
@@ -263,13 +278,12 @@ class Wheel:
                 soonest = self._slots[key].soonest
                 if soonest != NEVER:
                     break
+            soonest = min([soonest, *(block.soonest for block in self._loose)])
         return None if soonest == NEVER else soonest
 
     def oldest_ref(self) -> int | None:
         """The lowest ref among the rows that wait."""
-        oldest = NEVER
-        for slot in self._slots.values():
-            oldest = min(oldest, min(block.oldest for block in slot.blocks))
+        oldest = min((block.oldest for block in self._blocks()), default=NEVER)
         for run in self._ripe:
             oldest = min(oldest, int(run[:, REF].min()))
         return oldest if oldest < CANCELLED else None
@@ -295,16 +309,17 @@ class Wheel:
             if len(rows):
                 found.append(rows)
                 count, reach = count + len(rows), max(reach, int(rows[-1, AT]))
-        for key in sorted(self._slots) if count < limit else ():
-            if count >= limit or _start(key) > until_us // TICK_US:
-                break
-            for block in self._slots[key].blocks:
+        if count < limit:
+            for block in self._loose:  # Anywhere in time: they do not tell how far to look.
                 if block.soonest <= until_us:
-                    rows = _upto(block.used, until_us, until_ref)
-                    if after_us >= 0 or refs_end < REF_MAX:
-                        rows = some(rows, (rows[:, REF] < refs_end) & (rows[:, AT] > after_us))
-                    found.append(rows)
-                    count += len(rows)
+                    found.append(_within(block.used, until_us, until_ref, after_us, refs_end))
+            for key in sorted(self._slots):
+                if count >= limit or _start(key) > until_us // TICK_US:
+                    break
+                for block in self._slots[key].blocks:
+                    if block.soonest <= until_us:
+                        found.append(_within(block.used, until_us, until_ref, after_us, refs_end))
+                        count += len(found[-1])
         if not found:
             return np.empty((0, WIDTH), np.int64)
         rows = found[0] if len(found) == 1 else np.concatenate(found)
@@ -328,6 +343,7 @@ class Wheel:
 
     def _near(self, until_us: int) -> Iterator[Rows]:
         yield from self._ripe
+        yield from (block.used for block in self._loose if block.soonest <= until_us)
         for key in sorted(self._slots):
             if _start(key) > until_us // TICK_US:
                 return
@@ -346,6 +362,9 @@ class Wheel:
             for block in slot.blocks:
                 if block.low <= high <= block.high:
                     found += _with_id(block.used, high, low)
+        for block in self._loose:
+            if block.low <= high <= block.high:
+                found += _with_id(block.used, high, low)
         for run in self._ripe:
             found += _with_id(run, high, low)
         return found
@@ -355,31 +374,34 @@ class Wheel:
     def buffers(self) -> list[Buffer]:
         """The state for a snapshot: numbers, then the rows as they lie in memory."""
         keys = sorted(self._slots)
-        numbers = [self.position, int(self._tombstones), len(self._ripe), *(len(run) for run in self._ripe)]
+        whole = [*self._ripe, *(block.used for block in self._loose)]
+        numbers = [self.position, int(self._tombstones), len(self._ripe), len(whole), *map(len, whole)]
         for key in keys:
             numbers += (key, len(self._slots[key]))
-        parts = [*self._ripe, *(block.used for key in keys for block in self._slots[key].blocks)]
+        parts = [*whole, *(block.used for key in keys for block in self._slots[key].blocks)]
         return [np.array(numbers, np.int64).tobytes(), *(part.data.cast("B") for part in parts)]
 
     def load(self, buffers: Sequence[Buffer]) -> None:
         """Take over what `buffers` gave."""
         numbers = np.frombuffer(buffers[0], np.int64).tolist()
         data = memoryview(b"".join(buffers[1:]))
-        if len(numbers) < 3 or len(data) % _ROW_BYTES:
+        if len(numbers) < 4 or len(data) % _ROW_BYTES:
             raise Corrupt("the delayed messages of the snapshot cannot be read")
         rows = np.frombuffer(data, np.int64).reshape(-1, WIDTH)
-        self.position, self._tombstones = numbers[0], bool(numbers[1])
-        sizes, at = numbers[3 : 3 + numbers[2]], 0
-        slots = numbers[3 + numbers[2] :]
+        position, tombstones, ripe, whole = numbers[:4]
+        sizes, slots = numbers[4 : 4 + whole], numbers[4 + whole :]
         if sum(sizes) + sum(slots[1::2]) != len(rows) or len(slots) % 2:
             raise Corrupt(f"the snapshot has {len(rows)} delayed messages, others are listed")
-        self._ripe, self._slots = [], {}
-        for size in sizes:
-            self._ripe.append(rows[at : at + size].copy())
+        self.position, self._tombstones = position, bool(tombstones)
+        pieces, at = [], 0
+        for size in (*sizes, *slots[1::2]):
+            pieces.append(rows[at : at + size])
             at += size
-        for key, size in zip(slots[::2], slots[1::2], strict=True):
-            self._slot(key).add(rows[at : at + size])
-            at += size
+        self._ripe = [piece.copy() for piece in pieces[:ripe]]
+        self._loose = [_block(piece) for piece in pieces[ripe:whole]]
+        self._slots = {}
+        for key, piece in zip(slots[::2], pieces[whole:], strict=True):
+            self._slot(key).add(piece)
         self._live = int(np.count_nonzero(rows[:, REF] < CANCELLED))
 
     def verify(self) -> None:
@@ -392,6 +414,10 @@ class Wheel:
             assert np.array_equal(masked, in_order(masked)), "a run is not sorted"
             assert (run[:, AT] // TICK_US <= self.position).all(), "a ripe row is not"
             live += int(np.count_nonzero(run[:, REF] < CANCELLED))
+        for block in self._loose:
+            assert block.fill, "a loose block is empty"
+            assert block.soonest // TICK_US > self.position, "a ripe row is loose"
+            live += int(np.count_nonzero(block.used[:, REF] < CANCELLED))
         for key, slot in self._slots.items():
             level = key >> _LEVEL_BITS
             for block in slot.blocks:
@@ -413,17 +439,26 @@ def _start(key: int) -> int:
     return (key & ((1 << _LEVEL_BITS) - 1)) << DIGIT_BITS * (key >> _LEVEL_BITS)
 
 
-def _still(rows: Rows, tick: int) -> Rows:
-    """Rows without the tombstones whose time has come."""
-    gone = (rows[:, REF] >= CANCELLED) & (rows[:, AT] // TICK_US <= tick)
-    return some(rows, ~gone) if gone.any() else rows
-
-
 def end_of(run: Rows, until_us: int, until_ref: int) -> int:
     """How many rows of a sorted run lie up to a place in the order."""
     first = int(np.searchsorted(run[:, AT], until_us, "left"))
     end = int(np.searchsorted(run[:, AT], until_us, "right"))
     return first + int(np.searchsorted(run[first:end, REF] & REF_MAX, until_ref, "right"))
+
+
+def _block(rows: Rows) -> _Block:
+    """A block of its own for rows."""
+    block = _Block(len(rows))
+    block.add(rows)
+    return block
+
+
+def _within(rows: Rows, until_us: int, until_ref: int, after_us: int, refs_end: int) -> Rows:
+    """The rows that wait, up to a place in the order, due after a time and with a ref below an end."""
+    rows = _upto(rows, until_us, until_ref)
+    if after_us < 0 and refs_end == REF_MAX:
+        return rows
+    return some(rows, (rows[:, REF] < refs_end) & (rows[:, AT] > after_us))
 
 
 def _upto(rows: Rows, until_us: int, until_ref: int) -> Rows:
