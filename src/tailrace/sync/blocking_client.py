@@ -241,6 +241,10 @@ class Client:
         """Cancel a delayed message; see `tailrace.Client.cancel`."""
         return self._portal.call(lambda: self._inner.cancel(result, timeout=timeout))
 
+    def cancel_id(self, topic: str, id: UUID, *, timeout: float | None = None) -> bool:
+        """Cancel a delayed message by its id."""
+        return self._portal.call(lambda: self._inner.cancel_id(topic, id, timeout=timeout))
+
     def scheduled(self, topic: str, *, limit: int = 100, timeout: float | None = None) -> list[Scheduled]:
         """Delayed messages of a topic that wait for their time, the next due first."""
         return self._portal.call(lambda: self._inner.scheduled(topic, limit=limit, timeout=timeout))
