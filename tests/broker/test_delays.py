@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tailrace.broker import near_rows, releases
+from tailrace.core.commands import DeleteTopic, Published, Reply, TrimTopic
 from tailrace.core.commands import Publish as PublishRequest
-from tailrace.core.commands import Published, Reply, TrimTopic
 from tailrace.core.delivery_commands import Cancelled, CancelScheduled, ListScheduled, ScheduledList
 from tailrace.core.model import Refusal
 from tailrace.core.wheel import TICK_US
@@ -42,11 +42,9 @@ class Broker(HeldEngine):
         self.ids = 0
         self.create(**options)
 
-    def restart(self) -> None:
-        super().restart()
-
     def later(self, delays: dict[str, float], *, partition: int = 0, fields: Any = None, **more: Any) -> Any:
         """Publish a batch of delayed messages: value to seconds."""
+        topic = more.pop("topic", "t")
         now_us = self.clock.now_us()
         first, self.ids = self.ids + 1, self.ids + len(delays)
         ids = b"".join(number.to_bytes(16, "big") for number in range(first, self.ids + 1))
@@ -57,7 +55,7 @@ class Broker(HeldEngine):
             deliver_at=[now_us + round(delay * S) for delay in delays.values()],
             **(fields or {}),
         )
-        return self.submit(PublishRequest("t", partition, columns, crc32c(body), **more), body)
+        return self.submit(PublishRequest(topic, partition, columns, crc32c(body), **more), body)
 
     def texts(self, partition: int = 0, offset: int = 0) -> list[str]:
         return [value.decode() for value in self.values("t", partition, offset)]
@@ -326,6 +324,9 @@ def test_those_that_wait_can_be_listed() -> None:
 
 def test_a_deleted_topic_and_a_closed_broker_release_nothing() -> None:
     broker = Broker()
+    broker.create("gone")
+    broker.later({"b": 1.0}, topic="gone")
+    broker.ask(DeleteTopic("gone"))
     broker.later({"a": 1.0})
     closed: list[bool] = []
     broker.engine.close(lambda: closed.append(True))
