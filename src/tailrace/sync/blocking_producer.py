@@ -174,6 +174,7 @@ class Producer:
         dedup_ids: Sequence[Buffer | None] | None = None,
         delay: Delay | None = None,
         deliver_at: datetime | int | None = None,
+        expected_key_sequence: int | None = None,
     ) -> Receipts:
         """Buffer many messages at once, in order; without keys they stay together. A delay is for all."""
 
@@ -189,6 +190,7 @@ class Producer:
                 dedup_ids=dedup_ids,
                 delay=delay,
                 deliver_at=deliver_at,
+                expected_key_sequence=expected_key_sequence,
             )
 
         return Receipts(self._portal, self._portal.call(sent))
