@@ -31,6 +31,7 @@ rows = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max
 steps = st.one_of(
     st.tuples(st.just("publish"), rows, st.sampled_from([0, 0, 0, 40 * SECOND_US])),
     st.tuples(st.just("lease"), st.sampled_from(MEMBERS), st.integers(1, 12)),
+    st.tuples(st.just("lease"), st.sampled_from(MEMBERS), st.integers(1, 12)),
     st.tuples(st.just("ack"), st.integers(0, 99), st.integers(1, 9)),
     st.tuples(st.just("nack"), st.integers(0, 99), st.sampled_from([0, 5 * SECOND_US, 60 * SECOND_US])),
     st.tuples(st.just("die"), st.integers(0, 99), st.just(0)),
@@ -38,7 +39,7 @@ steps = st.one_of(
     st.tuples(st.just("settle"), st.integers(0, 99), st.just(0)),
     st.tuples(st.just("reopen"), st.integers(0, 99), st.just(0)),
     st.tuples(st.just("pass"), st.sampled_from([1, 10, 35]), st.just(0)),
-    st.tuples(st.just("evict"), st.integers(0, 99), st.just(0)),
+    st.tuples(st.just("evict"), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("forget"), st.just(0), st.just(0)),
 )
 
@@ -103,7 +104,7 @@ modes = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_any_mixture_goes_as_by_brute_force_and_nothing_is_lost(keyed: bool) -> None:
-    @given(modes, st.lists(steps, max_size=40))
+    @given(modes, st.lists(steps, min_size=10, max_size=45))
     def check(options: dict[str, Any], played: list[tuple[str, Any, Any]]) -> None:
         of = world(keyed, **options)
         for step in played:
@@ -113,7 +114,7 @@ def test_any_mixture_goes_as_by_brute_force_and_nothing_is_lost(keyed: bool) -> 
     check()
 
 
-@given(st.lists(steps, max_size=40), st.integers(1, 9), st.integers(1, 4))
+@given(st.lists(steps, min_size=10, max_size=45), st.integers(1, 9), st.integers(1, 4))
 def test_small_windows_change_the_choice_but_never_the_order_of_a_key(
     played: list[tuple[str, Any, Any]], window: int, of_a_key: int
 ) -> None:
@@ -290,3 +291,45 @@ def test_a_stuck_key_with_a_long_tail_does_not_stop_the_others() -> None:
         of.pool.leased("b", flat(offsets), [])
         seen += offsets
     assert seen == list(range(tail))
+
+
+def test_the_next_of_a_key_is_offered_when_an_operator_settles_the_one_before() -> None:
+    of = world(keyed=True)
+    of.publish([(2, 1), (2, 1), (2, 1)])
+    assert of.lease("a", 1) == [0]
+    assert of.ask("a", 1).offsets == [1]
+    of.settle([1])
+    assert of.lease("a", 9) == [2]
+
+
+def test_a_retry_beyond_the_window_waits_for_what_is_before_it_in_its_key() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_queues, "WINDOW_ROWS", 1)
+        of = world(keyed=True, exact=False)
+        of.publish([(2, 2), (2, 1), (2, 1)])
+        of.settle([2])
+        of.give_back(2, 0)
+        assert of.lease("a", 9) == [0]
+        assert of.lease("a", 9) == [1, 2]
+
+
+def test_a_message_that_is_not_loaded_may_share_the_lane_of_its_key() -> None:
+    of = world(keyed=True, priority_mode="strict")
+    of.publish([(2, 1), (3, 2)])
+    of.publish([(4, 1)])
+    of.here = {0}
+    chosen = of.ask("a", 3)
+    assert (chosen.offsets, chosen.missing) == ([0], 2)
+    of.here = {0, 1}
+    assert of.lease("a", 3) == [0, 2, 1]
+
+
+def test_what_starves_is_asked_for_when_its_frame_is_not_at_hand() -> None:
+    of = world(priority_mode="strict")
+    of.publish([(4, 0)])
+    assert of.ask("a", 1).offsets == [0]
+    of.now_us += 30 * SECOND_US
+    of.publish([(0, 0)])
+    of.here = {1}
+    chosen = of.ask("a", 2)
+    assert (chosen.offsets, chosen.missing) == ([], 0)
