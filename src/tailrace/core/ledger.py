@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from struct import Struct
 
-import mmh3
 import msgspec
 
 from tailrace.core import facts
+from tailrace.core.back_off import back_off_us
 from tailrace.core.backlog import BACK, DYING, Backlog
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.pool import Pool
@@ -29,19 +29,6 @@ Piece = tuple[int, int, int, int, int, int, str, int]
 member, key (0: none, or not known)."""
 
 MAX_ATTEMPTS = "max_attempts"
-
-
-class Dead(msgspec.Struct, frozen=True):
-    """One message on its way to the dead letters."""
-
-    offset: int
-    reason: str
-    error: str
-    deliveries: int
-    failures: int
-    first_us: int
-    last_us: int
-    member: str
 
 
 class Counters(msgspec.Struct, array_like=True):
@@ -125,29 +112,6 @@ class Ledger:
     def left_of(self, lease: Lease) -> list[tuple[int, int, int, int]]:
         """All that a lease still holds."""
         return [piece for first, end in pairs(lease.spans) for piece in self.pieces_of(lease, first, end)]
-
-    def dead(self, limit: int) -> list[Dead]:
-        """The lowest of the messages that are to be buried."""
-        found: list[Dead] = []
-        texts = self.texts
-        for first, end, value in self.backlog.dying:
-            deliveries, failures, first_us, last_us, member, _, reason, error = DYING.unpack(value)
-            for offset in range(first, min(end, first + limit - len(found))):
-                found.append(
-                    Dead(
-                        offset,
-                        texts[reason],
-                        texts[error],
-                        deliveries,
-                        failures,
-                        first_us,
-                        last_us,
-                        texts[member],
-                    )
-                )
-            if len(found) >= limit:
-                break
-        return found
 
     def next_due_us(self) -> int | None:
         """When a lease is over or a message becomes available."""
@@ -422,17 +386,12 @@ class Ledger:
         returned = []
         for first, end, deliveries, failures, first_us, last_us, member, key in pieces:
             failures += failed
-            due_us = time_us + (self._back_off_us(first, failures) if delay_us < 0 else delay_us)
+            due_us = time_us + (
+                back_off_us(self.policy, self.name, first, failures) if delay_us < 0 else delay_us
+            )
             number = self.texts.use(member, end - first)
             value = BACK.pack(deliveries, failures, first_us, last_us, number, due_us, key)
             self.backlog.put_back(first, end, value, time_us)
             returned.append((first, end, due_us))
         if self.pool is not None and returned:
             self.pool.returned(returned)
-
-    def _back_off_us(self, offset: int, failures: int) -> int:
-        """Doubled with each failure, between half and the whole of it as the dice of this failure fall."""
-        policy = self.policy
-        longest_us = 1000 * min(policy.backoff_ms << min(failures - 1, 40), policy.backoff_max_ms)
-        dice: int = mmh3.hash(f"{self.name}/{offset}/{failures}", 0, signed=False)
-        return longest_us - (longest_us // 2) * dice // 0xFFFFFFFF

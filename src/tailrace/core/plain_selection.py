@@ -170,6 +170,11 @@ class PlainSelection:
         if kind != RETRY and frame.key_hashes is not None and self._ledger.keyed:
             keys = frame.key_hashes[part].tolist()
         at, picked, room = first, 0, self._count_left
+        if ended is None and not self._dead_keys and self._ledger.backlog.blockers.keys().isdisjoint(keys):
+            end = min(end, first + room)
+            self._pick(first, end, candidate)
+            self._charge(frame, end - first)
+            return end
         for offset, its_key in zip(range(first, end), keys, strict=True):
             if picked == room:
                 end = offset

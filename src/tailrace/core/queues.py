@@ -14,11 +14,12 @@ from tailrace.core.commands import Done
 from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.key_lookup import FrameMissing, KeyLookup
 from tailrace.core.leasing_rules import LeaseRules, fenced
-from tailrace.core.ledger import Dead, Ledger
+from tailrace.core.ledger import Ledger
+from tailrace.core.ledger_report import Dead, dead_of, figures_of
 from tailrace.core.model import Refusal
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.request_checks import problem_with
-from tailrace.core.settlement import Settlement
+from tailrace.core.settlement import Settlement, all_lost
 from tailrace.core.spans import count, flat, pairs, without
 from tailrace.core.table import Buffer
 from tailrace.core.traits import FrameTraits
@@ -139,26 +140,11 @@ class Queues:
 
     def figures(self, group: str) -> dict[str, Any]:
         """All numbers of a group, for whoever describes it."""
-        ledger = self._ledgers[group]
-        backlog = ledger.backlog
-        waiting, held, dying = backlog.back.total, backlog.fresh.total, backlog.dying.total
-        unseen = max(self._partition.end_offset - ledger.cursor, 0)
-        return {
-            "committed": ledger.committed(),
-            "lag": unseen + held + waiting + dying + ledger.leased.total,
-            "in_flight": ledger.leased.total,
-            "waiting": waiting,
-            "held": held,
-            "dying": dying,
-            "member": ledger.member,
-            "generation": ledger.generation,
-            "paused": ledger.paused,
-            **msgspec.structs.asdict(ledger.counters),
-        }
+        return figures_of(self._ledgers[group], self._partition.end_offset)
 
     def dying(self, group: str, limit: int) -> list[Dead]:
         """The lowest messages of a group that have to be brought to the dead letters."""
-        return self._ledgers[group].dead(limit)
+        return dead_of(self._ledgers[group], limit)
 
     def next_due_us(self) -> int | None:
         """When the next lease is over or the next message becomes available, in any group."""
@@ -187,7 +173,7 @@ class Queues:
             return Decision(NOTHING, problem)
         ledger = self._ledgers.get(command.group)
         if ledger is None:
-            return Decision(NOTHING, _all_lost(command, time_us))
+            return Decision(NOTHING, all_lost(command, time_us))
         settlement = self._settlement(ledger, time_us)
         if isinstance(command, wire.Ack):
             return settlement.ack(command)
@@ -199,7 +185,7 @@ class Queues:
         found = [
             fact for ledger in self._ledgers.values() for fact in self._settlement(ledger, time_us).expire()
         ]
-        soft = all(isinstance(fact, facts.LeaseExpired | facts.GivenBack) for fact in found)
+        soft = not any(isinstance(fact, facts.Dying) for fact in found)
         return Decision(tuple(found), Done(), soft=soft) if found else DONE
 
     def _evict(self, command: inner.EvictMember, time_us: int) -> Decision:
@@ -211,7 +197,7 @@ class Queues:
 
     def _reopen(self, command: wire.Reopen, time_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)
-        problem = problem_with(command) or (None if ledger else self._unknown(command.group))
+        problem = problem_with(command)
         if ledger is None or problem is not None:
             return Decision(NOTHING, problem or self._unknown(command.group))
         start = self._partition.start_offset
@@ -219,13 +205,8 @@ class Queues:
         if gone:
             text = f"{count(gone)} of the messages are gone: the partition begins at {start}"
             return Decision(NOTHING, Refusal(NotFound.code, text, details={"spans": gone}))
-        spans = flat(
-            [
-                part
-                for first, end in pairs(command.spans)
-                for part in without(first, end, ledger.unsettled(first, end))
-            ]
-        )
+        settled = [without(first, end, ledger.unsettled(first, end)) for first, end in pairs(command.spans)]
+        spans = flat([part for parts in settled for part in parts])
         if not spans:
             return DONE
         lookup = self._lookup(ledger)
@@ -234,7 +215,7 @@ class Queues:
 
     def _settle_offsets(self, command: wire.SettleOffsets, time_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)
-        problem = problem_with(command) or (None if ledger else self._unknown(command.group))
+        problem = problem_with(command)
         if ledger is None or problem is not None:
             return Decision(NOTHING, problem or self._unknown(command.group))
         end_offset, dying = self._partition.end_offset, ledger.backlog.dying
@@ -313,7 +294,7 @@ class Queues:
 
     def _reset(self, command: inner.ResetTo, time_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)
-        problem = self._unknown(command.group) if ledger is None else self._outside("offset", command.offset)
+        problem = self._outside("offset", command.offset)
         if ledger is None or problem is not None:
             return Decision(NOTHING, problem or self._unknown(command.group))
         offset = max(command.offset, self._partition.start_offset)
@@ -414,14 +395,3 @@ class Queues:
             assert ledger.number < self._next_number
             assert ledger.cursor <= self._partition.end_offset, "a cursor is above the end"
             ledger_image.verify(ledger)
-
-
-def _all_lost(
-    command: wire.Ack | wire.Nack | wire.Reject | wire.Extend, time_us: int
-) -> wire.Settled | wire.Extended:
-    """The group is gone, and all receipts with it."""
-    if isinstance(command, wire.Ack):
-        return wire.Settled(list(command.leases))
-    if isinstance(command, wire.Extend):
-        return wire.Extended(time_us + command.lease_ms * 1000, list(command.leases))
-    return wire.Settled([(command.lease, command.spans)])

@@ -44,7 +44,7 @@ class Receipts:
         self._ended_us = array("Q")
         self._gone = 0
         self._until: dict[int, int] = {}
-        self._taken: dict[int, list[int]] = {}
+        self._taken: dict[int, bytes] = {}
 
     def open(self, lease: Lease) -> None:
         """A new lease."""
@@ -63,7 +63,7 @@ class Receipts:
         self._ended.append(lease.id)
         self._ended_us.append(lease.deadline_us)
         if lease.taken:
-            self._taken[lease.id] = lease.taken
+            self._taken[lease.id] = array("Q", lease.taken).tobytes()
         while self._ended_us[self._gone] <= time_us or len(self._until) > REMEMBERED_MAX:
             forgotten = self._ended[self._gone]
             del self._until[forgotten]
@@ -83,9 +83,9 @@ class Receipts:
         """Whether a lease was settled to the end and its deadline is still to come."""
         return self._until.get(lease, 0) > time_us
 
-    def taken_from(self, lease: int) -> list[int]:
+    def taken_from(self, lease: int) -> Sequence[int]:
         """What a remembered lease lost before it ended."""
-        return self._taken.get(lease, [])
+        return array("Q", self._taken.get(lease, b""))
 
     def next_deadline_us(self) -> int | None:
         """When the next lease is over."""
@@ -107,7 +107,7 @@ class Receipts:
 
     def fill(self, small: memoryview, ended: memoryview, ended_us: memoryview) -> None:
         """What `columns` gave."""
-        leases, self._taken = msgspec.msgpack.decode(small, type=tuple[list[Lease], dict[int, list[int]]])
+        leases, self._taken = msgspec.msgpack.decode(small, type=tuple[list[Lease], dict[int, bytes]])
         self._ended.frombytes(ended)
         self._ended_us.frombytes(ended_us)
         self._until = dict(zip(self._ended, self._ended_us, strict=True))

@@ -123,6 +123,8 @@ class Settlement:
         ledger = self._ledger
         receipts = ledger.receipts
         lease = receipts.live.get(number)
+        had: Sequence[int]
+        taken: Sequence[int]
         if lease is not None and lease.deadline_us > self._time_us:
             pieces = [piece for first, end in pairs(spans) for piece in ledger.pieces_of(lease, first, end)]
             if sum([end - first for first, end, _, _ in pieces]) == count(spans):
@@ -244,3 +246,12 @@ class Settlement:
                         if low is not None and offset > low and offset not in gone:
                             found.append(offset)
         return flat([(offset, offset + 1) for offset in sorted(found)])
+
+
+def all_lost(command: Ack | Nack | Reject | Extend, time_us: int) -> Settled | Extended:
+    """The group is gone, and all receipts with it."""
+    if isinstance(command, Ack):
+        return Settled(list(command.leases))
+    if isinstance(command, Extend):
+        return Extended(time_us + command.lease_ms * 1000, list(command.leases))
+    return Settled([(command.lease, command.spans)])
