@@ -5,12 +5,47 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tailrace.core import facts
 from tailrace.core.facts import Fact, ProducerAdvanced, ProducerClaimed, Trimmed
+from tailrace.core.policy import GroupPolicy
+
+POLICY = (
+    "de0010a46d6f6465a57175657565aa61737369676e6d656e74aa706172746974696f6e73a86f72646572696e67a36b65"
+    "79a57374617274a86561726c69657374a86c656173655f6d73cd7530ac6d61785f617474656d70747303aa6261636b6f"
+    "66665f6d73cd03e8ae6261636b6f66665f6d61785f6d73cdea60ad696e5f666c696768745f6d6178cd2710b367726f75"
+    "705f696e5f666c696768745f6d6178ce000186a0ad7072696f726974795f6d6f6465a87765696768746564ad73746172"
+    "766174696f6e5f6d73cd7530ae657870697265645f746f5f646c71c2aa73657373696f6e5f6d73cd7530ac6865617274"
+    "626561745f6d73cd0bb8b17265766f6b655f74696d656f75745f6d73cdea60"
+)
 
 GOLDEN = [
     (ProducerClaimed(7, 1, 2), "9401070102"),
     (ProducerAdvanced((1 << 64) - 1, 1, 2, 3, 4, 5), "9702cfffffffffffffffff0102030405"),
     (Trimmed(300), "9203cd012c"),
+    (facts.Enlisted(1, "g", GroupPolicy(max_attempts=3), 5, 6), "960401a167" + POLICY + "0506"),
+    (facts.Delisted(1, 2), "93050102"),
+    (facts.Granted(1, "m", 2, 3), "950601a16d0203"),
+    (
+        facts.Leased(1, (1 << 64) - 1, "m", [0, 2], 3, 4, [5, 6]),
+        "980701cfffffffffffffffffa16d9200020304920506",
+    ),
+    (facts.LeaseExtended(1, [2, 3], 4, 5), "9508019202030405"),
+    (facts.LeaseExpired(1, 2, 3, [4]), "95090102039104"),
+    (facts.Acked(1, [(2, [3, 4])], 5), "940a0191920292030405"),
+    (facts.Nacked(1, 2, [3, 4], -1, 5, [6], "no"), "980b0102920304ff059106a26e6f"),
+    (facts.GivenBack(1, [2, 3], 4, [5]), "950c01920203049105"),
+    (facts.Dying(1, [2, 3], "rejected", 4, "no", [5]), "970d01920203a872656a656374656404a26e6f9105"),
+    (facts.Buried(1, [2, 3], 4, "t.dlq", [5, 6]), "960e0192020304a5742e646c71920506"),
+    (facts.Lapsed(1, [2, 3], 4), "940f0192020304"),
+    (facts.CursorMoved(1, "m", 2, 3), "951001a16d0203"),
+    (facts.GroupReset(1, 2, 3, 4), "951101020304"),
+    (facts.Reopened(1, [2, 3], 4, [5]), "951201920203049105"),
+    (facts.GroupPaused(1, True, 2), "941301c302"),
+    (facts.OffsetsSettled(1, [2, 3], 4), "94140192020304"),
+    (facts.Released(1, 2 << 20 | 3, 4), "941501ce0020000304"),
+    (facts.ScheduleCancelled([1, 2], 3), "931692010203"),
+    (facts.StageApplied("w", 2, [3], 4), "9517a17702910304"),
+    (facts.StageDropped([1], 2), "9318910102"),
 ]
 
 
@@ -23,7 +58,7 @@ def test_bytes_of_facts(fact: Fact, data: str) -> None:
 def test_every_fact_has_a_tag_and_golden_bytes() -> None:
     kinds = {type(fact) for fact, _ in GOLDEN}
     assert kinds == set(Fact.__args__)
-    assert {kind.__struct_config__.tag for kind in kinds} == {1, 2, 3}
+    assert {kind.__struct_config__.tag for kind in kinds} == set(range(1, 25))
 
 
 def test_a_newer_fact_with_more_fields_can_be_read() -> None:
