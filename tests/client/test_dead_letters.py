@@ -1,5 +1,6 @@
 """Dead letters, schedules and delayed messages through the SDK, on the real core with virtual time."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -101,6 +102,18 @@ def test_redrive_of_what_was_trimmed_is_published_again_for_its_group_only() -> 
             await other.commit()
             assert (await client.groups().describe("other")).lag == 0
         assert await client.dead_letters("t").list() == []
+
+    on_broker(scenario)
+
+
+def test_redrive_is_throttled() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, *[b"%d" % number for number in range(10)])
+        await bury(client, "g", *[b"%d" % number for number in range(10)])
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert (await client.dead_letters("t").redrive(rate=2)).count == 10
+        assert 4.5 <= loop.time() - began <= 5.5
 
     on_broker(scenario)
 

@@ -263,6 +263,33 @@ def test_damaged_messages_are_told_and_not_held() -> None:
     run(scenario())
 
 
+def test_trouble_does_not_cost_the_batch_that_is_being_made() -> None:
+    async def scenario() -> None:
+        script = Script()
+        async with make(script) as consumer:
+            (one,) = await take(script, consumer, b"a")
+            taking = asyncio.ensure_future(anext(consumer))
+            await rounds()
+            script.waiting[Lease] = script.waiting[Lease][-1:]
+            script.grant(b"b", lease=8, offset=1)
+            two = await taking
+            await rounds()
+            script.waiting[Lease] = script.waiting[Lease][-1:]
+            script.grant(b"c", b"d", lease=9, offset=2)
+            batches = consumer.batches(10)
+            consumer._intake.failed(Denied("not you"))
+            with pytest.raises(Denied):
+                await anext(batches)
+            (three,) = await anext(consumer.batches(1))
+            consumer._intake.failed(Denied("not you"))
+            (four,) = await anext(consumer.batches(10))  # It had one already; the error comes with the next.
+            assert [m.value for m in (one, two, three, four)] == [b"a", b"b", b"c", b"d"]
+            with pytest.raises(Denied):
+                await anext(consumer)
+
+    run(scenario())
+
+
 def test_a_refused_join_is_raised() -> None:
     async def scenario() -> None:
         script = Script()

@@ -128,7 +128,7 @@ class Consumer:
                     if len(batch) == size:
                         break
                 else:
-                    if not intake.next_rows():
+                    if not intake.more():
                         break
             intake.last = batch[-1]
             yield batch

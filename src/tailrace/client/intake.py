@@ -115,6 +115,11 @@ class Intake:
             return True
         return False
 
+    def more(self) -> bool:
+        """The same for who has messages in hand already: trouble, or the end, waits until they are used."""
+        trouble = self.closed is not None or self._error is not None or self._stopping
+        return not trouble and self.next_rows()
+
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
