@@ -200,7 +200,7 @@ def test_a_group_and_its_options_are_checked() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         for wrong in ({"group": None}, {"group": "g", "mode": "quue"}, {"group": "g", "prefetch": -1}):
             with pytest.raises(InvalidRequest):
-                client.consumer("t", **wrong)  # type: ignore[call-overload]
+                client.consumer("t", **wrong)
         with pytest.raises(InvalidRequest, match="lease_mss"):
             await client.consumer("t", "g", lease_mss=3).__aenter__()
         with pytest.raises(NotFound):
@@ -472,7 +472,7 @@ def test_a_loop_goes_on_after_a_restart_of_the_broker() -> None:
             for number in range(3):
                 broker.restart()
                 await publish(client, b"%d" % number)
-                found = set()
+                found: set[bytes | None] = set()
                 while found != {b"%d" % number} and not (number == 0 and len(found) == 2):
                     (m,) = await take(consumer)
                     try:
