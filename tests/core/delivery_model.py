@@ -21,8 +21,6 @@ from tailrace.core.policy import GroupPolicy
 
 FREE, LEASED, DYING, SETTLED = "free", "leased", "dying", "settled"
 RETRY, FRESH, EITHER = "retry", "fresh", "either"
-PROMOTED_MAX = 50
-"""So many that starve go next at once; more of them take turns with the others."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,9 @@ class DeliveryModel:
         self.leases: dict[int, Held] = {}
         self.holder: tuple[str, int] = ("", 0)
         self.paused = False
-        self.trimmed = self.given = 0
+        self.trimmed = 0
+        self.lapsing: set[str] = set()
+        """Keys of which something expired in the decision that is looked at."""
         self.floor = start
         self.appended()
 
@@ -190,7 +190,7 @@ class DeliveryModel:
             assert self.unblocked(offset, command.member), f"{offset} overtook its key"
             self._in_turn(offset, command, here, now_us)
             state.state, state.lease, state.deliveries = LEASED, reply.lease, deliveries
-            self.given += 1
+        self.lapsing.clear()
 
     def _in_turn(
         self, offset: int, command: inner.LeaseRun, here: Callable[[int], bool], now_us: int
@@ -202,11 +202,13 @@ class DeliveryModel:
         for other in self.waiting_for(command.member, now_us, command.end_offset):
             if other == offset or not here(other) or self.expired(other, now_us):
                 continue
+            if {self.order_key(offset), self.order_key(other)} & self.lapsing:
+                continue  # what a key offers next is found while choosing
             lane, its_lane = self._lane(offset), self._lane(other)
             if lanes:
                 mine, its = self._since(offset), self._since(other)
                 limit = now_us - self.policy.starvation_ms * 1000
-                starved = its[1] <= limit and self._leads(other, its_lane) and self.given <= PROMOTED_MAX
+                starved = its[1] <= limit and self._leads(other, its_lane)
                 assert not starved or mine[0] <= limit, f"{other} starves, and {offset} was given"
                 late = starved and mine[1] <= limit and its[1] < mine[0] and lane != its_lane
                 assert not late, f"{other} starved before {offset}, which was given"
@@ -344,6 +346,8 @@ class DeliveryModel:
                 assert self.expired(offset, now_us), f"{offset} lapsed before its time"
                 assert self.policy.expired_to_dlq == isinstance(fact, Dying)
                 state.state = DYING if isinstance(fact, Dying) else SETTLED
+                if (key := self.order_key(offset)) is not None:
+                    self.lapsing.add(key)
 
     def _of(self, held: Held, lease: int) -> list[int]:
         return [o for o, state in self.states.items() if state.state == LEASED and state.lease == lease]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tailrace.sim import client_world, storage_world
+from tailrace.sim import client_world, delivery_world, storage_world
 
 STATES_CHECKED_FROM = 200
 """Fewer seeds than this need not reach every state."""
@@ -25,6 +25,7 @@ class World(NamedTuple):
 
 WORLDS: dict[str, World] = {
     "client": World(client_world.run, client_world.STATES),
+    "delivery": World(delivery_world.run, delivery_world.STATES),
     "storage": World(storage_world.run, storage_world.STATES),
 }
 

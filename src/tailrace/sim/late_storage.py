@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tailrace.broker.pump import Done
 from tailrace.errors import Full, StorageFault
-from tailrace.format.frame import Frame
+from tailrace.format.frame import MORE, Frame
 from tailrace.ports import PartitionLog
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 
@@ -43,11 +43,19 @@ class CutStore(MemoryStore):
             durable = self.durable.get(name, 0)
             log = self.log(name)
             entry = log.recover().end_entry
-            log.truncate(random.choice((durable, random.randint(durable, entry))))
+            log.truncate(_whole(log, random.choice((durable, random.randint(durable, entry)))))
             self.synced(log)
             ends[name] = log.stats().end_offset
             log.close()
         return ends
+
+
+def _whole(log: MemoryLog, entry: int) -> int:
+    """Where a cut at an entry leads to: groups of frames are there whole or not at all."""
+    flags = {header.entry: header.flags for header, _ in log._content.frames}
+    while flags.get(entry - 1, 0) & MORE:
+        entry -= 1
+    return entry
 
 
 class Work(NamedTuple):

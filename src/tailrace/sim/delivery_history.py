@@ -1,0 +1,369 @@
+"""What clients of a queue saw, written down, and the accounts that are made of it at the end.
+
+A `Given` is one message in one lease as a member received it; its `decided_us` follows from the deadline that
+the broker told. Everything that a client asked for has the time when it was asked and, if there was one, the
+time and kind of the answer: `ok`, `lost`, `none` (it did not happen) or `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tailrace.sim.sim_clients import Violation
+
+FOREVER = 1 << 62
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
+@dataclass(slots=True)
+class Message:
+    """A message as its sender remembers it."""
+
+    value: bytes
+    partition: int
+    id: bytes
+    sent_us: int
+    key: bytes | None = None
+    priority: int = 2
+    expires_us: int = 0
+    deliver_at_us: int = 0
+    dedup_id: bytes | None = None
+    outcome: str = "pending"
+    cancelled_us: int = 0
+    """When a cancellation was confirmed."""
+    kept_us: int = 0
+    """When a cancellation was refused: it was too late for it."""
+    cancel_asked: bool = False
+
+
+@dataclass(slots=True)
+class Act:
+    """Something that a member did with what it was given."""
+
+    kind: str
+    sent_us: int
+    wait_ms: int | None = None
+    replied_us: int = FOREVER
+    result: str = "pending"
+
+
+@dataclass(slots=True)
+class Given:
+    """One message in one lease, as received."""
+
+    group: str
+    member: str
+    place: Place
+    value: bytes
+    lease: int
+    decided_us: int
+    deadline_us: int
+    deliveries: int
+    failures: int
+    generation: int
+    number: int
+    """Counts everything that was ever given, in the order of receipt: rows of a lease follow each other."""
+    acts: list[Act] = field(default_factory=list)
+
+    def settled(self, kind: str, result: str = "ok") -> Act | None:
+        """The first act of a kind with this result."""
+        return next((act for act in self.acts if act.kind == kind and act.result == result), None)
+
+
+@dataclass(slots=True)
+class Reset:
+    """A group was moved, or may have been."""
+
+    group: str
+    sent_us: int
+    targets: dict[int, int]
+    replied_us: int = FOREVER
+    result: str = "pending"
+
+
+@dataclass(slots=True)
+class Rules:
+    """The options of a group that the accounts need."""
+
+    assignment: str
+    ordering: str
+    max_attempts: int
+    backoff_ms: int
+    backoff_max_ms: int
+    session_ms: int
+    expired_to_dlq: bool
+
+
+class History:
+    """All of it, for one topic."""
+
+    def __init__(self) -> None:
+        self.messages: dict[bytes, Message] = {}
+        self.given: list[Given] = []
+        self.resets: list[Reset] = []
+        self.rules: dict[str, Rules] = {}
+        self.crashes: list[tuple[int, int]] = []
+        """From when until when facts that gate nothing may have been lost."""
+        self.doubts: dict[tuple[str, str], list[int]] = defaultdict(list)
+        """When a member (group, name) left, vanished, or had trouble to be heard."""
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    def crashed(self, from_us: int, to_us: int) -> bool:
+        """Whether soft facts may have been lost between two times."""
+        return any(begin <= to_us and end >= from_us for begin, end in self.crashes)
+
+    def reset_between(self, group: str, from_us: int, to_us: int) -> bool:
+        """Whether a reset of a group may have happened between two times."""
+        return any(
+            reset.group == group
+            and reset.result != "none"
+            and reset.sent_us <= to_us
+            and reset.replied_us >= from_us
+            for reset in self.resets
+        )
+
+    def order_key(self, given: Given) -> bytes | None:
+        """Messages with the same one are delivered in order; None: in any order."""
+        ordering = self.rules[given.group].ordering
+        if ordering == "partition":
+            return b"the partition"
+        return self.messages[given.value].key if ordering == "key" else None
+
+    def may_have_ended(self, given: Given, by_us: int, family: list[Given]) -> bool:
+        """Whether there is any good reason why a lease did not hold a message any more at a time. `family` is
+        everything of the same key in that group."""
+        if by_us >= given.deadline_us or any(act.sent_us <= by_us for act in given.acts):
+            return True
+        since_us = given.decided_us
+        if self.crashed(since_us, by_us) or self.reset_between(given.group, since_us, by_us):
+            return True
+        rules = self.rules[given.group]
+        session_us = rules.session_ms * 1000
+        doubts = self.doubts[given.group, given.member]
+        if any(since_us - 2 * session_us <= at <= by_us for at in doubts):
+            return True
+        return any(
+            other.place < given.place and self._may_have_failed(other, since_us, by_us) for other in family
+        )
+
+    def _may_have_failed(self, given: Given, from_us: int, to_us: int) -> bool:
+        if from_us <= given.deadline_us <= to_us:
+            return True
+        return any(
+            act.kind in ("nack", "give back") and act.sent_us <= to_us and act.replied_us >= from_us
+            for act in given.acts
+        )
+
+    # -------------------------------------------------------------------------------------------- accounts
+
+    def check(self) -> None:
+        """Everything that members saw is what was promised; raises `Violation`."""
+        by_place: dict[tuple[str, Place], list[Given]] = defaultdict(list)
+        by_key: dict[tuple[str, int, bytes | None], list[Given]] = defaultdict(list)
+        for given in sorted(self.given, key=lambda item: (item.decided_us, item.number)):
+            by_place[given.group, given.place].append(given)
+            by_key[given.group, given.place[0], self.order_key(given)].append(given)
+            self._check_one(given)
+        for same in by_place.values():
+            family = by_key[same[0].group, same[0].place[0], self.order_key(same[0])]
+            keyed = family if self.order_key(same[0]) is not None else []
+            for before, after in pairwise(same):
+                self._check_again(before, after, keyed)
+            self._check_counters(same)
+        for (_, _, key), family in by_key.items():
+            if key is not None:
+                self._check_order(family)
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        """A partition has one owner at a time, under a generation that only grows."""
+        newest: dict[tuple[str, int], Given] = {}
+        for given in sorted(self.given, key=lambda item: (item.decided_us, item.number)):
+            place = given.group, given.place[0]
+            before = newest.setdefault(place, given)
+            name = f"{given.group}, partition {place[1]}: {given.member} leased in {given.generation}"
+            if self.rules[given.group].assignment == "shared":
+                continue
+            grows = given.generation >= before.generation
+            require(grows, f"{name}, {before.member} in {before.generation} before")
+            same = given.generation > before.generation or given.member == before.member
+            require(same, f"{name}, and so did {before.member}")
+            newest[place] = given
+
+    def _check_one(self, given: Given) -> None:
+        message, name = self.messages[given.value], f"{given.group}: {given.value!r} at {given.place}"
+        require(message.outcome != "none", f"{name} failed for certain, and was delivered")
+        require(message.deliver_at_us <= given.decided_us, f"{name} was delivered before its time")
+        require(not message.cancelled_us, f"{name} was cancelled, and was delivered")
+        expires = message.expires_us
+        require(not expires or given.decided_us < expires, f"{name} was delivered after its end")
+        limit = self.rules[given.group].max_attempts
+        require(given.failures < limit, f"{name} was delivered after {given.failures} failures")
+
+    def _check_again(self, before: Given, after: Given, family: list[Given]) -> None:
+        """The same message of the same group in two leases."""
+        name = f"{after.group}: {after.value!r} at {after.place}"
+        require(before.value == after.value, f"{name} was {before.value!r} before")
+        at_us = after.decided_us
+        moved = self.rules[after.group].assignment != "shared" and before.member != after.member
+        if not moved:
+            require(
+                self.may_have_ended(before, at_us, family), f"{name} is in two leases ({before}, {after})"
+            )
+        for act in before.acts:
+            since_us = act.sent_us
+            if act.result != "ok" or self.reset_between(after.group, since_us, at_us):
+                continue
+            final = act.kind in ("ack", "reject")
+            require(not (final and act.replied_us < at_us), f"{name} came again after {act.kind}")
+            if act.kind == "nack":
+                least_us = since_us + self._wait_us(before, act)
+                require(at_us >= least_us, f"{name} came again {least_us - at_us} us early")
+            stale = final and since_us > at_us and not self.crashed(at_us, act.replied_us)
+            if stale:
+                again = [one for item in self._later(before) for one in item.acts if one.kind == act.kind]
+                require(
+                    any(one.sent_us <= act.replied_us for one in again),
+                    f"{name}: {act.kind} with a stale receipt was taken",
+                )
+
+    def _later(self, before: Given) -> list[Given]:
+        return [
+            item
+            for item in self.given
+            if item.group == before.group
+            and item.place == before.place
+            and item.decided_us > before.decided_us
+        ]
+
+    def _wait_us(self, given: Given, act: Act) -> int:
+        """The least time between a nack and the next delivery."""
+        if act.wait_ms is not None:
+            return act.wait_ms * 1000
+        rules = self.rules[given.group]
+        longest = min(rules.backoff_ms << given.failures, rules.backoff_max_ms)
+        return longest * 1000 // 2
+
+    def _check_counters(self, same: list[Given]) -> None:
+        """Only a nack and an expiry are failures, and every confirmed nack is one."""
+        for number, given in enumerate(same):
+            earlier, at_us = same[:number], given.decided_us
+            name = f"{given.group}: {given.value!r} at {given.place}, delivery {given.deliveries}"
+            require(given.failures < given.deliveries, f"{name} has {given.failures} failures")
+            if self.reset_between(given.group, 0, at_us):
+                continue
+            nacks = [before.settled("nack") for before in earlier]
+            sure = sum(act is not None and act.replied_us < at_us for act in nacks)
+            require(given.failures >= sure, f"{name} has {given.failures} failures, {sure} were confirmed")
+            if len(earlier) == given.deliveries - 1 and not self.crashed(0, at_us):
+                possible = sum(self._may_have_failed(before, 0, at_us) for before in earlier)
+                require(given.failures <= possible, f"{name} has failures that were none")
+
+    def _check_order(self, family: list[Given]) -> None:
+        """Messages of one key: first deliveries in order, none past one that waits, one member at a time."""
+        group = family[0].group
+        last: dict[Place, Given] = {}
+        for given in family:
+            at_us, name = given.decided_us, f"{group}: {given.value!r} at {given.place}"
+            if given.place not in last and given.deliveries == 1:
+                for place, other in last.items():
+                    excused = self.reset_between(group, 0, at_us) or self.crashed(other.decided_us, at_us)
+                    require(place < given.place or excused, f"{name} comes after {place} of its key")
+            for place, other in last.items():
+                if place == given.place or other.member == given.member:
+                    continue
+                require(
+                    self.may_have_ended(other, at_us, family) or self.rules[group].assignment != "shared",
+                    f"{name} went to {given.member} while {other.member} had {place} of its key",
+                )
+            last[given.place] = given
+        self._check_waits(family)
+
+    def _check_waits(self, family: list[Given]) -> None:
+        """Between a confirmed nack and the next delivery nothing that is later goes out."""
+        following: dict[Place, Given] = {}
+        for given in reversed(family):
+            after = following.get(given.place)
+            following[given.place] = given
+            act = given.settled("nack")
+            if after is None or act is None or after.deliveries != given.deliveries + 1:
+                continue
+            begin_us, end_us = act.replied_us, after.decided_us
+            if self.crashed(begin_us, end_us) or self.reset_between(given.group, begin_us, end_us):
+                continue
+            for other in family:
+                early = other.place > given.place and begin_us < other.decided_us < end_us
+                require(
+                    not early,
+                    f"{given.group}: {other.value!r} at {other.place} overtook {given.place}, which waits",
+                )
+
+    # ------------------------------------------------------------------------------------- the whole story
+
+    def check_complete(
+        self, log: dict[int, list[bytes]], dead: dict[str, dict[Place, str]], now_us: int
+    ) -> None:
+        """After the drain: `log` is what each partition holds, `dead` the reason of each dead letter by group
+        and place."""
+        places = {value: (number, at) for number, values in log.items() for at, value in enumerate(values)}
+        require(len(places) == sum(map(len, log.values())), "a message is in the log twice")
+        for message in self.messages.values():
+            there, name = message.value in places, f"{message.value!r}"
+            wanted = message.outcome == "ok" and not message.cancelled_us and not message.cancel_asked
+            require(there or not wanted, f"{name} was acknowledged, and is not in the log")
+            require(not there or message.outcome != "none", f"{name} failed for certain, and is in the log")
+            require(not (there and message.cancelled_us), f"{name} was cancelled, and is in the log")
+            kept = message.kept_us and message.outcome == "ok"
+            require(there or not kept, f"{name}: too late to cancel, and never there")
+        for group, rules in self.rules.items():
+            for value, place in places.items():
+                self._check_end(group, rules, value, place, dead.get(group, {}).get(place), now_us)
+
+    def _check_end(
+        self, group: str, rules: Rules, value: bytes, place: Place, reason: str | None, now_us: int
+    ) -> None:
+        """How a message ended for a group: acked, dead, or expired."""
+        message, name = self.messages[value], f"{group}: {value!r} at {place}"
+        given = [item for item in self.given if item.group == group and item.place == place]
+        acts = [act for item in given for act in item.acts]
+        rejects = [act for act in acts if act.kind == "reject"]
+        if reason is not None:
+            fits = {
+                "rejected": bool(rejects),
+                "expired": rules.expired_to_dlq and 0 < message.expires_us <= now_us,
+                "max_attempts": not given or any(self._may_have_failed(item, 0, now_us) for item in given),
+            }
+            require(fits.get(reason, False), f"{name} is among the dead letters for no reason: {reason}")
+        sure = any(
+            act.result == "ok" and not self.reset_between(group, act.sent_us, FOREVER) for act in rejects
+        )
+        require(not sure or reason is not None, f"{name} was rejected, and is not among the dead letters")
+        since_us = self._valid_from(group, place)
+        if since_us is None or reason is not None or 0 < message.expires_us <= now_us:
+            return
+        settled = [act for act in acts if act.kind == "ack" and act.sent_us >= since_us]
+        good = any(act.result in ("ok", "unknown", "pending") for act in settled)
+        require(good, f"{name} was never settled: {given[-3:]}")
+
+    def _valid_from(self, group: str, place: Place) -> int | None:
+        """Since when acks count; None when a reset may have passed the message over."""
+        since_us: int | None = 0
+        in_doubt = False
+        for reset in self.resets:
+            if reset.group != group or reset.result == "none" or place[0] not in reset.targets:
+                continue
+            if place[1] < reset.targets[place[0]]:
+                since_us, in_doubt = None, in_doubt or reset.result != "ok"
+            elif reset.result == "ok":
+                since_us = reset.sent_us
+        return None if in_doubt else since_us
+
+
+def require(holds: bool, what: str) -> None:
+    """A promise."""
+    if not holds:
+        raise Violation(what)

@@ -1,0 +1,358 @@
+"""A world of groups, members, senders and a broker in virtual time, with a network and storage that break.
+
+What has to hold: every message that was acknowledged is delivered to every group until it is acked, dead or
+expired; what was acked durably does not come again; nobody has what another one holds; keys keep their order;
+nothing comes before its time, nothing cancelled comes at all; every dead letter is there once and for a
+reason. When the trouble ends, everything is delivered and settled. See `delivery_history` for the accounts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tailrace.core import group_commands as groups
+from tailrace.core.commands import CreateTopic, Reply, Request, TopicInfo
+from tailrace.core.model import Refusal
+from tailrace.format import batch as arrow
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.sim.delivery_history import History, Place, Reset, Rules, require
+from tailrace.sim.network import Line
+from tailrace.sim.sim_members import SimMember
+from tailrace.sim.sim_publishers import SimPublisher
+from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
+
+TOPIC = "work"
+DRAIN_S = 240
+SHAKEN_US = 2 * SECOND_US
+"""How long after a failure of storage the state may be built anew."""
+
+STATES = frozenset(
+    (
+        "acked twice",
+        "broker closed and opened",
+        "broker killed",
+        "cancelled",
+        "cold read",
+        "dead letters",
+        "delayed",
+        "delivered again",
+        "duplicate",
+        "extended",
+        "forgotten",
+        "leased with what was lost",
+        "left",
+        "partition revoked",
+        "paused past a lease",
+        "power lost",
+        "receipt lost",
+        "reset",
+        "revoked by force",
+        "settled too late",
+        "too late to cancel",
+        "vanished",
+    )
+)
+"""What 200 seeds and more have to reach."""
+
+
+class DeliveryWorld(VirtualTime):
+    """One seed."""
+
+    topic = TOPIC
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        random = self.random
+        self.history = History()
+        self.life: Life | None = None
+        self.healed = False
+        self.overload = 0.0
+        self.partitions = random.choice((1, 2, 3))
+        self._value_count = 0
+        self._failed = 0
+        calm = random.random() < 0.15
+        self._trouble_us = 0 if calm else int(SECOND_US / random.choice((0.3, 1, 2)))
+        self._full = 0 if calm else random.choice((0, 0, 0.02))
+        self.obedience = random.choice((0.3, 0.7, 0.95))
+        self.careless = 0 if calm else random.choice((0, 0.3))
+        self.options = {f"group-{number}": self._some_options() for number in range(random.choice((1, 2, 3)))}
+        for name, options in self.options.items():
+            self.history.rules[name] = _rules(options)
+        self._start()
+        self._set_up()
+        self.publishers = [SimPublisher(self) for _ in range(2)]
+        self.members: list[SimMember] = []
+        self._operator = Line(self)
+        self._member_count = 0
+
+    def _some_options(self) -> dict[str, Any]:
+        random = self.random
+        mode = random.choice(("queue", "queue", "queue", "exclusive"))
+        return {
+            "mode": mode,
+            "assignment": "partitions" if mode == "exclusive" else random.choice(("partitions", "shared")),
+            "ordering": random.choice(("none", "key", "key", "partition")),
+            "lease_ms": 3_000,
+            "max_attempts": random.choice((2, 3, 5)),
+            "backoff_ms": random.choice((100, 1_000)),
+            "backoff_max_ms": random.choice((1_000, 60_000)),
+            "in_flight_max": random.choice((5, 10_000)),
+            "priority_mode": random.choice(("weighted", "strict")),
+            "starvation_ms": random.choice((1_000, 30_000)),
+            "expired_to_dlq": random.choice((True, False)),
+            "session_ms": 6_000,
+            "heartbeat_ms": 1_000,
+            "revoke_timeout_ms": 3_000,
+        }
+
+    def value(self) -> bytes:
+        """A value that nobody else has."""
+        self._value_count += 1
+        return b"%d" % self._value_count
+
+    def run_for(self, seconds: float) -> None:
+        """Let time pass; failures of storage are written down."""
+        until_us = self.clock.now_us() + int(seconds * SECOND_US)
+        while self._events and self._events[0][0] <= until_us:
+            self._step()
+            if self.seen["append failed"] != self._failed:
+                self._failed = self.seen["append failed"]
+                now_us = self.clock.now_us()
+                self.history.crashes.append((now_us, now_us + SHAKEN_US))
+        self.clock.set_us(until_us)
+
+    # ------------------------------------------------------------------------------------------ the broker
+
+    def _start(self) -> None:
+        self.life = Life(self)
+        if not self.healed:
+            self.life.threads.full = self._full
+
+    def serving(self) -> Life | None:
+        """See `Surroundings.serving`."""
+        return self.life
+
+    def told(self, request: Request, reply: Reply) -> None:
+        """See `Surroundings.told`."""
+        if isinstance(reply, Refusal) and reply.code == "error":
+            raise AssertionError(f"{request}: {reply.message}")
+
+    def _stop(self, power_loss: bool) -> None:
+        life = self.life
+        if life is None:
+            return
+        life.alive = False
+        self.life = None
+        now_us = self.clock.now_us()
+        self.history.crashes.append((now_us, now_us))
+        if power_loss:
+            self.seen["power lost"] += 1
+            life.threads.half_done()
+            self.store.lose_power(self.random)
+        else:
+            self.seen["broker killed"] += 1
+            self.store.close()
+        for line in self._lines():
+            line.drop(True)
+        self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
+
+    def _close_gracefully(self) -> None:
+        life = self.life
+        if life is None:
+            return
+
+        def over() -> None:
+            if life.alive:
+                self.seen["broker closed and opened"] += 1
+                self._stop(False)
+
+        life.engine.close(over)
+
+    def _lines(self) -> list[Line]:
+        clients: list[Any] = [*self.publishers, *self.members]
+        return [client.line for client in clients] + [self._operator]
+
+    def _ask(self, request: Request) -> Reply:
+        """Ask over no network, and wait; for the set-up and the accounts."""
+        assert self.life is not None
+        replies: list[Reply] = []
+        self.life.engine.gateway.submit(request, b"", lambda reply, parts: replies.append(reply))
+        for _ in range(100):
+            if replies:
+                return replies[0]
+            self.run_for(0.1)
+        raise AssertionError(f"no answer to {request}")
+
+    def _set_up(self) -> None:
+        """The topic, and groups that are enlisted before anybody comes."""
+        assert self.life is not None
+        self.life.threads.full = 0
+        options = {"partitions": self.partitions, "ring_buffer_bytes": self.random.choice((700, 100_000))}
+        reply = self._ask(CreateTopic(TOPIC, options))
+        assert isinstance(reply, TopicInfo), reply
+        for name, chosen in self.options.items():
+            made = self._ask(groups.CreateGroup(name, [TOPIC], chosen))
+            assert isinstance(made, groups.GroupInfo), made
+        self.run_for(1)
+        self.life.threads.full = self._full
+
+    # ---------------------------------------------------------------------------------------- what happens
+
+    def run(self) -> Counter[str]:
+        """Trouble, then none, then the accounts; raises `Violation`."""
+        for name in self.options:
+            for _ in range(self.random.choice((1, 2, 3))):
+                self._new_member(name)
+        self._work()
+        if self._trouble_us:
+            self.later(self._trouble_us, self._trouble)
+        self.later(self.random.randrange(1, 8) * SECOND_US, self._reset)
+        self.run_for(self.random.choice((5, 10, 15)))
+        self._heal()
+        self._drain()
+        self._account()
+        return +self.seen
+
+    def _new_member(self, group: str) -> None:
+        self._member_count += 1
+        self.members.append(SimMember(self, group, f"member-{self._member_count}"))
+
+    def _work(self) -> None:
+        if not self.healed:
+            self.random.choice(self.publishers).send()
+            self.later(self.random.choice((0, 20_000, 100_000, 600_000)), self._work)
+
+    def _trouble(self) -> None:
+        if self.healed:
+            return
+        self.later(int(self._trouble_us * self.random.random() * 2), self._trouble)
+        kinds = ("drop", "drop", "kill", "power", "close", "join", "leave", "vanish", "pause")
+        kind = self.random.choice(kinds)
+        alive = [member for member in self.members if member.alive]
+        if kind == "drop":
+            line = self.random.choice(self._lines())
+            line.drop(False)
+        elif kind in ("kill", "power"):
+            self._stop(kind == "power")
+        elif kind == "close":
+            self._close_gracefully()
+        elif kind == "join" and len(alive) < 8:
+            self._new_member(self.random.choice(list(self.options)))
+        elif alive:
+            member = self.random.choice(alive)
+            acts: dict[str, Callable[[], None]] = {
+                "leave": member.leave, "vanish": member.vanish, "pause": member.pause
+            }  # fmt: skip
+            acts.get(kind, member.pause)()
+
+    def _reset(self) -> None:
+        """An operator moves a group, back or on."""
+        if self.healed or not self._trouble_us:
+            return
+        group = self.random.choice(list(self.options))
+        offset = self.random.choice((0, 0, 3))
+        targets = dict.fromkeys(range(self.partitions), offset)
+        reset = Reset(group, self.clock.now_us(), targets)
+        self.history.resets.append(reset)
+
+        def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
+            if isinstance(reply, Refusal):
+                reset.result = "none" if reply.outcome == "none" else "unknown"
+                return
+            assert isinstance(reply, groups.ResetPlan)
+            self.seen["reset"] += 1
+            reset.result, reset.replied_us = "ok", self.clock.now_us()
+            reset.targets = {partition: after for partition, _, after in reply.changes}
+
+        request = groups.ResetGroup(group, TOPIC, offsets=list(targets.items()), force=True)
+        self._operator.submit(request, b"", answered)
+
+    def _heal(self) -> None:
+        """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
+        self.healed = True
+        life = self.life
+        if life is None or life.engine.faults() or self.chance(0.5):
+            self._stop(False)
+        else:
+            life.threads.full = 0
+
+    def _drain(self) -> None:
+        """Members that only ack get everything that is left."""
+        for group in self.options:
+            if not any(member.alive and member.group == group for member in self.members):
+                self._new_member(group)
+        for second in range(0, DRAIN_S, 5):
+            self.run_for(5)
+            if second >= 10 and self.life is not None and not self._left():
+                self.seen["drained in a minute"] += second < 60
+                self.run_for(1)
+                return
+        require(False, f"not drained after {DRAIN_S} s: {self._left()}")
+
+    def _left(self) -> list[Any]:
+        """What groups still have to do; delayed messages are no business of theirs yet."""
+        assert self.life is not None
+        now_us = self.clock.now_us()
+        left: list[Any] = [
+            message.value
+            for message in self.history.messages.values()
+            if message.deliver_at_us > now_us or message.outcome == "pending"
+        ]
+        for name in self.options:
+            info = self._ask(groups.DescribeGroup(name))
+            assert isinstance(info, groups.GroupInfo), info
+            left += [part for part in info.partitions if part["lag"] or part["in_flight"] or part["dying"]]
+        return left
+
+    # ---------------------------------------------------------------------------------------- the accounts
+
+    def _account(self) -> None:
+        assert self.life is not None
+        require(not self.life.engine.faults(), f"{self.life.engine.faults()}")
+        log = {number: [value for value, _ in self._rows(TOPIC, number)] for number in range(self.partitions)}
+        dead: dict[str, dict[Place, str]] = {name: {} for name in self.options}
+        if f"{TOPIC}.dlq" in {host.info.name for host in self.life.engine.topics.hosts()}:
+            for number in range(self.partitions):
+                for value, headers in self._rows(f"{TOPIC}.dlq", number):
+                    self._bury(dead, log, value, headers)
+        self.history.check()
+        self.history.check_complete(log, dead, self.clock.now_us())
+
+    def _bury(
+        self, dead: dict[str, dict[Place, str]], log: dict[int, list[bytes]], value: bytes, headers: Any
+    ) -> None:
+        """Note a dead letter: it is what it was, and is there once."""
+        told = {name: bytes(text).decode() for name, text in headers}
+        group = told["tailrace-group"]
+        place = int(told["tailrace-origin-partition"]), int(told["tailrace-origin-offset"])
+        require(log[place[0]][place[1]] == value, f"the dead letter of {place} is another message")
+        require(place not in dead[group], f"{group}: the dead letter of {place} is there twice")
+        dead[group][place] = told["tailrace-reason"]
+        self.seen["dead letters"] += 1
+
+    def _rows(self, topic: str, partition: int) -> list[tuple[bytes, Any]]:
+        """Value and headers of everything in a log."""
+        assert self.life is not None
+        shard = self.life.engine.topics.get(topic).shards[partition]
+        shard.state.check()
+        rows: list[tuple[bytes, Any]] = []
+        for part in shard.log.read(0, shard.end_offset, 1 << 40):
+            for header, body in frame.walk(part):
+                table = arrow.decode(body, header.columns)
+                values = table.column("value").to_pylist()
+                headers = table.column("headers").to_pylist() if "headers" in table.schema.names else None
+                rows += zip(values, headers or [None] * len(values), strict=True)
+        return rows
+
+
+def _rules(options: dict[str, Any]) -> Rules:
+    names = ("assignment", "ordering", "max_attempts", "backoff_ms", "backoff_max_ms", "session_ms")
+    return Rules(**{name: options[name] for name in names}, expired_to_dlq=options["expired_to_dlq"])
+
+
+def run(seed: int) -> Counter[str]:
+    """Run one seed; returns which states were reached, raises `Violation`."""
+    return DeliveryWorld(seed).run()

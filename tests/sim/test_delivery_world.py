@@ -1,0 +1,268 @@
+"""The delivery world holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+
+from tailrace.broker import at_hand, burial, letters
+from tailrace.core import facts, leasing_rules, partition, settlement
+from tailrace.core.decisions import Decision
+from tailrace.core.delivery_commands import Ack, Settled
+from tailrace.core.ledger import Ledger
+from tailrace.core.model import Columns
+from tailrace.core.pool import Pool
+from tailrace.core.queues import Queues
+from tailrace.core.selection import Selection
+from tailrace.core.timetable import Timetable
+from tailrace.core.wheel import Wheel
+from tailrace.format.gathering import columns_of
+from tailrace.sim import delivery_world
+from tailrace.sim.sim_clients import Violation
+
+SEEDS = 8
+BUG_SEEDS = 30
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Simulated brokers fail by the hundred, and say so."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_seed_holds_and_most_states_are_reached() -> None:
+    reached: set[str] = set()
+    for seed in range(SEEDS):
+        reached |= set(delivery_world.run(seed))
+    assert len(delivery_world.STATES - reached) <= 4, delivery_world.STATES - reached
+
+
+def test_same_seed_same_run() -> None:
+    assert delivery_world.run(3) == delivery_world.run(3)
+
+
+def _first_caught() -> int | None:
+    for seed in range(BUG_SEEDS):
+        try:
+            delivery_world.run(seed)
+        except Violation:
+            return seed
+    return None
+
+
+# ------------------------------------------------------------------------------------------- planted bugs
+
+
+def _settled_without_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one group settles is settled for all."""
+    apply = Queues.apply
+
+    def for_all(self: Queues, fact: Any) -> None:
+        apply(self, fact)
+        if isinstance(fact, facts.Acked):
+            spans = sorted(
+                pair for _, flat in fact.leases for pair in zip(flat[::2], flat[1::2], strict=True)
+            )
+            flat = [bound for pair in spans for bound in pair]
+            for other in self._by_number.values():
+                if other.number != fact.group:
+                    other.settle_offsets(facts.OffsetsSettled(other.number, flat, fact.time_us))
+
+    monkeypatch.setattr(Queues, "apply", for_all)
+
+
+def _retry_never_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "_back_off_us", lambda self, offset, failures: 10**15)
+
+
+def _expiry_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlement.Settlement, "expire", lambda self: ())
+
+
+def _expired_ones_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a lease held when it ended is taken for done."""
+
+    def forget(self: Ledger, fact: facts.LeaseExpired) -> None:
+        lease = self.receipts.live.get(fact.lease)
+        if lease is not None:
+            self._settle([bound for piece in self.left_of(lease) for bound in piece[:2]], fact.time_us)
+
+    monkeypatch.setattr(Ledger, "expire", forget)
+
+
+def _order_of_keys_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "keyed", property(lambda self: False))
+
+
+def _dying_removed_before_burial(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(self: Any, origin: Any, rows: Any) -> None:
+        self._settle(origin, [row.offset for row in rows], "", [])
+
+    monkeypatch.setattr(burial._Funeral, "_begin", begin)
+
+
+def _dead_letters_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The append to the dead letters has another dedup id each time, so a crash in between repeats it."""
+    encode, times = letters._encode, count()
+
+    def unlike(rows: Any, origin: Any, offsets: Any) -> Any:
+        return encode(rows, msgspec.structs.replace(origin, group=f"{next(times)}"), offsets)
+
+    monkeypatch.setattr(letters, "_encode", unlike)
+
+
+def _delayed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = Timetable.schedule
+
+    def hasty(self: Timetable, fact: facts.Scheduled) -> None:
+        assert fact.view.deliver_at_us is not None
+        view = msgspec.structs.replace(fact.view, deliver_at_us=fact.view.deliver_at_us - 90_000)
+        schedule(self, msgspec.structs.replace(fact, view=view))
+
+    monkeypatch.setattr(Timetable, "schedule", hasty)
+
+
+def _delayed_forgotten_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Timetable, "load", lambda self, columns: None)
+
+
+def _cancel_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wheel, "cancel", lambda self, refs: None)
+
+
+def _lanes_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of lanes passes over a message now and then, and never comes back to it."""
+    select = Pool.select
+
+    def skipping(self: Pool, *arguments: Any) -> Selection:
+        chosen = select(self, *arguments)
+        if len(chosen.offsets) > 2:
+            self.acked([chosen.offsets[-1], chosen.offsets[-1] + 1])
+            keys = chosen.keys[:-1] if chosen.keys else chosen.keys
+            return msgspec.structs.replace(chosen, offsets=chosen.offsets[:-1], keys=keys)
+        return chosen
+
+    monkeypatch.setattr(Pool, "select", skipping)
+
+
+def _stale_receipts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    ack = settlement.Settlement.ack
+    monkeypatch.setattr(
+        settlement.Settlement,
+        "ack",
+        lambda self, command: msgspec.structs.replace(ack(self, command), reply=Settled()),
+    )
+
+
+def _leased_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then a lease does not keep others from the same messages."""
+    lease = Ledger.lease
+
+    def shared(self: Ledger, fact: facts.Leased) -> None:
+        lease(self, fact)
+        if fact.lease % 16 == 0:
+            self.give_back(facts.GivenBack(self.number, fact.spans, fact.time_us, fact.keys))
+
+    monkeypatch.setattr(Ledger, "lease", shared)
+
+
+def _lease_survives_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receipts from before are taken for the messages that start again."""
+
+    def reset(self: Ledger, fact: facts.GroupReset) -> None:
+        self.generation = fact.generation
+
+    monkeypatch.setattr(Ledger, "reset", reset)
+
+
+def _delivery_taken_for_an_ack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a restart everything that was leased is done."""
+    load = Queues.load
+
+    def done(self: Queues, columns: Any) -> None:
+        load(self, columns)
+        for item in self._by_number.values():
+            spans = [bound for first, end, _ in item.leased for bound in (first, end)]
+            if spans:
+                item._settle(spans, 0)
+
+    monkeypatch.setattr(Queues, "load", done)
+
+
+def _ack_answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = partition.Partition.decide
+
+    def hasty(self: partition.Partition, command: Any, now_us: int) -> Decision:
+        decision = decide(self, command, now_us)
+        return msgspec.structs.replace(decision, soft=True) if isinstance(command, Ack) else decision
+
+    monkeypatch.setattr(partition.Partition, "decide", hasty)
+
+
+def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "_back_off_us", lambda self, offset, failures: 0)
+
+
+def _giving_back_counts_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Ledger, fact: facts.GivenBack) -> None:
+        self._fail(fact.spans, fact.keys, 0, fact.time_us)
+
+    monkeypatch.setattr(Ledger, "give_back", fail)
+
+
+def _never_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bury(self: settlement.Settlement, pieces: Any, known: Any, error: str, found: Any) -> list[int]:
+        return [bound for piece in pieces for bound in piece[:2]]
+
+    monkeypatch.setattr(settlement.Settlement, "_bury", bury)
+
+
+def _fence_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing_rules, "fenced", lambda *arguments: None)
+
+
+def _end_of_life_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_hand, "columns_of", lambda *arguments: _endless(columns_of(*arguments)))
+
+
+def _endless(columns: Columns) -> Columns:
+    return msgspec.structs.replace(columns, expires_us=None)
+
+
+BUGS: list[Plant] = [
+    _settled_without_the_group,
+    _retry_never_handed_out,
+    _expiry_lost,
+    _expired_ones_settled,
+    _order_of_keys_ignored,
+    _dying_removed_before_burial,
+    _delayed_too_early,
+    _cancel_ignored,
+    _lanes_skip,
+    _stale_receipts_taken,
+    _leased_twice,
+    _lease_survives_a_reset,
+    _delivery_taken_for_an_ack,
+    _ack_answered_before_it_is_stored,
+    _no_back_off,
+    _giving_back_counts_as_a_failure,
+    _never_dies,
+    _dead_letters_doubled,
+    _delayed_forgotten_by_a_restart,
+    _fence_is_open,
+    _end_of_life_ignored,
+]
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert _first_caught() is not None
