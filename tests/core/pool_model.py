@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrace.core.lane_queues import LAPSED_MAX
-from tailrace.core.lanes import LANES, PROMOTED_MAX, STRICT, WEIGHTED
+from tailrace.core.lanes import LANES, STRICT, WEIGHTED
 from tailrace.core.model import PRIORITY_DEFAULT, Columns
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.pool import Pool, Selection, Want
@@ -59,7 +59,6 @@ class World:
         self.pool = Pool(policy)
         self.pattern = STRICT if policy.priority_mode == "strict" else WEIGHTED
         self.position = 0
-        self.budget = PROMOTED_MAX
         self.loads = 0
 
     # ------------------------------------------------------------------------------------ what the pool sees
@@ -142,7 +141,7 @@ class World:
             if chosen.lapsed:
                 (self.pool.dying if self.policy.expired_to_dlq else self.pool.settled)(flat(chosen.lapsed))
             if lapsing:
-                self.position, self.budget = self.pool._turn.position, self.pool._turn.budget
+                self.position = self.pool._turn.position
             if chosen.offsets or (chosen.missing is None and not chosen.lapsed):
                 return chosen.offsets
             if chosen.missing is not None and not chosen.lapsed:
@@ -250,12 +249,10 @@ class World:
     def _best(self, heads: dict[int, Row]) -> Row:
         limit_us = self.now_us - self.policy.starvation_ms * 1000
         starving = [(self.since(row), row.offset) for row in heads.values() if self.since(row) <= limit_us]
-        if starving and self.budget:
-            self.budget -= 1
+        if starving:
             return self.rows[min(starving)[1]]
         slot = self.pattern[self.position]
         self.position = (self.position + 1) % len(self.pattern)
-        self.budget = min(PROMOTED_MAX, self.budget + 1)
         return heads[next(lane for lane in (slot, *range(LANES)) if lane in heads)]
 
     def since(self, row: Row) -> int:

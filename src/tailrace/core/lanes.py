@@ -10,9 +10,6 @@ from tailrace.core.model import PRIORITY_MAX
 LANES = PRIORITY_MAX + 1
 LANES_ALL = (1 << LANES) - 1
 WEIGHTS = (50, 25, 15, 7, 3)
-PROMOTED_MAX = 50
-"""So many that starve go next in a row; from then on every second delivery is an ordinary one. Otherwise a
-backlog that is older than the limit would have no priorities any more."""
 
 EMPTY, READY, UNKNOWN = range(3)
 
@@ -64,17 +61,15 @@ class Feed(Protocol):
 class Turn:
     """Whose turn it is; moves with every delivery. A copy is moved while selecting."""
 
-    __slots__ = ("budget", "pattern", "position")
+    __slots__ = ("pattern", "position")
 
-    def __init__(self, pattern: tuple[int, ...], position: int = 0, budget: int = PROMOTED_MAX) -> None:
+    def __init__(self, pattern: tuple[int, ...], position: int = 0) -> None:
         self.pattern = pattern
         self.position = position
-        self.budget = budget
-        """How many may be promoted now."""
 
     def copy(self) -> Turn:
         """The same turn, to move on its own."""
-        return Turn(self.pattern, self.position, self.budget)
+        return Turn(self.pattern, self.position)
 
     def draw(
         self, feeds: Sequence[Feed], count_max: int, bytes_max: int, starved_us: int
@@ -83,24 +78,19 @@ class Turn:
         be told what is next: then the frame that is missing. What waits since `starved_us` or longer is
         promoted."""
         taken: list[int] = []
-        pattern, slots, position, budget = self.pattern, len(self.pattern), self.position, self.budget
+        pattern, slots, position = self.pattern, len(self.pattern), self.position
         ready, unknown, starving = _masks(feeds, starved_us)
         missing, nbytes = None, 0.0
         while len(taken) < count_max and nbytes < bytes_max:
-            promoted = starving and budget
-            lane = _oldest(feeds, starving) if promoted else _FIRST[pattern[position]][ready | unknown]
+            lane = _oldest(feeds, starving) if starving else _FIRST[pattern[position]][ready | unknown]
             if lane < 0:
                 break
             feed = feeds[lane]
             if unknown and unknown >> lane & 1:
                 missing = feed.missing
                 break
-            if promoted:
-                budget -= 1
-            else:
+            if not starving:
                 position = (position + 1) % slots
-                if budget < PROMOTED_MAX:
-                    budget += 1
             at = feed.at
             rows = feed.rows
             taken.append(rows[at])
@@ -110,7 +100,7 @@ class Turn:
                 feed.refill() or feed.state != READY or starving or feed.since_us <= starved_us
             ):
                 ready, unknown, starving = _masks(feeds, starved_us)
-        self.position, self.budget = position, budget
+        self.position = position
         return taken, missing
 
     def skip(self, count: int) -> None:

@@ -43,7 +43,7 @@ def columns_of(header: Header, body: Buffer) -> Columns:
     base, end, time_us = header.base_offset, header.end_offset, header.append_time_us
     columns = header.columns
     if not columns & _LOOKED_AT:
-        return Columns(base, end, time_us)
+        return Columns(base, end, time_us, nbytes=header.length)
     plain = _Plain(body, columns)
     offsets = priorities = hashes = expires = None
     if columns & HAS_OFFSET_DELTA:
@@ -54,7 +54,7 @@ def columns_of(header: Header, body: Buffer) -> Columns:
         hashes = plain.numbers("key_hash", "<u8", HASH_OF_EMPTY[0])
     if columns & HAS_EXPIRES_AT:
         expires = plain.numbers("expires_at", "<i8", 1)
-    return Columns(base, end, time_us, offsets, priorities, hashes, expires)
+    return Columns(base, end, time_us, offsets, priorities, hashes, expires, header.length)
 
 
 class _Plain:
