@@ -141,8 +141,17 @@ class Consumer:
         """
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidRequest(f"concurrency: a whole number, at least 1, not {concurrency!r}")
-        ordering = self._open().membership.policy.ordering
-        await Runner(self, handler, concurrency, settle, ordering, max(1, self._options.prefetch)).run()
+        intake = self._open()
+        runner = Runner(
+            self,
+            intake.ready,
+            handler,
+            concurrency=concurrency,
+            settle=settle,
+            ordering=intake.membership.policy.ordering,
+            parked_max=max(1, self._options.prefetch),
+        )
+        await runner.run()
 
     # -- settling
 

@@ -22,7 +22,7 @@ Handler = Callable[[Delivery], Awaitable[Any] | Any]
 class Source(Protocol):
     """Where deliveries come from."""
 
-    async def __anext__(self) -> Delivery:
+    def __anext__(self) -> Awaitable[Delivery]:
         """The next one."""
         ...
 
@@ -33,13 +33,16 @@ class Runner:
     def __init__(
         self,
         source: Source,
+        ready: Callable[[], Delivery | None],
         handler: Handler,
+        *,
         concurrency: int,
         settle: bool,
         ordering: str,
         parked_max: int,
     ) -> None:
         self._source = source
+        self._ready = ready
         self._handler = handler
         self._concurrency = concurrency
         self._settle = settle
@@ -97,24 +100,26 @@ class Runner:
 
     async def _pick(self) -> Delivery | None:
         """The next message whose key nobody works on; others are parked behind their key."""
-        async with self._pulling:
-            while not self._over:
-                while self._parked_count >= self._parked_max:
-                    self._room.clear()
-                    await self._room.wait()
-                delivery = await self._pull()
-                if delivery is None:
-                    break
-                key = self._key(delivery)
-                if key is None:
-                    return delivery
-                parked = self._parked.get(key)
-                if parked is None:
-                    self._parked[key] = deque()
-                    return delivery
-                parked.append(delivery)
-                self._parked_count += 1
-            return None
+        while not self._over:
+            while self._parked_count >= self._parked_max:
+                self._room.clear()
+                await self._room.wait()
+            delivery = self._ready()
+            if delivery is None:
+                async with self._pulling:  # One of the workers waits for more, the others for their turn.
+                    delivery = await self._pull()
+            if delivery is None:
+                break
+            key = self._key(delivery)
+            if key is None:
+                return delivery
+            parked = self._parked.get(key)
+            if parked is None:
+                self._parked[key] = deque()
+                return delivery
+            parked.append(delivery)
+            self._parked_count += 1
+        return None
 
     def _key(self, delivery: Delivery) -> object:
         if self._ordering == "partition":
@@ -135,7 +140,8 @@ class Runner:
             log.exception("the handler failed on %s, attempt %d", place, delivery.attempt)
             await self._failed(delivery, error)
             return
-        if self._settle and not delivery.settled:
+        # Not `settled`: that searches what has gathered, and to acknowledge twice is harmless.
+        if self._settle and delivery.rows.lease.is_open(delivery.offset):
             try:
                 delivery.ack_nowait()
             except TailraceError as error:

@@ -120,6 +120,17 @@ class Intake:
         trouble = self.closed is not None or self._error is not None or self._stopping
         return not trouble and self.next_rows()
 
+    def ready(self) -> Any:
+        """Hand out the next message when one is at hand and nobody else is waiting for it; else None."""
+        if self._taking:
+            return None
+        message = next(self.current, None)
+        if message is None and self.more():
+            message = next(self.current)
+        if message is not None:
+            self.last = message
+        return message
+
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

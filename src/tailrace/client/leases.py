@@ -93,6 +93,10 @@ class HeldLease:
         """Whether somebody settled the message through this lease, or is about to."""
         return offset in self.acks or not (offset in self.open or offset in self.gone)
 
+    def is_open(self, offset: int) -> bool:
+        """Whether no request about the message was sent, nor the message lost."""
+        return offset in self.open
+
     def is_lost(self, offset: int) -> bool:
         """Whether the message went back to the broker."""
         return offset in self.gone
