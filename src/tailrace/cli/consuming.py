@@ -8,17 +8,20 @@ import msgspec
 import typer
 
 from tailrace.cli.execution import with_client
-from tailrace.cli.output import Output
-from tailrace.cli.parameters import Json, Timeout, Url
+from tailrace.cli.output import Output, printable
+from tailrace.cli.parameters import GroupSettings, Json, Timeout, Url
 from tailrace.errors import InvalidRequest, LeaseLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tailrace import Client
     from tailrace.client.deliveries import Delivery
 
 ACKS = ("after", "first", "never")
 EXIT_REJECT = 65
 """Exit status of a command that finds its message hopeless (EX_DATAERR)."""
+LOG_MODES = ("stream", "broadcast")
 
 consuming = typer.Typer()
 
@@ -33,7 +36,9 @@ class Taking(msgspec.Struct, frozen=True, kw_only=True):
     command: str | None
     count: int | None
     wait: float | None
+    standby: bool
     options: dict[str, Any]
+    url: str | None
 
 
 @consuming.command()
@@ -58,25 +63,33 @@ def consume(
         int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")
     ] = None,
     wait: Annotated[
-        float | None, typer.Option("--wait", min=0, help="Stop when nothing came for so many seconds.")
+        float | None, typer.Option("--wait", min=0.1, help="Stop when nothing came for so many seconds.")
     ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the group (repeat for more)."),
-    ] = None,
+    no_standby: Annotated[
+        bool, typer.Option("--no-standby", help="exclusive: fail when another consumer is active.")
+    ] = False,
+    option: GroupSettings = None,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
 ) -> None:
-    """Consume messages until Ctrl-C, settling each for the group."""
-    from tailrace.cli.records import parse_settings
+    """Consume messages until Ctrl-C or SIGTERM, settling each for the group."""
+    from tailrace.cli.records import CONSUMER_RESERVED, parse_settings
 
     if ack not in ACKS:
         raise InvalidRequest(f"--ack: {', '.join(ACKS)}, not {ack!r}")
     if exec_ is not None and ack == "never":
         raise InvalidRequest("--exec settles by the exit status: --ack never does not go with it")
-    if mode in ("stream", "broadcast") and (exec_ is not None or ack != "after"):
+    if mode in LOG_MODES and (exec_ is not None or ack != "after"):
         raise InvalidRequest(f"--mode {mode} settles nothing: --exec and --ack do not go with it")
+    if no_standby and mode != "exclusive":
+        raise InvalidRequest("--no-standby goes with --mode exclusive")
+    if group is None and mode != "broadcast":
+        raise InvalidRequest(
+            "--group is missing", hint="--mode broadcast, or `tailrace read --follow`, needs no group"
+        )
+    if group is not None and mode == "broadcast":
+        raise InvalidRequest("--mode broadcast has no group: leave --group out")
     taking = Taking(
         topics=topic,
         group=group,
@@ -85,12 +98,14 @@ def consume(
         command=exec_,
         count=max_,
         wait=wait,
-        options=parse_settings(option),
+        standby=not no_standby,
+        options=parse_settings(option, CONSUMER_RESERVED, "groups"),
+        url=url,
     )
     output = Output(as_json=json)
 
     async def work(client: Client) -> None:
-        if mode in ("stream", "broadcast"):
+        if mode in LOG_MODES:
             await _follow(client, taking, output)
         else:
             await _take(client, taking, output)
@@ -109,31 +124,44 @@ async def _next(messages: Any, wait: float | None) -> Any:
         return None
 
 
+def _on_terminate(stop: Callable[[], None]) -> None:
+    """A service manager says stop: the message under way is finished, the rest goes back at once."""
+    import asyncio
+    import signal
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+
+
 async def _follow(client: Client, taking: Taking, output: Output) -> None:
     from tailrace.cli.reading import print_message
 
     shown = 0
     async with client.consumer(taking.topics, taking.group, mode=taking.mode, **taking.options) as consumer:
+        _on_terminate(consumer.stop)
         while taking.count is None or shown < taking.count:
-            message = await _next(aiter(consumer), taking.wait)
+            message = await _next(consumer, taking.wait)
             if message is None:
                 return
             print_message(output, message)
             shown += 1
+        if taking.group is not None:
+            # Nobody asks for the next message, which would have said that the last one is finished.
+            await consumer.commit()
 
 
 async def _take(client: Client, taking: Taking, output: Output) -> None:
-    # No more is leased ahead than will be taken: what is given back at the end was never looked at.
-    ahead = 2000 if taking.count is None else min(2000, taking.count)
+    # With a count nothing is leased ahead: what somebody else could handle is not kept from them.
+    ahead = {} if taking.count is None else {"prefetch": 0, "batch_size": min(500, taking.count)}
     taken = 0
     async with client.consumer(
         taking.topics,
         taking.group,
         mode=taking.mode,
-        prefetch=ahead,
-        batch_size=min(500, ahead),
+        wait=taking.standby,
+        **ahead,
         **taking.options,
     ) as consumer:
+        _on_terminate(consumer.stop)
         while taking.count is None or taken < taking.count:
             delivery = await _next(consumer, taking.wait)
             if delivery is None:
@@ -151,24 +179,30 @@ async def _handle(delivery: Delivery, taking: Taking, output: Output) -> None:
     if taking.command is None:
         print_message(output, delivery, more={"attempt": delivery.attempt, "deliveries": delivery.deliveries})
     else:
-        status = await _execute(taking.command, delivery)
+        status = await _execute(taking.command, delivery, taking.url)
+    place = f"{printable(delivery.topic)}/{delivery.partition}@{delivery.offset}"
     if taking.ack != "after":
+        if status:
+            output.note(f"{place}: exit status {status}, and it is acknowledged already")
         return
     try:
         if status == 0:
             await delivery.ack()
         elif status == EXIT_REJECT:
             await delivery.reject(f"exit status {status}")
+            output.note(f"{place}: exit status {status}, to the dead letters")
         else:
             await delivery.nack(error=f"exit status {status}")
+            output.note(f"{place}: exit status {status}, attempt {delivery.attempt} failed")
     except LeaseLost as error:
-        output.note(f"{delivery.topic}/{delivery.partition}@{delivery.offset}: {error.message}")
+        output.note(f"{place}: {printable(error.message)}")
 
 
-async def _execute(command: str, delivery: Delivery) -> int:
+async def _execute(command: str, delivery: Delivery, url: str | None) -> int:
     """Run a command with the message; its own output goes where ours goes."""
     import asyncio
     import os
+    import signal
 
     environment = {
         **os.environb,
@@ -176,16 +210,23 @@ async def _execute(command: str, delivery: Delivery) -> int:
         b"TAILRACE_PARTITION": str(delivery.partition).encode(),
         b"TAILRACE_OFFSET": str(delivery.offset).encode(),
         b"TAILRACE_ID": str(delivery.id).encode(),
+        b"TAILRACE_GROUP": delivery.group.encode(),
         b"TAILRACE_ATTEMPT": str(delivery.attempt).encode(),
     }
+    if url is not None:
+        environment[b"TAILRACE_URL"] = url.encode("utf-8", "surrogateescape")
+    environment.pop(b"TAILRACE_KEY", None)
     if delivery.key is not None and b"\0" not in delivery.key:
         environment[b"TAILRACE_KEY"] = delivery.key
-    process = await asyncio.create_subprocess_shell(command, stdin=asyncio.subprocess.PIPE, env=environment)
+    # A session of its own: Ctrl-C is for us, and what the shell has started can be ended with it.
+    process = await asyncio.create_subprocess_shell(
+        command, stdin=asyncio.subprocess.PIPE, env=environment, start_new_session=True
+    )
     try:
         await process.communicate(delivery.value or b"")
     except BaseException:
         if process.returncode is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         raise
     assert process.returncode is not None

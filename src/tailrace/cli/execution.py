@@ -20,10 +20,12 @@ EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
 
 HINTS = {
-    "already_exists": "look at it with `tailrace topic describe`, or pass --if-missing to accept it as it is",
+    "already_exists": "see it with `tailrace {what} describe`, or pass --if-missing to accept it as it is",
     "corrupt": "check the files with `tailrace log verify`; docs/operations.md says what to do about damage",
+    "fenced": "somebody else is active: wait for it to end, or see who it is with `tailrace group describe`",
     "full": "free space on the disk of the data folder; reads go on meanwhile",
-    "not_found": "`tailrace topic list` shows what is there",
+    "lease_lost": "it took longer than its lease, or the group was reset: it is delivered again",
+    "not_found": "`tailrace {what} list` shows what is there",
     "overloaded": "wait a moment and try again",
     "sequence_conflict": "somebody else was faster: read on from there, then decide again",
     "timeout": "it may still have happened: look before you repeat it, or give more --timeout",
@@ -51,7 +53,15 @@ def _hint(error: TailraceError) -> str | None:
         return hint
     if error.code == "unavailable" and "path" in error.details:
         return "work through the broker that holds the folder, stop it, or choose another folder"
-    return None if "`tailrace " in error.message else HINTS.get(error.code)
+    if "`tailrace " in error.message or error.code not in HINTS:
+        return None
+    return HINTS[error.code].format(what=_what(error))
+
+
+def _what(error: TailraceError) -> str:
+    """What kind of thing an error is about, as the commands call it."""
+    words = error.message.split()[:5]
+    return next((what for what in ("group", "schedule") if what in words), "topic")
 
 
 def report(error: TailraceError, *, as_json: bool) -> int:

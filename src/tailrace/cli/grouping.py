@@ -8,7 +8,7 @@ import typer
 
 from tailrace.cli.execution import with_client
 from tailrace.cli.output import Output, printable
-from tailrace.cli.parameters import Json, Timeout, TopicName, Url
+from tailrace.cli.parameters import GroupName, GroupSettings, Json, Timeout, TopicName, Url
 from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 groups = typer.Typer(no_args_is_help=True, help="Look at groups, move them, pause and delete them.")
 
-GroupName = Annotated[str, typer.Argument(help="Name of the group.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Also while members are connected.")]
 
 SHOWN = (
@@ -90,10 +89,7 @@ def describe(group: GroupName, json: Json = False, url: Url = None, timeout: Tim
 def enlist(
     group: GroupName,
     topic: Annotated[list[str], typer.Argument(help="Topics that it consumes.", show_default=False)],
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the group (repeat for more)."),
-    ] = None,
+    option: GroupSettings = None,
     if_missing: Annotated[
         bool, typer.Option("--if-missing", help="A group that exists already is fine.")
     ] = False,
@@ -102,10 +98,10 @@ def enlist(
     timeout: Timeout = 30.0,
 ) -> None:
     """Make a group before anybody connects: what is published from now on waits for it."""
-    from tailrace.cli.records import parse_settings
+    from tailrace.cli.records import GROUP_RESERVED, parse_settings
 
     output = Output(as_json=json)
-    settings = parse_settings(option)
+    settings = parse_settings(option, GROUP_RESERVED, "groups")
 
     async def work(client: Client) -> None:
         made = await client.groups().create(group, topic, if_missing=if_missing, **settings)
@@ -113,6 +109,8 @@ def enlist(
             output.record(_record(made))
         else:
             output.line(f"group {printable(made.name)} is enlisted on {printable(', '.join(made.topics))}")
+            for warning in made.warnings:
+                output.note(f"note: {printable(warning)}")
 
     with_client(url, timeout, work)
 
@@ -190,7 +188,10 @@ def reset(
             for number, (before, after) in sorted(plan.changes.items())
         ]
         output.table(["partition", "committed", "to", "change"], rows)
-        output.note("reset" if plan.done else "nothing was changed: leave --dry-run out to do it")
+        if plan.done:
+            output.note(f"group {printable(group)} is reset on {printable(topic)}")
+        else:
+            output.note("nothing was changed: leave --dry-run out to do it")
 
     with_client(url, timeout, work)
 
@@ -207,15 +208,39 @@ def delete(
         if output.as_json:
             output.record({"group": group, "state": "deleted"})
         else:
-            output.line(f"group {printable(group)} is gone")
+            output.line(f"group {printable(group)} is deleted")
 
     with_client(url, timeout, work)
 
 
 def _record(group: Group) -> dict[str, Any]:
-    import msgspec
+    return {
+        "group": group.name,
+        "topics": group.topics,
+        "options": group.options,
+        "paused": group.paused,
+        "member_count": group.member_count,
+        "lag": group.lag,
+        "members": [
+            {
+                "member": member["member"],
+                "client": member["client"],
+                "since": _time(member["since_us"]),
+                "last_seen": _time(member["last_seen_us"]),
+                "owned": [{"topic": topic, "partition": number} for topic, number in member["owned"]],
+            }
+            for member in group.members
+        ],
+        "partitions": [{**row, "member": row["member"] or None} for row in group.partitions],
+        "warnings": group.warnings,
+    }
 
-    return {"group" if name == "name" else name: value for name, value in msgspec.to_builtins(group).items()}
+
+def _time(time_us: int) -> str | None:
+    from tailrace.cli.moments import iso
+    from tailrace.client.results import moment
+
+    return iso(moment(time_us)) if time_us else None
 
 
 def _show(output: Output, group: Group) -> None:
@@ -225,15 +250,20 @@ def _show(output: Output, group: Group) -> None:
             "topics": ", ".join(group.topics),
             "state": "paused" if group.paused else "active",
             "lag": group.lag,
+            "members": group.member_count,
             **group.options,
         }
     )
+    if group.members:
+        output.line("")
+        members = [
+            [member["member"], member["client"], len(member["owned"]), _time(member["since_us"])]
+            for member in group.members
+        ]
+        output.table(["member", "client", "partitions", "since"], members, title="members")
     output.line("")
-    members = [
-        [member.get("member"), member.get("client"), len(member.get("owned") or ())]
-        for member in group.members
-    ]
-    output.table(["member", "client", "partitions"], members, title="members")
-    output.line("")
-    rows = [[row.get(field) for _, field in SHOWN] for row in group.partitions]
+    # A partition that nobody has shows no member.
+    rows = [[None if row[field] == "" else row[field] for _, field in SHOWN] for row in group.partitions]
     output.table([heading for heading, _ in SHOWN], rows, title="partitions")
+    for warning in group.warnings:
+        output.note(f"note: {printable(warning)}")

@@ -43,6 +43,8 @@ def list_(
 
     async def work(client: Client) -> None:
         found = await client.dead_letters(topic).list(group=group, reason=reason, limit=max_)
+        if not found:
+            await _must_exist(client, topic)
         if output.as_json:
             for letter in found:
                 output.record(_record(letter))
@@ -90,7 +92,8 @@ def show(
         output.pairs(record)
         for header in headers:
             name, data = header["name"], header.get("value", header.get("value_base64"))
-            output.line(f"  {printable(str(name))}: {printable(str(data))}")
+            if not name.startswith("tailrace-"):
+                output.line(f"  {printable(name)}: {printable(str(data))}")
 
     with_client(url, timeout, work)
 
@@ -102,7 +105,7 @@ def redrive(
     group: OfGroup = None,
     reason: OfReason = None,
     key: OfKey = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="At most so many a second.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="At most so many a second.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
     json: Json = False,
     url: Url = None,
@@ -115,6 +118,8 @@ def redrive(
         done = await client.dead_letters(topic).redrive(
             group=group, reason=reason, filter=_keyed(key), rate=rate, dry_run=dry_run
         )
+        if not done.count:
+            await _must_exist(client, topic)
         if output.as_json:
             output.record(
                 {
@@ -128,9 +133,8 @@ def redrive(
         elif dry_run:
             output.line(f"{done.count} would be sent back: leave --dry-run out to do it")
         else:
-            output.line(
-                f"{done.count} sent back, {done.republished} of them as copies: the origin is trimmed"
-            )
+            copies = f", {done.republished} of them as copies: the origin is trimmed" * bool(done.republished)
+            output.line(f"{done.count} sent back{copies}")
 
     with_client(url, timeout, work)
 
@@ -142,26 +146,34 @@ def purge(
     group: OfGroup = None,
     reason: OfReason = None,
     key: OfKey = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
 ) -> None:
     """Drop dead letters for good."""
     output = Output(as_json=json)
-    if not yes and not (
-        sys.stdin.isatty() and typer.confirm(f"Drop the dead letters of {printable(topic)}?", err=True)
-    ):
-        raise InvalidRequest("not confirmed: pass --yes to drop them without a question")
+    if not yes and (json or not sys.stdin.isatty()):
+        raise InvalidRequest("dropping dead letters needs --yes when nobody can be asked")
+    if not yes and not typer.confirm(f"Drop dead letters of {printable(topic)}, for good?", err=True):
+        output.note("nothing was dropped")
+        raise typer.Exit(1)
 
     async def work(client: Client) -> None:
         count = await client.dead_letters(topic).purge(group=group, reason=reason, filter=_keyed(key))
+        if not count:
+            await _must_exist(client, topic)
         if output.as_json:
             output.record({"topic": topic, "purged": count})
         else:
             output.line(f"{count} dropped")
 
     with_client(url, timeout, work)
+
+
+async def _must_exist(client: Client, topic: str) -> None:
+    """A topic without dead letters is fine; a name that was mistyped is not."""
+    await client.admin().describe_topic(topic)
 
 
 def _keyed(key: str | None) -> Any:

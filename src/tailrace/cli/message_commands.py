@@ -34,6 +34,9 @@ Priority = Annotated[
 ]
 Ttl = Annotated[str | None, typer.Option("--ttl", help="Time to live, such as 30s or 1h.")]
 Delay = Annotated[str | None, typer.Option("--delay", help="Deliver after this time, such as 30s or 1h.")]
+DeliverAt = Annotated[
+    str | None, typer.Option("--deliver-at", help="Deliver at this time (ISO 8601); what has passed is now.")
+]
 Target = Annotated[int | None, typer.Option("--partition", min=0, help="Partition to append to.")]
 DedupId = Annotated[
     str | None, typer.Option("--dedup-id", help="Id by which a repetition is recognised (one message).")
@@ -59,6 +62,7 @@ def publish(
     priority: Priority = None,
     ttl: Ttl = None,
     delay: Delay = None,
+    deliver_at: DeliverAt = None,
     partition: Target = None,
     dedup_id: DedupId = None,
     expect_sequence: ExpectSequence = None,
@@ -68,17 +72,24 @@ def publish(
     timeout: Timeout = 30.0,
 ) -> None:
     """Publish messages."""
+    from datetime import UTC, datetime
+
     from tailrace.cli import publishing
-    from tailrace.cli.moments import parse_span
+    from tailrace.cli.moments import parse_moment, parse_span
     from tailrace.cli.records import parse_headers
 
     output = Output(as_json=json)
+    if delay is not None and deliver_at is not None:
+        raise InvalidRequest("pass one of --delay and --deliver-at")
     given = {
         "key": None if key is None else _raw(key),
         "headers": parse_headers(header) if header else None,
         "priority": priority,
         "ttl": None if ttl is None else parse_span(ttl, "--ttl").total_seconds(),
         "delay": None if delay is None else parse_span(delay, "--delay"),
+        "deliver_at": None
+        if deliver_at is None
+        else parse_moment(deliver_at, datetime.now(UTC), "--deliver-at"),
         "partition": partition,
     }
     expected = {

@@ -33,3 +33,15 @@ Settings = Annotated[
 ]
 
 Partitions = Annotated[int | None, typer.Option("--partitions", min=1, help="Number of partitions.")]
+
+GroupName = Annotated[str, typer.Argument(help="Name of the group.", show_default=False)]
+
+GroupSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Option of the group (repeat for more): lease_ms, ordering, max_attempts and so on.",
+    ),
+]

@@ -70,9 +70,11 @@ class Results:
             note = f", {self.duplicates} of them were there already" if self.duplicates else ""
             self._output.line(f"{self.acknowledged} messages acknowledged{note}")
         if self._rows:
-            self._output.table(
-                ["partition", "offset", "sequence", "id", "append_time", "duplicate"], self._rows
-            )
+            columns = ["partition", "offset", "sequence", "id", "append_time", "duplicate"]
+            rows = self._rows
+            if any(row[-1] is not None for row in rows):
+                columns.append("deliver_at")
+            self._output.table(columns, [row[: len(columns)] for row in rows])
         if error is not None and not self._output.as_json and self.acknowledged:
             self._output.note(f"{self.acknowledged} messages were acknowledged before this:")
 
@@ -95,7 +97,8 @@ class Results:
                 "yes" if result.duplicate else "no",
             ]
             if self._as_table:
-                self._rows.append(row)
+                due = None if result.deliver_at is None else iso(result.deliver_at)
+                self._rows.append([*row, due])
             else:
                 self._output.fields(map(str, row))
 

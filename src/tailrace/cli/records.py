@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 
 RESERVED = frozenset({"if_missing", "name", "timeout"})
 """Parameters of the SDK's calls for topics, which stand beside a topic's options."""
+GROUP_RESERVED = frozenset({"group", "if_missing", "timeout", "topics"})
+"""The same of those for groups."""
+CONSUMER_RESERVED = GROUP_RESERVED | {
+    "auto_commit_ms",
+    "batch_size",
+    "fetch_bytes_max",
+    "member",
+    "mode",
+    "on_assigned",
+    "on_revoked",
+    "prefetch",
+    "skip_expired",
+    "wait",
+}
+"""The same of consumers; the mode has an option of its own."""
 
 
 def bytes_field(name: str, data: bytes | None) -> dict[str, str | None]:
@@ -50,6 +65,7 @@ def message_record(message: Message) -> dict[str, Any]:
         **bytes_field("value", message.value),
         "headers": [{"name": name, **bytes_field("value", value)} for name, value in message.headers],
         "priority": message.priority,
+        "deliver_at": None if message.deliver_at is None else iso(message.deliver_at),
         "expires_at": None if message.expires_at is None else iso(message.expires_at),
         **bytes_field("dedup_id", message.dedup_id),
     }
@@ -57,7 +73,7 @@ def message_record(message: Message) -> dict[str, Any]:
 
 def result_record(result: Result) -> dict[str, Any]:
     """The result of one published message as `publish --json` prints it."""
-    record = {
+    return {
         "topic": result.topic,
         "partition": result.partition,
         "offset": result.offset,
@@ -65,8 +81,9 @@ def result_record(result: Result) -> dict[str, Any]:
         "id": str(result.id),
         "append_time": iso(result.append_time),
         "duplicate": result.duplicate,
+        "scheduled": result.scheduled,
+        "deliver_at": None if result.deliver_at is None else iso(result.deliver_at),
     }
-    return record if result.deliver_at is None else {**record, "deliver_at": iso(result.deliver_at)}
 
 
 class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +107,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     partition: int | None = None
     dedup_id: str | None = None
     dedup_id_base64: str | None = None
+    deliver_at: str | int | None = None
     expires_at: str | int | None = None
     topic: Any = None
     offset: Any = None
@@ -118,6 +136,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
         "priority": found.priority,
         "partition": found.partition,
         "dedup_id": _either("dedup_id", found.dedup_id, found.dedup_id_base64),
+        "deliver_at": _future("deliver_at", found.deliver_at),
         "expires_at": _time("expires_at", found.expires_at),
     }
     # A value that is null is a tombstone; of everything else, null means that it is not there.
@@ -135,7 +154,9 @@ def parse_headers(texts: list[str]) -> list[tuple[str, bytes]]:
     return headers
 
 
-def parse_settings(texts: list[str] | None) -> dict[str, Any]:
+def parse_settings(
+    texts: list[str] | None, reserved: frozenset[str] = RESERVED, of: str = "topics"
+) -> dict[str, Any]:
     """The values of --option key=value."""
     from tailrace.config import option_value
 
@@ -145,8 +166,8 @@ def parse_settings(texts: list[str] | None) -> dict[str, Any]:
         if not equals or not key:
             raise InvalidRequest(f"--option: {text!r} is not KEY=VALUE")
         key = key.replace("-", "_")
-        if key in RESERVED:
-            raise InvalidRequest(f"--option: {key!r} is not an option of topics")
+        if key in reserved:
+            raise InvalidRequest(f"--option: {key!r} is not an option of {of}")
         settings[key] = option_value(value)
     return settings
 
@@ -166,6 +187,13 @@ def _headers(given: Mapping[str, str] | list[_HeaderLine]) -> list[tuple[str, by
     if isinstance(given, Mapping):
         return [(name, value.encode("utf-8")) for name, value in given.items()]
     return [(header.name, _either("value", header.value, header.value_base64) or b"") for header in given]
+
+
+def _future(name: str, given: str | int | None) -> datetime | None:
+    """A time that is still to come. One that has passed means now, and messages which go at once go together:
+    a copy of a topic keeps its order."""
+    moment = _time(name, given)
+    return None if moment is None or moment <= datetime.now(UTC) else moment
 
 
 def _time(name: str, given: str | int | None) -> datetime | None:

@@ -203,7 +203,8 @@ def cancel(
             if not done:
                 missing.append(str(number))
         if missing:
-            raise NotFound(f"does not wait any more: {', '.join(missing)}", hint="it may have been released")
+            hint = f"`tailrace trace {topic} ID` shows what became of it"
+            raise NotFound(f"not waiting on {topic}: {', '.join(missing)}", hint=hint)
 
     with_client(url, timeout, work)
 

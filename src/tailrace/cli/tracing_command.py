@@ -12,13 +12,16 @@ from tailrace.cli.moments import iso, parse_moment
 from tailrace.cli.output import Output
 from tailrace.cli.parameters import Json, Timeout, TopicName, Url
 from tailrace.cli.records import bytes_field
-from tailrace.errors import InvalidRequest
+from tailrace.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from tailrace import Client
     from tailrace.client.tracing_calls import Life
 
-STATUSES = "scheduled, cancelled, free, leased, waiting, settled, dying, dead or collected"
+STATUSES = (
+    "scheduled, cancelled, staged, dropped, free, leased, waiting, settled, dying, dead, collected or mixed"
+)
+FULL_HINT = "an id that was not made by Tailrace does not say when: --full searches everything"
 _PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,18})")
 
 tracing = typer.Typer()
@@ -67,6 +70,8 @@ def trace(
 
     async def work(client: Client) -> None:
         found = await client.trace(topic, **wanted)
+        if not len(found) and message is not None:
+            raise NotFound(f"{topic} has no message {message}", hint=_hint(wanted))
         for number, life in enumerate(found):
             if output.as_json:
                 output.record(_record(life))
@@ -82,6 +87,15 @@ def trace(
     with_client(url, timeout, work)
 
 
+def _detail(name: str, value: Any) -> tuple[str, Any]:
+    """What belongs to an event; points in time as they are written everywhere else."""
+    from tailrace.client.results import moment
+
+    if name in ("deadline_us", "deliver_at_us"):
+        return name.removesuffix("_us"), iso(moment(value))
+    return name, value
+
+
 def _message(text: str) -> dict[str, Any]:
     from uuid import UUID
 
@@ -92,6 +106,12 @@ def _message(text: str) -> dict[str, Any]:
         return {"id": UUID(text)}
     except ValueError:
         raise InvalidRequest(f"{text!r} is neither the id of a message nor PARTITION:OFFSET") from None
+
+
+def _hint(wanted: dict[str, Any]) -> str | None:
+    """Where else to look for a message that was not found."""
+    timeless = "id" in wanted and wanted["id"].version != 7
+    return FULL_HINT if timeless and not wanted["full"] else None
 
 
 def _draw(output: Output, life: Life) -> None:
@@ -124,7 +144,7 @@ def _record(life: Life) -> dict[str, Any]:
                 "group": event.group,
                 "member": event.member,
                 "attempt": event.attempt,
-                **event.details,
+                **dict(map(_detail, event.details, event.details.values())),
             }
             for event in life.events
         ],

@@ -37,6 +37,8 @@ class Group(msgspec.Struct, frozen=True):
     created: bool = False
     members: list[dict[str, Any]] = []
     partitions: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    """What its options mean that may surprise."""
 
     @classmethod
     def of(cls, info: GroupInfo) -> Group:
