@@ -222,10 +222,13 @@ class PlainSelection:
 
     def _pick(self, first: int, end: int, candidate: Candidate) -> None:
         _, _, kind, deliveries, failures, key = candidate
-        self._count_left -= end - first
-        self.runs.append((first, end, deliveries, failures))
+        many = end - first
+        self._count_left -= many
         if key and kind == RETRY:
-            self._gone[key] = self._gone.get(key, 0) + end - first
+            self._gone[key] = self._gone.get(key, 0) + many
+        if self.runs and self.runs[-1][1:] == (first, deliveries, failures):
+            first = self.runs.pop()[0]
+        self.runs.append((first, end, deliveries, failures))
 
     def _charge(self, frame: Columns, rows: int) -> None:
         """Count the bytes of rows, as if all of a frame had one size."""

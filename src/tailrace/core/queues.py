@@ -41,12 +41,7 @@ class Queues:
     """The groups of one partition. `decide` only reads (and fills caches), `apply` is the only mutator."""
 
     COMMANDS: tuple[type, ...] = (
-        wire.Ack,
-        wire.Nack,
-        wire.Reject,
-        wire.Extend,
-        wire.Reopen,
-        wire.SettleOffsets,
+        *(wire.Ack, wire.Nack, wire.Reject, wire.Extend, wire.Reopen, wire.SettleOffsets),
         inner.LeaseRun,
         inner.Enlist,
         inner.Delist,
@@ -196,10 +191,9 @@ class Queues:
         return Decision(self._settlement(ledger, time_us).give_back(leases), Done(), soft=True)
 
     def _reopen(self, command: wire.Reopen, time_us: int) -> Decision:
-        ledger = self._ledgers.get(command.group)
-        problem = problem_with(command)
-        if ledger is None or problem is not None:
-            return Decision(NOTHING, problem or self._unknown(command.group))
+        ledger = self._queue(command)
+        if isinstance(ledger, Refusal):
+            return Decision(NOTHING, ledger)
         start = self._partition.start_offset
         gone = flat([(first, min(end, start)) for first, end in pairs(command.spans) if first < start])
         if gone:
@@ -214,10 +208,9 @@ class Queues:
         return Decision((facts.Reopened(ledger.number, spans, time_us, keys),), Done())
 
     def _settle_offsets(self, command: wire.SettleOffsets, time_us: int) -> Decision:
-        ledger = self._ledgers.get(command.group)
-        problem = problem_with(command)
-        if ledger is None or problem is not None:
-            return Decision(NOTHING, problem or self._unknown(command.group))
+        ledger = self._queue(command)
+        if isinstance(ledger, Refusal):
+            return Decision(NOTHING, ledger)
         end_offset, dying = self._partition.end_offset, ledger.backlog.dying
         spans = []
         for first, end in pairs(command.spans):
@@ -276,7 +269,10 @@ class Queues:
             return Decision(NOTHING, self._unknown(command.group))
         if (command.member, command.generation) == (ledger.member, ledger.generation):
             return DONE
-        if command.generation < ledger.generation or (command.generation == ledger.generation != 0):
+        # A reset raises the generation, so nobody may have one yet: then it is free to be given.
+        if command.generation < ledger.generation or (
+            command.generation == ledger.generation and ledger.member
+        ):
             text = f"generation {command.generation} of {command.group!r} is over: it is {ledger.generation}"
             refusal = Refusal(Fenced.code, text, details={"generation": ledger.generation})
             return Decision(NOTHING, refusal)
@@ -323,6 +319,13 @@ class Queues:
 
     def _settlement(self, ledger: Ledger, time_us: int) -> Settlement:
         return Settlement(ledger, self._lookup(ledger), time_us)
+
+    def _queue(self, command: wire.Reopen | wire.SettleOffsets) -> Ledger | Refusal:
+        """The group, whose messages must be settled one by one."""
+        ledger = self._ledgers.get(command.group)
+        if ledger is not None and ledger.policy.mode == "stream":
+            return Refusal(InvalidRequest.code, f"group {command.group!r} is a stream: it settles nothing")
+        return problem_with(command) or ledger or self._unknown(command.group)
 
     def _unknown(self, group: str) -> Refusal:
         return Refusal(NotFound.code, f"there is no group {group[:250]!r} on this partition")
