@@ -8,6 +8,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ from tests.history.record import now_ns
 LEASE_MS = SESSION_MS = 1500
 MARGIN_MS = 4000
 """What a busy machine may add to every bound."""
-QUICK = {"lease_ms": LEASE_MS, "session_ms": SESSION_MS, "heartbeat_ms": 400, "max_attempts": 1000}
+QUICK: dict[str, Any] = {
+    "lease_ms": LEASE_MS,
+    "session_ms": SESSION_MS,
+    "heartbeat_ms": 400,
+    "max_attempts": 1000,
+}
 PARTITIONS = 6
 
 Scenario = Callable[[BrokerProcess, tailrace.Client], Coroutine[Any, Any, None]]
@@ -42,8 +48,7 @@ def play(folder: Path, scenario: Scenario, *, durability: str = "interval", limi
 
     async def main(broker: BrokerProcess) -> None:
         async with asyncio.timeout(limit_s), tailrace.connect(broker.url, timeout=20) as client:
-            options = {"durability": durability}
-            await client.admin().create_topic(TOPIC, partitions=PARTITIONS, **options)
+            await client.admin().create_topic(TOPIC, partitions=PARTITIONS, durability=durability)
             await scenario(broker, client)
 
     with BrokerProcess(folder / "data").start() as broker:
@@ -246,7 +251,7 @@ def expect_few_repeats(history: GroupHistory, kills: list[int], lease_ms: int) -
     """What came twice was in flight at a kill: leased, and not confirmed as settled."""
     repeats = 0
     for spot, rows in history.repeated().items():
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in pairwise(rows):
             repeats += 1
             told = history.outcome.get((spot, before.lease))
             assert told is not None, f"nobody was killed but the broker: {before}"

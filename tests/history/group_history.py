@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -144,7 +145,7 @@ class GroupHistory:
         """The longest time without a delivery of a partition, within a time."""
         times = [row.at_ns for row in self.got if row.partition == partition]
         inside = [from_ns, *(at for at in times if from_ns < at < to_ns), to_ns]
-        return max(later - earlier for earlier, later in zip(inside, inside[1:], strict=False))
+        return max(later - earlier for earlier, later in pairwise(inside))
 
     # -- the checker
 
@@ -207,7 +208,7 @@ class GroupHistory:
                 by_key[row.key].append(row)
         for key, rows in by_key.items():
             rows.sort(key=lambda row: row.offset)
-            for before, after in zip(rows, rows[1:], strict=False):
+            for before, after in pairwise(rows):
                 if after.at_ns < before.at_ns:
                     yield Violation("G5", f"{key}: {after.offset} was processed before {before.offset}")
                     continue
