@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -318,9 +318,11 @@ async def owners(client: tailrace.Client) -> dict[int, tuple[str, int]]:
     return {row["partition"]: (row["member"], row["generation"]) for row in rows}
 
 
-def history_of(members: Members, *publishers: Publisher) -> GroupHistory:
+def history_of(
+    members: Members, publisher: Publisher | None = None, kills: Sequence[int] = ()
+) -> GroupHistory:
     """All that was noted."""
-    return GroupHistory(members.rows(), [send for publisher in publishers for send in publisher.sends])
+    return GroupHistory(members.rows(), [] if publisher is None else publisher.sends, kills)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from tailrace.client.results import Message
 from tests.e2e.broker_process import BrokerProcess
 from tests.e2e.group_workload import GROUP, TOPIC, Members, Publisher, drained, history_of, until
 from tests.e2e.test_group_faults import QUICK, play
+from tests.history.record import now_ns
 
 BAD = "k3"
 
@@ -28,6 +29,7 @@ async def read_all(client: tailrace.Client, topic: str) -> list[Message]:
 
 async def dying(folder: Path, broker: BrokerProcess, client: tailrace.Client, rounds: int, seed: int) -> None:
     rng = random.Random(seed)
+    kills: list[int] = []
     # A kill can cost any message one attempt: its lease was granted and nobody heard of it.
     options = {**QUICK, "session_ms": 6000, "max_attempts": rounds + 2, "backoff_ms": 5, "backoff_max_ms": 10}
     with Members(folder, broker.url, options=options, bad_key=BAD, work_ms=2) as members:
@@ -42,12 +44,14 @@ async def dying(folder: Path, broker: BrokerProcess, client: tailrace.Client, ro
 
                 await until(more, "messages die")
                 await asyncio.sleep(rng.random() * 0.05)  # Anywhere in the life of the next one.
-                await asyncio.to_thread(broker.restart)
+                broker.kill()
+                kills.append(now_ns())
+                await asyncio.to_thread(broker.start)
             await members.at_work(20)
         await drained(client)
         counters = (await client.groups().describe(GROUP)).partitions
         await members.end()
-        history = history_of(members, publisher)
+        history = history_of(members, publisher, kills)
     history.expect_clean(may_die=frozenset({BAD}))
     bad = {row.spot for row in history.got if row.key == BAD}
     origins = Counter(origin(message) for message in await read_all(client, f"{TOPIC}.dlq"))

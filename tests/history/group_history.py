@@ -13,7 +13,7 @@ G5  a key is processed in order, the next message after the one before was settl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -105,11 +105,12 @@ class HistoryFile:
 
 
 class GroupHistory:
-    """The rows of all members of a group, by time, and what was published."""
+    """The rows of all members of a group, by time, what was published, and when the broker was killed."""
 
-    def __init__(self, rows: Iterable[Row], sends: Iterable[Sent]) -> None:
+    def __init__(self, rows: Iterable[Row], sends: Iterable[Sent], kills: Sequence[int] = ()) -> None:
         self.rows = list(rows)
         self.sends = list(sends)
+        self.kills = kills
         self.got = sorted((row for row in self.rows if isinstance(row, Got)), key=lambda row: row.at_ns)
         self.finished = [row for row in self.rows if isinstance(row, Finished)]
         self.moved = [row for row in self.rows if isinstance(row, Moved)]
@@ -174,9 +175,14 @@ class GroupHistory:
                 yield Violation("G1", f"{send.value} at {spot} was never settled")
 
     def _in_doubt(self) -> set[Spot]:
-        """Messages with a delivery of which nobody knows whether it was settled: its process was killed."""
+        """Messages with a delivery of which nobody knows whether it was settled: the process was killed, or
+        the broker, so that the one who asked again may have been told too late."""
         found = {row.spot for row in self.got if (row.spot, row.lease) not in self.outcome}
-        return found | {row.spot for row in self.finished if row.outcome == "unknown"}
+        return found | {row.spot for row in self.finished if self._doubtful(row)}
+
+    def _doubtful(self, row: Finished) -> bool:
+        across = any(row.call_ns < kill < row.return_ns for kill in self.kills)
+        return row.outcome == "unknown" or (row.outcome == "lost" and across)
 
     def _strange(self) -> Iterator[Violation]:
         sent = {(row.partition, row.offset): row.value for row in self.sends if row.outcome == "ok"}

@@ -75,6 +75,12 @@ def test_g1_a_killed_process_leaves_a_doubt() -> None:
     GroupHistory(without(6), SENT).expect_clean()
 
 
+def test_g1_an_answer_that_a_killed_broker_owes_leaves_a_doubt() -> None:
+    rows: list[Row] = [*without(6), Finished("b", 0, 2, 2, "ack", "lost", 42, 60)]
+    assert "at (0, 2) was never settled" in broken(rows)
+    GroupHistory(rows, SENT, kills=[50]).expect_clean()
+
+
 def test_g1_keys_that_may_die_need_not_be_settled() -> None:
     rows: list[Row] = [*without(6), acked(2, 42, "b", 2, "lost")]
     GroupHistory(rows, SENT).expect_clean(may_die=frozenset({"k"}))
