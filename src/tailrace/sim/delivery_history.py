@@ -104,6 +104,8 @@ class History:
         self.messages: dict[bytes, Message] = {}
         self.given: list[Given] = []
         self.resets: list[Reset] = []
+        self.together: list[list[Message]] = []
+        """Messages of several partitions that are all there or not at all."""
         self.rules: dict[str, Rules] = {}
         self.crashes: list[tuple[int, int]] = []
         """From when until when facts that gate nothing may have been lost."""
@@ -312,13 +314,16 @@ class History:
         places = {value: (number, at) for number, values in log.items() for at, value in enumerate(values)}
         require(len(places) == sum(map(len, log.values())), "a message is in the log twice")
         for message in self.messages.values():
-            there, name = message.value in places, f"{message.value!r}"
+            stored, name = message.value in places, f"{message.value!r}"
             wanted = message.outcome == "ok" and not message.cancelled_us and not message.cancel_asked
-            require(there or not wanted, f"{name} was acknowledged, and is not in the log")
-            require(not there or message.outcome != "none", f"{name} failed for certain, and is in the log")
-            require(not (there and message.cancelled_us), f"{name} was cancelled, and is in the log")
+            require(stored or not wanted, f"{name} was acknowledged, and is not in the log")
+            require(not stored or message.outcome != "none", f"{name} failed for certain, and is in the log")
+            require(not (stored and message.cancelled_us), f"{name} was cancelled, and is in the log")
             kept = message.kept_us and message.outcome == "ok"
-            require(there or not kept, f"{name}: too late to cancel, and never there")
+            require(stored or not kept, f"{name}: too late to cancel, and never there")
+        for messages in self.together:
+            there = {message.value in places for message in messages}
+            require(len(there) == 1, f"{[message.value for message in messages]} are there in part")
         for group, rules in self.rules.items():
             for value, place in places.items():
                 self._check_end(group, rules, value, place, dead.get(group, {}).get(place), now_us)

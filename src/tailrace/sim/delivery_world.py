@@ -18,13 +18,16 @@ from tailrace.core.model import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.sim.delivery_history import History, Place, Reset, Rules, require
+from tailrace.sim.delivery_history import History, Message, Place, Reset, Rules, require
 from tailrace.sim.network import Line
 from tailrace.sim.sim_members import SimMember
 from tailrace.sim.sim_publishers import SimPublisher
+from tailrace.sim.sim_writers import SimWriter
 from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
 
 TOPIC = "work"
+TICK = b"tick"
+MINUTE_US = 60 * SECOND_US
 DRAIN_S = 240
 SHAKEN_US = 2 * SECOND_US
 """How long after a failure of storage the state may be built anew."""
@@ -51,6 +54,9 @@ STATES = frozenset(
         "reset",
         "revoked by force",
         "settled too late",
+        "staged version decided",
+        "staged version given up",
+        "tick",
         "too late to cancel",
         "vanished",
     )
@@ -73,6 +79,9 @@ class DeliveryWorld(VirtualTime):
         self.partitions = random.choice((1, 2, 3))
         self._value_count = 0
         self._failed = 0
+        self._ticks_from_us = self._ticks_until_us = 0
+        to_the_minute_us = -self.clock.now_us() % MINUTE_US
+        self.clock.set_us(self.clock.now_us() + to_the_minute_us - random.randrange(5, 15) * SECOND_US)
         calm = random.random() < 0.15
         self._trouble_us = 0 if calm else int(SECOND_US / random.choice((0.3, 1, 2)))
         self._full = 0 if calm else random.choice((0, 0, 0.02))
@@ -84,6 +93,7 @@ class DeliveryWorld(VirtualTime):
         self._start()
         self._set_up()
         self.publishers = [SimPublisher(self) for _ in range(2)]
+        self.writer = SimWriter(self, "writer")
         self.members: list[SimMember] = []
         self._operator = Line(self)
         self._member_count = 0
@@ -112,6 +122,14 @@ class DeliveryWorld(VirtualTime):
         """A value that nobody else has."""
         self._value_count += 1
         return b"%d" % self._value_count
+
+    def known_as(self, value: bytes, partition: int, offset: int) -> bytes:
+        """The name of a message here: its value, unless a schedule made it, which gives all the same one."""
+        if value != TICK:
+            return value
+        name = b"%s of %d/%d" % (TICK, partition, offset)
+        known = Message(name, partition, b"", 0, outcome="ok")
+        return self.history.messages.setdefault(name, known).value
 
     def run_for(self, seconds: float) -> None:
         """Let time pass; failures of storage are written down."""
@@ -172,7 +190,7 @@ class DeliveryWorld(VirtualTime):
         life.engine.close(over)
 
     def _lines(self) -> list[Line]:
-        clients: list[Any] = [*self.publishers, *self.members]
+        clients: list[Any] = [*self.publishers, self.writer, *self.members]
         return [client.line for client in clients] + [self._operator]
 
     def _ask(self, request: Request) -> Reply:
@@ -196,6 +214,10 @@ class DeliveryWorld(VirtualTime):
         for name, chosen in self.options.items():
             made = self._ask(groups.CreateGroup(name, [TOPIC], chosen))
             assert isinstance(made, groups.GroupInfo), made
+        if self.chance(0.3):
+            done = self._ask(groups.PutSchedule("clock", TOPIC, "* * * * *", value=TICK))
+            assert not isinstance(done, Refusal), done
+            self._ticks_from_us = self.clock.now_us()
         self.run_for(1)
         self.life.threads.full = self._full
 
@@ -222,7 +244,7 @@ class DeliveryWorld(VirtualTime):
 
     def _work(self) -> None:
         if not self.healed:
-            self.random.choice(self.publishers).send()
+            self.random.choice((self.publishers[0].send, self.publishers[1].send, self.writer.write))()
             self.later(self.random.choice((0, 20_000, 100_000, 600_000)), self._work)
 
     def _trouble(self) -> None:
@@ -284,6 +306,10 @@ class DeliveryWorld(VirtualTime):
         for group in self.options:
             if not any(member.alive and member.group == group for member in self.members):
                 self._new_member(group)
+        self.run_for(3)
+        if self._ticks_from_us:
+            self._ask(groups.DeleteSchedule("clock"))
+            self._ticks_until_us = self.clock.now_us()
         for second in range(0, DRAIN_S, 5):
             self.run_for(5)
             if second >= 10 and self.life is not None and not self._left():
@@ -312,7 +338,13 @@ class DeliveryWorld(VirtualTime):
     def _account(self) -> None:
         assert self.life is not None
         require(not self.life.engine.faults(), f"{self.life.engine.faults()}")
-        log = {number: [value for value, _ in self._rows(TOPIC, number)] for number in range(self.partitions)}
+        log = {
+            number: [
+                self.known_as(value, number, at) for at, (value, _) in enumerate(self._rows(TOPIC, number))
+            ]
+            for number in range(self.partitions)
+        }
+        self._check_ticks(sum(value.startswith(TICK) for values in log.values() for value in values))
         dead: dict[str, dict[Place, str]] = {name: {} for name in self.options}
         if f"{TOPIC}.dlq" in {host.info.name for host in self.life.engine.topics.hosts()}:
             for number in range(self.partitions):
@@ -321,6 +353,13 @@ class DeliveryWorld(VirtualTime):
         self.history.check()
         self.history.check_complete(log, dead, self.clock.now_us())
 
+    def _check_ticks(self, count: int) -> None:
+        """Every minute has its message, once."""
+        due = self._ticks_until_us // MINUTE_US - self._ticks_from_us // MINUTE_US
+        late = self._ticks_until_us % MINUTE_US < 4 * SECOND_US
+        require(due - late <= count <= due, f"{count} ticks in {due} minutes")
+        self.seen["tick"] += count
+
     def _bury(
         self, dead: dict[str, dict[Place, str]], log: dict[int, list[bytes]], value: bytes, headers: Any
     ) -> None:
@@ -328,7 +367,8 @@ class DeliveryWorld(VirtualTime):
         told = {name: bytes(text).decode() for name, text in headers}
         group = told["tailrace-group"]
         place = int(told["tailrace-origin-partition"]), int(told["tailrace-origin-offset"])
-        require(log[place[0]][place[1]] == value, f"the dead letter of {place} is another message")
+        known = self.known_as(value, *place)
+        require(log[place[0]][place[1]] == known, f"the dead letter of {place} is another message")
         require(place not in dead[group], f"{group}: the dead letter of {place} is there twice")
         dead[group][place] = told["tailrace-reason"]
         self.seen["dead letters"] += 1

@@ -178,7 +178,8 @@ class SimMember:
         self.world.later(delay_us, lambda: self._lease() if self.alive else None)
 
     def _take(self, grant: wire.Grant, data: memoryview) -> None:
-        world, values = self.world, rows_of(data)
+        world = self.world
+        values = {at: world.known_as(value, grant.partition, at) for at, value in rows_of(data).items()}
         decided_us = grant.deadline_us - self.lease_ms * 1000
         given: list[Given] = []
         for first, count, deliveries, failures in grant.runs:

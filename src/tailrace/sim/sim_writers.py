@@ -1,0 +1,102 @@
+"""Simulated writers of staged batches: several partitions at once, all of it or nothing, once per version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tailrace.core import delivery_commands as wire
+from tailrace.core.commands import Done, Reply, Request
+from tailrace.core.model import Refusal
+from tailrace.format import batch as arrow
+from tailrace.format.frame import Buffer, crc32c
+from tailrace.sim.delivery_history import Message
+from tailrace.sim.network import Line
+
+if TYPE_CHECKING:
+    from tailrace.sim.delivery_world import DeliveryWorld
+
+
+class SimWriter:
+    """One writer; it makes one version after the other."""
+
+    def __init__(self, world: DeliveryWorld, name: str) -> None:
+        self.world, self.name = world, name
+        self.line = Line(world)
+        self._version = 0
+        self._busy = False
+
+    def write(self) -> None:
+        """Stage messages for some partitions, then decide; some versions are given up before that."""
+        world = self.world
+        if self._busy:
+            return
+        self._busy = True
+        self._version += 1
+        now_us, count = world.clock.now_us(), world.random.randint(1, world.partitions)
+        places = world.random.sample(range(world.partitions), count)
+        messages = [Message(world.value(), place, world.random.randbytes(16), now_us) for place in places]
+        for message in messages:
+            world.history.messages[message.value] = message
+        world.history.together.append(messages)
+        self._stage(messages, 0)
+
+    def _ask(self, request: Request, body: Buffer, then: Callable[[Reply], None]) -> None:
+        """Ask until the answer is certain."""
+
+        def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
+            known = isinstance(reply, Refusal) and not (reply.outcome == "unknown" or reply.code in _PASSING)
+            if not isinstance(reply, Refusal) or known:
+                then(reply)
+            else:
+                delay_us = self.world.random.choice((10_000, 500_000))
+                self.world.later(delay_us, lambda: self.line.submit(request, body, answered))
+
+        self.line.submit(request, body, answered)
+
+    def _stage(self, messages: list[Message], at: int) -> None:
+        if at == len(messages):
+            self._decide(messages)
+            return
+        world, message = self.world, messages[at]
+        if world.chance(0.1):
+            self._over(messages, "none")
+            if world.chance(0.5):
+                attempts = self._attempts(messages)
+                self._ask(wire.AbortStaged(self.name, attempts), b"", lambda reply: None)
+            return
+        columns, body = arrow.encode([message.value], ids=message.id, timestamps=message.sent_us)
+        attempt = self._attempts([message])[0][2]
+        request = wire.Stage(world.topic, message.partition, self.name, attempt, columns, crc32c(body))
+
+        def staged(reply: Reply) -> None:
+            if isinstance(reply, Done):
+                self._stage(messages, at + 1)
+            else:
+                self._over(messages, "none")
+
+        self._ask(request, body, staged)
+
+    def _attempts(self, messages: list[Message]) -> list[tuple[str, int, str]]:
+        return [(self.world.topic, message.partition, f"try-{self._version}") for message in messages]
+
+    def _decide(self, messages: list[Message]) -> None:
+        attempts = self._attempts(messages)
+        request = wire.DecideStaged(self.name, self._version, attempts, [1] * len(attempts))
+
+        def decided(reply: Reply) -> None:
+            won = isinstance(reply, wire.StagedDecision) and reply.won
+            self.world.seen["staged version decided"] += won
+            self._over(messages, "ok" if won else "none")
+
+        self._ask(request, b"", decided)
+
+    def _over(self, messages: list[Message], outcome: str) -> None:
+        self.world.seen["staged version given up"] += outcome == "none"
+        for message in messages:
+            message.outcome = outcome
+        self._busy = False
+
+
+_PASSING = frozenset(("full", "unavailable", "overloaded", "storage_fault", "timeout"))
+"""Refusals that time heals."""
