@@ -77,6 +77,7 @@ def write(log: PartitionLog, end: int, origin: Origin, dying: Sequence[DyingRow]
     """Read dying messages below the committed end back and make a batch of them; blocking."""
     rows: list[dict[str, Any]] = []
     offsets: list[int] = []
+    deaths: list[str] = []
     unreadable: list[int] = []
     problem: Exception | None = None
     size = 0
@@ -91,16 +92,19 @@ def write(log: PartitionLog, end: int, origin: Origin, dying: Sequence[DyingRow]
         row["headers"] = _headers(row, origin, item)
         rows.append(row)
         offsets.append(item.offset)
+        deaths.append(f"{item.offset}/{origin.group}/{item.first_us or item.last_us}")
         size += len(row["value"] or b"")
         if size > BYTES_MAX:
             break
     if not rows:
         return Letters(offsets, unreadable, problem=problem)
-    header, body = _encode(rows, origin, offsets)
+    header, body = _encode(rows, origin, deaths)
     return Letters(offsets, unreadable, header, body, problem)
 
 
-def _encode(rows: list[dict[str, Any]], origin: Origin, offsets: list[int]) -> tuple[Header, Buffer]:
+def _encode(rows: list[dict[str, Any]], origin: Origin, deaths: list[str]) -> tuple[Header, Buffer]:
+    """`deaths` name each by offset, group and time: the same death is recognised after a crash, another one
+    after a redrive is not taken for it."""
     place = f"{origin.topic}/{origin.partition}"
     priorities = None
     if any("priority" in row for row in rows):
@@ -113,7 +117,7 @@ def _encode(rows: list[dict[str, Any]], origin: Origin, offsets: list[int]) -> t
         keys=[row.get("key") for row in rows],
         headers=[row["headers"] for row in rows],
         priorities=priorities,
-        dedup_ids=[f"{place}/{offset}/{origin.group}".encode() for offset in offsets],
+        dedup_ids=[f"{place}/{death}".encode() for death in deaths],
     )
     count = len(rows)
     header = Header(
@@ -141,7 +145,7 @@ def _headers(row: dict[str, Any], origin: Origin, item: DyingRow) -> list[tuple[
         item.failures,
         item.deliveries,
         item.first_us,
-        item.last_us,
+        item.last_us if item.deliveries else 0,
         item.member,
         item.reason,
         item.error,

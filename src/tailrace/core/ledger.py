@@ -28,6 +28,8 @@ Piece = tuple[int, int, int, int, int, int, str, int]
 """Messages that leave where they were: first, end, deliveries, failures, first and last delivery, last
 member, key (0: none, or not known)."""
 
+FEW_BOUNDS = 32
+"""Spans with so many bounds are leased one by one."""
 MAX_ATTEMPTS = "max_attempts"
 
 
@@ -160,7 +162,13 @@ class Ledger:
         self.counters.deliveries += many
         first_time = LEASED.pack(fact.lease, 1, 0, time_us)
         taken = 0
-        for first, end in pairs(spans):
+        again: Iterable[tuple[int, int]] = pairs(spans)
+        if len(spans) > FEW_BOUNDS:
+            again, new = self.backlog.apart(spans)
+            if new:
+                taken = self.backlog.take_many(new)
+                self.leased.put_many(new, first_time)
+        for first, end in again:
             if self.backlog.back and first < self.backlog.cursor:
                 for start, stop, deliveries, failures, first_us, *_ in self._from_back(first, end):
                     value = LEASED.pack(fact.lease, deliveries + 1, failures, first_us or time_us)
@@ -192,10 +200,7 @@ class Ledger:
             lease = self.receipts.live.get(number)
             if lease is None:  # the same twice in one request
                 continue
-            before = self.leased.total
-            for first, end in pairs(spans):
-                self.leased.cut(first, end)
-            many = before - self.leased.total
+            many = self.leased.cut_many(spans)
             self.counters.acked += many
             self._leave(lease, many, fact.time_us)
             if self.pool is not None:
@@ -225,7 +230,8 @@ class Ledger:
                 texts.use(fact.reason, many),
                 texts.use(fact.error, many),
             )
-            value = DYING.pack(deliveries, failures + failed, first_us, last_us, *numbers)
+            # Without a delivery, the time of its death tells this death from another after a redrive.
+            value = DYING.pack(deliveries, failures + failed, first_us, last_us or fact.time_us, *numbers)
             self.backlog.put_dying(first, end, value)
         if self.pool is not None:
             self.pool.dying(fact.spans)

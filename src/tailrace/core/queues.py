@@ -205,7 +205,8 @@ class Queues:
             return DONE
         lookup = self._lookup(ledger)
         keys = lookup.row(lookup.of_spans(spans), spans)
-        return Decision((facts.Reopened(ledger.number, spans, time_us, keys),), Done())
+        # Later than whatever was before it, so that a second death has another time than the first.
+        return Decision((facts.Reopened(ledger.number, spans, time_us + 1, keys),), Done())
 
     def _settle_offsets(self, command: wire.SettleOffsets, time_us: int) -> Decision:
         ledger = self._queue(command)
