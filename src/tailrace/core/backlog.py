@@ -10,10 +10,11 @@ never delivered that may go, or that were found to wait for their key).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from struct import Struct
 
-from tailrace.core.spans import Run, Runs, SpanSet
+from tailrace.core.spans import Run, Runs, SpanSet, pairs
 
 BACK = Struct("<IIQQIQQ")
 """Deliveries, failures, first and last delivery, last member (a number of `texts`), due time, key."""
@@ -40,9 +41,7 @@ class Backlog:
 
     def rebuild(self, time_us: int) -> None:
         """Derive from the state again, as of a time."""
-        self.open = SpanSet()
-        for first, end in self.fresh.spans():
-            self.open.add(first, end)
+        self._open: SpanSet | None = None
         self.scanned = self.cursor
         """Everything from the cursor to here is in `open` or `held`."""
         self.held: dict[int, list[int]] = {}
@@ -60,6 +59,19 @@ class Backlog:
         for first, end, value in self.back:
             self._index_back(first, end, value)
 
+    @property
+    def open(self) -> SpanSet:
+        """Messages never delivered that may go; the same as `fresh` until one is found to wait."""
+        return self.fresh if self._open is None else self._open
+
+    def _part(self) -> SpanSet:
+        """The open ones in a set of their own."""
+        if self._open is None:
+            self._open = SpanSet()
+            for first, end in self.fresh.spans():
+                self._open.add(first, end)
+        return self._open
+
     # ---------------------------------------------------------------------------------------------- changes
 
     def take_new(self, first: int, end: int) -> list[tuple[int, int]]:
@@ -69,21 +81,35 @@ class Backlog:
         cursor = self.cursor
         if first < cursor:
             taken = [(start, stop) for start, stop, _ in self.fresh.cut(first, min(end, cursor))]
-            if taken and self.open:
-                self.open.cut(first, min(end, cursor))
+            if taken and self._open:
+                self._open.cut(first, min(end, cursor))
             first = cursor
         if first < end:
             if first > cursor:
                 self.fresh.add(cursor, first)
-                if self.scanned < first:
-                    self.open.add(self.scanned, first)
-            if self.scanned > first:
-                self.open.cut(first, end)
+                if self._open is not None and self.scanned < first:
+                    self._open.add(self.scanned, first)
+            if self._open is not None and self.scanned > first:
+                self._open.cut(first, end)
             self.cursor = end
             if self.scanned < end:
                 self.scanned = end
             taken.append((first, end))
         return taken
+
+    def take_many(self, spans: Sequence[int]) -> int:
+        """The same for many spans at once; how many were here."""
+        last = spans[-1]
+        if last > self.cursor:
+            self.fresh.add(self.cursor, last)
+            if self.scanned < last:
+                if self._open is not None:
+                    self._open.add(self.scanned, last)
+                self.scanned = last
+            self.cursor = last
+        if self._open:
+            self._open.cut_many(spans)
+        return self.fresh.cut_many(spans)
 
     def put_back(self, first: int, end: int, value: bytes, time_us: int) -> None:
         """Messages wait from `time_us` on."""
@@ -121,10 +147,10 @@ class Backlog:
         """Messages that were never delivered were looked at, up to an offset: those in `held`, as (key,
         offset), wait for their key."""
         if until > self.scanned:
-            self.open.add(self.scanned, until)
+            self._part().add(self.scanned, until)
             self.scanned = until
         for key, offset in held:
-            self.open.cut(offset, offset + 1)
+            self._part().cut(offset, offset + 1)
             row = self.held.setdefault(key, [])
             if not row or row[-1] < offset:
                 row.append(offset)
@@ -134,6 +160,19 @@ class Backlog:
                 row.insert(at, offset)
 
     # ------------------------------------------------------------------------------------------- questions
+
+    def apart(self, spans: Sequence[int]) -> tuple[list[tuple[int, int]], Sequence[int]]:
+        """Flat spans in two parts: those that hold something that came back, and the others, flat again."""
+        back = self.back
+        if not back or spans[0] >= self.cursor or not back.within(spans[0], spans[-1]):
+            return [], spans
+        holding, others = [], list[int]()
+        for first, end in pairs(spans):
+            if back.within(first, end):
+                holding.append((first, end))
+            else:
+                others += (first, end)
+        return holding, others
 
     def waits_behind(self, key: int, offset: int) -> bool:
         """Whether a message that was never delivered has to wait for another of its key."""
@@ -169,9 +208,12 @@ class Backlog:
         deliveries, _, _, _, _, due_us, key = BACK.unpack(value)
         if due_us > self.clock_us:
             heappush(self._dues, (due_us, first, end))
-        if key:
+        if key and (end - first > 1 or key in self.blockers):
             self._index(first, end, key, dying=False)
-        elif due_us <= self.clock_us:
+            return
+        if key:
+            self.blockers[key] = [first]
+        if due_us <= self.clock_us:
             (self.ready if deliveries else self.renewed).add(first, end)
 
     def _index(self, first: int, end: int, key: int, *, dying: bool) -> None:
@@ -186,6 +228,13 @@ class Backlog:
 
     def _unindex(self, first: int, end: int, key: int) -> None:
         row = self.blockers[key]
+        if len(row) == 1:
+            del self.blockers[key]
+            self.ready.cut(first, end)
+            self.renewed.cut(first, end)
+            if key in self.held:
+                self._free(key)
+            return
         for offset in range(first, end):
             at = bisect_left(row, offset)
             del row[at]
@@ -204,7 +253,7 @@ class Backlog:
         until = bisect_left(held, row[0]) if row else len(held)
         for offset in held[:until]:
             if offset >= self.cursor or offset in self.fresh:
-                self.open.add(offset, offset + 1)
+                self._part().add(offset, offset + 1)
         del held[:until]
         if not held:
             del self.held[key]
