@@ -92,6 +92,14 @@ class Broker:
         assert done.status == 0, done.err
         return done.rows
 
+    def letters(self, topic: str, count: int) -> list[dict[str, Any]]:
+        """The dead letters of a topic, as soon as there are so many: they are written after the rejection."""
+        for _ in range(200):
+            found = self.rows("dlq", "list", topic)
+            if len(found) >= count:
+                return found
+        pytest.fail(f"{topic} has {found}, not {count} dead letters")
+
     def start(self, *arguments: str, env: Mapping[str, str] = {}, **pipes: Any) -> subprocess.Popen[bytes]:
         """Start a command line and leave it running."""
         command = [*RUN, *arguments]

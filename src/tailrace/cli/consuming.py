@@ -218,13 +218,18 @@ async def _execute(command: str, delivery: Delivery, url: str | None) -> int:
     environment.pop(b"TAILRACE_KEY", None)
     if delivery.key is not None and b"\0" not in delivery.key:
         environment[b"TAILRACE_KEY"] = delivery.key
-    # A session of its own: Ctrl-C is for us, and what the shell has started can be ended with it.
-    process = await asyncio.create_subprocess_shell(
-        command, stdin=asyncio.subprocess.PIPE, env=environment, start_new_session=True
+    # A session of its own: Ctrl-C is for us, and what the shell has started can be ended with it. The start
+    # is not interrupted, so that there is always somebody to end.
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_shell(
+            command, stdin=asyncio.subprocess.PIPE, env=environment, start_new_session=True
+        )
     )
     try:
+        process = await asyncio.shield(starting)
         await process.communicate(delivery.value or b"")
     except BaseException:
+        process = await starting
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

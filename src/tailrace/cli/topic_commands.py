@@ -240,6 +240,11 @@ def _retention(options: dict[str, Any]) -> str:
         for name in ("retention_ms", "retention_bytes", "retention_count")
         if options.get(name) is not None
     ]
+    if options.get("ephemeral"):
+        bounds = [
+            f"{name}={options[name]}" for name in ("max_bytes", "max_messages") if options[name] is not None
+        ]
+        limits = ["ephemeral", *bounds, *limits]
     return " ".join(limits) or "forever"
 
 

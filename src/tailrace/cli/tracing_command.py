@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 STATUSES = (
     "scheduled, cancelled, staged, dropped, free, leased, waiting, settled, dying, dead, collected or mixed"
 )
-FULL_HINT = "an id that was not made by Tailrace does not say when: --full searches everything"
 _PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,18})")
 
 tracing = typer.Typer()
@@ -64,14 +63,14 @@ def trace(
         "status": status,
         "limit": max_,
         "full": full,
-        **({} if message is None else _message(message)),
+        **({} if message is None else _message(message, full=full)),
     }
     output = Output(as_json=json)
 
     async def work(client: Client) -> None:
         found = await client.trace(topic, **wanted)
         if not len(found) and message is not None:
-            raise NotFound(f"{topic} has no message {message}", hint=_hint(wanted))
+            raise NotFound(f"{topic} has no message {message}", hint=None)
         for number, life in enumerate(found):
             if output.as_json:
                 output.record(_record(life))
@@ -96,22 +95,20 @@ def _detail(name: str, value: Any) -> tuple[str, Any]:
     return name, value
 
 
-def _message(text: str) -> dict[str, Any]:
+def _message(text: str, *, full: bool) -> dict[str, Any]:
     from uuid import UUID
 
     place = _PLACE.fullmatch(text)
     if place is not None:
         return {"partition": int(place[1]), "offset": int(place[2])}
     try:
-        return {"id": UUID(text)}
+        found = UUID(text)
     except ValueError:
         raise InvalidRequest(f"{text!r} is neither the id of a message nor PARTITION:OFFSET") from None
-
-
-def _hint(wanted: dict[str, Any]) -> str | None:
-    """Where else to look for a message that was not found."""
-    timeless = "id" in wanted and wanted["id"].version != 7
-    return FULL_HINT if timeless and not wanted["full"] else None
+    if found.version != 7 and not full:
+        hint = "--full searches everything that is stored"
+        raise InvalidRequest(f"{text} was not made by Tailrace and does not say when to look", hint=hint)
+    return {"id": found}
 
 
 def _draw(output: Output, life: Life) -> None:
