@@ -113,8 +113,8 @@ def _dead_letters_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The append to the dead letters has another dedup id each time, so a crash in between repeats it."""
     encode, times = letters._encode, count()
 
-    def unlike(rows: Any, origin: Any, offsets: Any) -> Any:
-        return encode(rows, msgspec.structs.replace(origin, group=f"{next(times)}"), offsets)
+    def unlike(rows: Any, origin: Any, deaths: Any) -> Any:
+        return encode(rows, origin, [f"{death}/{next(times)}" for death in deaths])
 
     monkeypatch.setattr(letters, "_encode", unlike)
 

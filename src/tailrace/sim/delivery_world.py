@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.core import group_commands as groups
-from tailrace.core.commands import CreateTopic, Reply, Request, TopicInfo
+from tailrace.core.commands import CreateTopic, Reply, Request, TopicInfo, TrimTopic
 from tailrace.core.model import Refusal
-from tailrace.format import batch as arrow
-from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.sim.delivery_history import History, Message, Place, Reset, Rules, require
+from tailrace.sim.log_contents import reasons_of, rows_in
 from tailrace.sim.network import Line
 from tailrace.sim.sim_members import SimMember
 from tailrace.sim.sim_publishers import SimPublisher
@@ -57,6 +56,7 @@ STATES = frozenset(
         "staged version decided",
         "staged version given up",
         "tick",
+        "trimmed",
         "too late to cancel",
         "vanished",
     )
@@ -85,6 +85,7 @@ class DeliveryWorld(VirtualTime):
         calm = random.random() < 0.15
         self._trouble_us = 0 if calm else int(SECOND_US / random.choice((0.3, 1, 2)))
         self._full = 0 if calm else random.choice((0, 0, 0.02))
+        self._sync_fails = 0 if calm else random.choice((0, 0, 0, 0.01))
         self.obedience = random.choice((0.3, 0.7, 0.95))
         self.careless = 0 if calm else random.choice((0, 0.3))
         self.options = {f"group-{number}": self._some_options() for number in range(random.choice((1, 2, 3)))}
@@ -147,7 +148,7 @@ class DeliveryWorld(VirtualTime):
     def _start(self) -> None:
         self.life = Life(self)
         if not self.healed:
-            self.life.threads.full = self._full
+            self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
     def serving(self) -> Life | None:
         """See `Surroundings.serving`."""
@@ -207,7 +208,7 @@ class DeliveryWorld(VirtualTime):
     def _set_up(self) -> None:
         """The topic, and groups that are enlisted before anybody comes."""
         assert self.life is not None
-        self.life.threads.full = 0
+        self.life.threads.full = self.life.threads.sync_fails = 0
         options = {"partitions": self.partitions, "ring_buffer_bytes": self.random.choice((700, 100_000))}
         reply = self._ask(CreateTopic(TOPIC, options))
         assert isinstance(reply, TopicInfo), reply
@@ -219,7 +220,7 @@ class DeliveryWorld(VirtualTime):
             assert not isinstance(done, Refusal), done
             self._ticks_from_us = self.clock.now_us()
         self.run_for(1)
-        self.life.threads.full = self._full
+        self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
     # ---------------------------------------------------------------------------------------- what happens
 
@@ -232,6 +233,8 @@ class DeliveryWorld(VirtualTime):
         if self._trouble_us:
             self.later(self._trouble_us, self._trouble)
         self.later(self.random.randrange(1, 8) * SECOND_US, self._reset)
+        if self.chance(0.25):
+            self.later(2 * SECOND_US, self._trim)
         self.run_for(self.random.choice((5, 10, 15)))
         self._heal()
         self._drain()
@@ -292,6 +295,23 @@ class DeliveryWorld(VirtualTime):
         request = groups.ResetGroup(group, TOPIC, offsets=list(targets.items()), force=True)
         self._operator.submit(request, b"", answered)
 
+    def _trim(self) -> None:
+        """An operator drops what is old. From now on it may be gone, whatever the answer is."""
+        if self.healed or self.life is None or self.life.engine.faults():
+            return
+        partition = self.random.randrange(self.partitions)
+        end = self.life.engine.topics.get(TOPIC).shards[partition].end_offset
+        offset = self.random.randint(0, end)
+        for at, (value, _) in rows_in(self.life.engine, TOPIC, partition).items():
+            if at < offset:
+                self.history.trimmed.add(self.known_as(value, partition, at))
+
+        def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
+            self.seen["trimmed"] += not isinstance(reply, Refusal)
+
+        self._operator.submit(TrimTopic(TOPIC, partition, offset), b"", answered)
+        self.later(self.random.choice((SECOND_US, 4 * SECOND_US)), self._trim)
+
     def _heal(self) -> None:
         """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
         self.healed = True
@@ -299,7 +319,7 @@ class DeliveryWorld(VirtualTime):
         if life is None or life.engine.faults() or self.chance(0.5):
             self._stop(False)
         else:
-            life.threads.full = 0
+            life.threads.full = life.threads.sync_fails = 0
 
     def _drain(self) -> None:
         """Members that only ack get everything that is left."""
@@ -338,18 +358,20 @@ class DeliveryWorld(VirtualTime):
     def _account(self) -> None:
         assert self.life is not None
         require(not self.life.engine.faults(), f"{self.life.engine.faults()}")
-        log = {
-            number: [
-                self.known_as(value, number, at) for at, (value, _) in enumerate(self._rows(TOPIC, number))
-            ]
-            for number in range(self.partitions)
-        }
-        self._check_ticks(sum(value.startswith(TICK) for values in log.values() for value in values))
+        engine = self.life.engine
+        log: dict[int, dict[int, bytes]] = {}
+        for number in range(self.partitions):
+            rows = rows_in(engine, TOPIC, number)
+            log[number] = {at: self.known_as(value, number, at) for at, (value, _) in rows.items()}
+        names = {value for values in log.values() for value in values.values()} | self.history.trimmed
+        self._check_ticks(sum(name.startswith(TICK) for name in names))
+        resets = [reset.group for reset in self.history.resets if reset.result != "none"]
+        lives = {name: 1 + resets.count(name) for name in self.options}
         dead: dict[str, dict[Place, str]] = {name: {} for name in self.options}
-        if f"{TOPIC}.dlq" in {host.info.name for host in self.life.engine.topics.hosts()}:
+        if engine.topics.find(f"{TOPIC}.dlq") is not None:
             for number in range(self.partitions):
-                for value, headers in self._rows(f"{TOPIC}.dlq", number):
-                    self._bury(dead, log, value, headers)
+                reasons_of(rows_in(engine, f"{TOPIC}.dlq", number), log, dead, lives)
+        self.seen["dead letters"] += sum(map(len, dead.values()))
         self.history.check()
         self.history.check_complete(log, dead, self.clock.now_us())
 
@@ -359,33 +381,6 @@ class DeliveryWorld(VirtualTime):
         late = self._ticks_until_us % MINUTE_US < 4 * SECOND_US
         require(due - late <= count <= due, f"{count} ticks in {due} minutes")
         self.seen["tick"] += count
-
-    def _bury(
-        self, dead: dict[str, dict[Place, str]], log: dict[int, list[bytes]], value: bytes, headers: Any
-    ) -> None:
-        """Note a dead letter: it is what it was, and is there once."""
-        told = {name: bytes(text).decode() for name, text in headers}
-        group = told["tailrace-group"]
-        place = int(told["tailrace-origin-partition"]), int(told["tailrace-origin-offset"])
-        known = self.known_as(value, *place)
-        require(log[place[0]][place[1]] == known, f"the dead letter of {place} is another message")
-        require(place not in dead[group], f"{group}: the dead letter of {place} is there twice")
-        dead[group][place] = told["tailrace-reason"]
-        self.seen["dead letters"] += 1
-
-    def _rows(self, topic: str, partition: int) -> list[tuple[bytes, Any]]:
-        """Value and headers of everything in a log."""
-        assert self.life is not None
-        shard = self.life.engine.topics.get(topic).shards[partition]
-        shard.state.check()
-        rows: list[tuple[bytes, Any]] = []
-        for part in shard.log.read(0, shard.end_offset, 1 << 40):
-            for header, body in frame.walk(part):
-                table = arrow.decode(body, header.columns)
-                values = table.column("value").to_pylist()
-                headers = table.column("headers").to_pylist() if "headers" in table.schema.names else None
-                rows += zip(values, headers or [None] * len(values), strict=True)
-        return rows
 
 
 def _rules(options: dict[str, Any]) -> Rules:
