@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.model import Refusal
 from tailrace.core.topics import (
+    BOUNDS,
     FOLDER_MAX,
     LIMITS,
     NAME_MAX,
@@ -59,14 +60,19 @@ def test_defaults() -> None:
         "ring_buffer_bytes": 4194304,
         "batch_size": 500,
         "replicas": 1,
+        "ephemeral": False,
+        "max_bytes": None,
+        "max_messages": None,
+        "on_full": "refuse",
     }
 
 
 @pytest.mark.parametrize("option", sorted(RANGES))
 def test_numbers_are_accepted_within_their_bounds_only(option: str) -> None:
     low, high = RANGES[option]
-    assert getattr(accepted({option: low}), option) == low
-    assert getattr(accepted({option: high}), option) == high
+    base = TopicOptions(ephemeral=option in BOUNDS)
+    assert getattr(accepted({option: low}, base), option) == low
+    assert getattr(accepted({option: high}, base), option) == high
     for wrong in (low - 1, high + 1, 1 << 80):
         (problem,) = problems({option: wrong})
         assert problem.startswith(option)
@@ -83,14 +89,16 @@ def test_limits_can_be_none(option: str) -> None:
     assert getattr(accepted({option: None}), option) is None
 
 
+@pytest.mark.parametrize("option", ["key_index", "ephemeral"])
 @pytest.mark.parametrize(("given", "stored"), [("on", True), ("off", False), (True, True), (False, False)])
-def test_key_index_is_on_or_off(given: Any, stored: bool) -> None:
-    assert accepted({"key_index": given}).key_index is stored
+def test_switches_are_on_or_off(option: str, given: Any, stored: bool) -> None:
+    assert getattr(accepted({option: given}), option) is stored
 
 
+@pytest.mark.parametrize("option", ["key_index", "ephemeral"])
 @pytest.mark.parametrize("wrong", ["yes", 1, None, [], "ON"])
-def test_key_index_is_nothing_else(wrong: Any) -> None:
-    assert problems({"key_index": wrong}) == [f"key_index is on or off, not {wrong!r}"]
+def test_switches_are_nothing_else(option: str, wrong: Any) -> None:
+    assert problems({option: wrong}) == [f"{option} is on or off, not {wrong!r}"]
 
 
 def test_memory_storage_has_memory_durability() -> None:
@@ -104,7 +112,7 @@ def test_memory_storage_has_memory_durability() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("retention", "ephemeral"), ("retention", "compact"), ("storage", "lmdb"), ("replicas", 3)],
+    [("retention", "compact"), ("storage", "lmdb"), ("replicas", 3)],
 )
 def test_what_comes_later_says_so(option: str, value: Any) -> None:
     assert problems({option: value}) == [f"{option} = {value!r} is not supported yet"]
@@ -118,7 +126,42 @@ def test_retention() -> None:
     assert problems({"retention": "forever", "retention_ms": 5}) == [
         "retention = 'forever' contradicts retention_ms"
     ]
-    assert problems({"retention": "never"}) == ["retention is 'forever', not 'never'"]
+    assert problems({"retention": "never"}) == ["retention is 'forever' or 'ephemeral', not 'never'"]
+
+
+def test_ephemeral_retention_goes_with_limits_and_bounds() -> None:
+    plain = accepted({"retention": "ephemeral"})
+    assert plain == TopicOptions(ephemeral=True)
+    ring = accepted({"max_bytes": 9, "max_messages": 5, "on_full": "overwrite", "retention_ms": 7}, plain)
+    assert (ring.ephemeral, ring.max_bytes, ring.max_messages, ring.on_full) == (True, 9, 5, "overwrite")
+    assert ring.retention_ms == 7
+    assert accepted({"retention": "forever"}, ring) == TopicOptions()
+    assert accepted({"max_bytes": None}, ring).max_messages == 5
+    assert accepted({"retention": "ephemeral"}, ring) == ring
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_bytes": 5}, "max_bytes needs retention = 'ephemeral'"),
+        ({"max_messages": 5, "ephemeral": False}, "max_messages needs retention = 'ephemeral'"),
+        (
+            {"retention": "ephemeral", "on_full": "overwrite"},
+            "on_full = 'overwrite' needs max_bytes or max_messages",
+        ),
+        (
+            {"retention": "ephemeral", "ephemeral": "off"},
+            "retention = 'ephemeral' contradicts ephemeral = off",
+        ),
+        (
+            {"retention": "forever", "ephemeral": "on", "max_messages": 5, "on_full": "overwrite"},
+            "retention = 'forever' contradicts max_messages, ephemeral, on_full",
+        ),
+        ({"on_full": "wait"}, "on_full is 'refuse' or 'overwrite', not 'wait'"),
+    ],
+)
+def test_what_does_not_go_with_retention(options: dict[str, Any], problem: str) -> None:
+    assert problems(options) == [problem]
 
 
 def test_every_problem_is_reported_at_once() -> None:

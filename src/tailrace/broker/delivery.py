@@ -137,7 +137,7 @@ class FetchJob:
         room = self._bytes_max
         rows = 0
         for (partition, offset), shard in zip(self._fetch.positions, self._shards, strict=True):
-            end, start = shard.end_offset, shard.state.start_offset
+            end, start = shard.end_offset, shard.start_offset
             if shard.gone is not None:
                 self._answer(shard.gone, NOTHING)
                 return
@@ -213,7 +213,7 @@ class FetchJob:
                     parts, rows = result
                     size = sum(len(part) for part in parts)
                     self._metrics.delivered(self._fetch.topic, size, rows)
-                    self._answer(Fetched([(partition, size, shard.state.start_offset, end)]), parts)
+                    self._answer(Fetched([(partition, size, shard.start_offset, end)]), parts)
             self._gate.release(room)
 
         self._pump.threads.read(work, done)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -60,23 +61,22 @@ class TurnFrames:
         """Index of the next frame that holds a body."""
         return self.entry + bool(self._facts)
 
-    def add(self, decision: Decision, work: Any, body: Buffer) -> None:
-        """All facts of one decision, in order."""
+    def add(self, decision: Decision, work: Any, body: Buffer) -> tuple[Any, ...]:
+        """All facts of one decision, in order; returns them as a replay will find them."""
         facts = decision.facts
         if len(facts) == 1 or not any(isinstance(fact, _STORED) for fact in facts):
-            for fact in facts:
-                if isinstance(fact, _STORED):
-                    self.flush()
-                    self._put(fact, *_body(fact, decision, work, body, 0))
-                else:
-                    self._facts.append(fact)
-            return
+            if len(facts) == 1 and isinstance(facts[0], _STORED):
+                self.flush()
+                return (self._put(facts[0], *_body(facts[0], decision, work, body, 0)),)
+            self._facts += facts
+            return facts
         self.flush()
         first, place = len(self.frames), 0
-        for fact in facts:
+        stored = list(facts)
+        for number, fact in enumerate(facts):
             if isinstance(fact, _STORED):
                 self.flush()
-                self._put(fact, *_body(fact, decision, work, body, place))
+                stored[number] = self._put(fact, *_body(fact, decision, work, body, place))
                 place += 1
             else:
                 self._facts.append(fact)
@@ -85,6 +85,7 @@ class TurnFrames:
             item = self.frames[index]
             header = _with_flags(item.header, item.header.flags | frame.MORE)
             self.frames[index] = Frame(header, frame.pack(header), item.body)
+        return tuple(stored)
 
     def flush(self) -> None:
         """Lay the small facts gathered so far down as one frame."""
@@ -98,7 +99,7 @@ class TurnFrames:
         header = Header(frame.FACTS, 0, len(body), crc, self.entry, low, high - low, 0, epoch, time_us)
         self._append(header, body)
 
-    def _put(self, fact: Stored, body: Buffer, crc: int) -> None:
+    def _put(self, fact: Stored, body: Buffer, crc: int) -> Stored:
         view = fact.view
         kind, flags, base, span = frame.SCHEDULED, view.columns, 0, 0
         if isinstance(fact, Appended):
@@ -124,6 +125,10 @@ class TurnFrames:
             view.timestamp_max_us,
         )
         self._append(header, body)
+        if len(body) == view.nbytes:
+            return fact
+        # Rows were left out: the decision knew an upper bound of the size only.
+        return msgspec.structs.replace(fact, view=msgspec.structs.replace(view, nbytes=len(body)))
 
     def _append(self, header: Header, body: Buffer) -> None:
         self.frames.append(Frame(header, frame.pack(header), body))

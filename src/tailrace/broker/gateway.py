@@ -152,7 +152,7 @@ class Gateway:
     def _find(self, request: FindOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
         host = self._topics.get(request.topic)
         if request.timestamp_us == EARLIEST:
-            respond(Offsets([shard.state.start_offset for shard in host.shards]), NOTHING)
+            respond(Offsets([shard.start_offset for shard in host.shards]), NOTHING)
         elif request.timestamp_us == LATEST:
             respond(Offsets([shard.end_offset for shard in host.shards]), NOTHING)
         elif request.timestamp_us < 0:
@@ -161,7 +161,7 @@ class Gateway:
             self._find_time(host, request.timestamp_us, respond)
 
     def _find_time(self, host: TopicHost, timestamp_us: int, respond: Respond) -> None:
-        shards = [(shard.log, shard.state.start_offset, shard.end_offset) for shard in host.shards]
+        shards = [(shard.log, shard.start_offset, shard.end_offset) for shard in host.shards]
 
         def work() -> object:
             return [locate(log, start, end, timestamp_us) for log, start, end in shards]

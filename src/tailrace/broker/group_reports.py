@@ -157,7 +157,7 @@ class GroupReports:
         if request.offsets is not None:
             self._planned(request, host, self._given(request.offsets, host), respond)
         elif request.timestamp_us == EARLIEST:
-            offsets = [shard.state.start_offset for shard in host.shards]
+            offsets = [shard.start_offset for shard in host.shards]
             self._planned(request, host, dict(enumerate(offsets)), respond)
         elif request.timestamp_us == LATEST:
             offsets = [shard.end_offset for shard in host.shards]
@@ -175,8 +175,8 @@ class GroupReports:
                 problems.append(f"there is no partition {partition}")
                 continue
             shard = host.shards[partition]
-            if not shard.state.start_offset <= offset <= shard.end_offset:
-                reach = f"{shard.state.start_offset} to {shard.end_offset}"
+            if not shard.start_offset <= offset <= shard.end_offset:
+                reach = f"{shard.start_offset} to {shard.end_offset}"
                 problems.append(f"partition {partition} goes from {reach}, {offset} is not in it")
         if len(dict(offsets)) < len(offsets):
             problems.append("a partition is listed twice")
@@ -185,7 +185,7 @@ class GroupReports:
         return dict(offsets)
 
     def _find_time(self, request: ResetGroup, host: TopicHost, respond: Respond) -> None:
-        shards = [(shard.log, shard.state.start_offset, shard.end_offset) for shard in host.shards]
+        shards = [(shard.log, shard.start_offset, shard.end_offset) for shard in host.shards]
 
         def work() -> object:
             return [locate(log, start, end, request.timestamp_us) for log, start, end in shards]

@@ -145,7 +145,7 @@ class Topics:
             rows.append(
                 {
                     "partition": partition,
-                    "start_offset": shard.state.start_offset,
+                    "start_offset": shard.start_offset,
                     "end_offset": shard.end_offset,
                     "bytes": stats.bytes,
                     "segments": stats.segments,

@@ -23,6 +23,7 @@ from tailrace.core.commands import Published, Reply
 from tailrace.core.inner_commands import ReleaseDue
 from tailrace.core.model import Refusal
 from tailrace.core.wheel import AT, NEVER, REF, REF_MAX, TICK_US, Rows, in_order, ref_of, some
+from tailrace.errors import Overloaded
 from tailrace.format.batch import body_of, open_body
 from tailrace.format.frame import Buffer, crc32c
 
@@ -48,6 +49,8 @@ ROW_BYTES = 512
 UNSAFE_MAX = 8
 """So many releases may wait for the disk."""
 PAUSE_US = 1_000_000
+FULL_PAUSE_US = 100_000
+"""So long is waited where there is no room for what is due."""
 _START = (-1, 0)
 
 
@@ -227,12 +230,15 @@ class Releases:
         self._submitted = None
         if self._unsafe >= UNSAFE_MAX:
             return
-        rows = timetable.due_rows(now_us, RELEASE_ROWS)
+        count, nbytes = self._shard.state.ring.room()
+        if count <= 0 or nbytes <= 0:
+            self._paused_until_us = now_us + FULL_PAUSE_US
+            return
+        rows = timetable.due_rows(now_us, min(count, RELEASE_ROWS))
         taken = self._near.take(rows)
         if taken is None:
             return
-        picked, count = taken
-        picked, body = _fitting(picked)
+        picked, body = _fitting(taken[0], min(nbytes, 4 * RELEASE_BYTES))
         count = picked.batch.num_rows
         view, _ = open_body(body, picked.columns, want_keys=self._shard.options.key_index, want_dedup=False)
         until = int(rows[count - 1, AT]), int(rows[count - 1, REF])
@@ -249,18 +255,19 @@ class Releases:
                 return
             self._submitted = None
             if isinstance(reply, Refusal):
-                self._paused_until_us = self._shard.pump.clock.now_us() + PAUSE_US
+                pause_us = FULL_PAUSE_US if reply.code == Overloaded.code else PAUSE_US
+                self._paused_until_us = self._shard.pump.clock.now_us() + pause_us
 
         self._shard.submit(command, body, answered)
 
 
-def _fitting(picked: Picked) -> tuple[Picked, Buffer]:
-    """As many of the first messages as make one batch, and its body."""
+def _fitting(picked: Picked, bytes_max: int) -> tuple[Picked, Buffer]:
+    """As many of the first messages as make one batch, but at least one, and its body."""
     batch, columns = picked.batch, picked.columns
     if batch.nbytes > RELEASE_BYTES and batch.num_rows > 1:
         batch = batch.slice(0, max(1, batch.num_rows * RELEASE_BYTES // batch.nbytes))
     body = body_of(batch, columns)
-    while len(body) > 4 * RELEASE_BYTES and batch.num_rows > 1:
+    while len(body) > bytes_max and batch.num_rows > 1:
         batch = batch.slice(0, batch.num_rows // 2)
         body = body_of(batch, columns)
     return Picked(batch, columns), body

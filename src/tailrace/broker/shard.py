@@ -200,8 +200,7 @@ class Shard:
                 continue
             soft, reply = decision.soft, decision.reply
             if decision.facts:
-                made.add(decision, command, body)
-                for fact in decision.facts:
+                for fact in made.add(decision, command, body):
                     state.apply(fact)
                     if type(fact) is Dying:
                         turn.dying = True
@@ -399,6 +398,12 @@ class Shard:
     def end_offset(self) -> int:
         """End of what is committed; only this is ever delivered."""
         return self.tail.end_offset
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that can be read. Messages may be overwritten before they are committed: the start
+        that is decided may lie above what is."""
+        return min(self.state.start_offset, self.tail.end_offset)
 
     def watch(self, action: Callable[[], None]) -> None:
         """Call once when more is committed."""

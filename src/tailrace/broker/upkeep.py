@@ -18,6 +18,8 @@ SNAPSHOT_DATA_BYTES = 64 * 1024 * 1024
 SNAPSHOT_FACT_BYTES = 16 * 1024 * 1024
 SNAPSHOT_INTERNAL_BYTES = 1024 * 1024
 FLUSH_BYTES = 16 * 1024 * 1024
+COLLECT_BYTES = 64 * 1024 * 1024
+"""An ephemeral topic is looked at when so much was written, too: as much as a segment."""
 
 
 class Upkeep:
@@ -29,6 +31,8 @@ class Upkeep:
         self._unsynced_bytes = 0
         self._synced_us = 0
         self._data_bytes = self._fact_bytes = self._snapshot_bytes = 0
+        self._uncollected_bytes = 0
+        self._freed_offset = 0
         self._over: list[Callable[[], None]] = []
         self._floor: int | None = 0
         """The oldest frame outside of the readable log that the newest stored snapshot still needs."""
@@ -46,6 +50,10 @@ class Upkeep:
             SNAPSHOT_FACT_BYTES, 2 * self._snapshot_bytes
         ):
             self.save_snapshot()
+        if self._shard.options.ephemeral:
+            self._uncollected_bytes += data_bytes
+            if self._uncollected_bytes > COLLECT_BYTES:
+                self._collect(0)
 
     def sync(self, now_us: int) -> None:
         """Sync what was written since the last time, when it is due (`durability = interval`)."""
@@ -77,6 +85,8 @@ class Upkeep:
             and options.retention_bytes is None
             and options.retention_count is None
         ):
+            if options.ephemeral:
+                self._collect(0)
             return
         since = None if options.retention_ms is None else now_us - options.retention_ms * 1000
         log = shard.log
@@ -87,15 +97,30 @@ class Upkeep:
             )
 
         def done(result: Any, error: Exception | None) -> None:
-            if error is None and result > shard.state.start_offset:
-                shard.submit(Sweep(min(result, shard.end_offset)), b"", lambda reply, body: self.free())
+            if error is None:
+                self._collect(result)
 
         shard.run_in_order(work, done)
+
+    def _collect(self, retention_offset: int) -> None:
+        """Record the trim to what retention keeps, or to what the groups of an ephemeral topic still need;
+        then free the segments."""
+        shard, state = self._shard, self._shard.state
+        self._uncollected_bytes = 0
+        if retention_offset > state.start_offset or (
+            shard.options.ephemeral and state.ring.floor() > state.start_offset
+        ):
+            sweep = Sweep(min(retention_offset, shard.end_offset), shard.end_offset)
+            shard.submit(sweep, b"", lambda reply, body: self.free())
+        elif shard.options.ephemeral and state.start_offset > self._freed_offset:
+            self.free()  # Publishes trimmed it to make room for themselves.
 
     def free(self) -> None:
         """Give back the segments below the start, as far as snapshots allow."""
         shard = self._shard
-        offset = shard.state.start_offset  # As in the snapshot: what it does not say stays.
+        offset = self._freed_offset = (
+            shard.state.start_offset
+        )  # As in the snapshot: what it does not say stays.
 
         def trim() -> None:
             if shard.fault is not None or shard.gone is not None:

@@ -17,9 +17,11 @@ class PublishBatch(msgspec.Struct, frozen=True, eq=False):
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Retention would keep everything from this offset on."""
+    """Retention would keep everything from this offset on. Of an ephemeral topic that which all groups have
+    settled goes, too, below the `committed` end."""
 
     retention_offset: int
+    committed: int = 0
 
 
 # ----------------------------------------------------------------------------------------------- delivery

@@ -5,7 +5,8 @@ A publish is looked at in this order, and the first "no" is the answer:
 1. the producer's sequence: a retry gets its first result, whatever else the request says;
 2. limits of the batch and of its rows, options that the topic cannot give;
 3. dedup ids: duplicates are filtered out; what follows is about the rows that are left;
-4. the expected sequence of the partition, then those of keys.
+4. the expected sequence of the partition, then those of keys;
+5. room, where the topic is a ring.
 
 A refused batch uses up neither offsets nor the producer's sequence. Windows go by append time, which never
 goes back: ``append_time = max(now, last append_time)``; so replaying the facts gives the same state, byte
@@ -31,6 +32,7 @@ from tailrace.core.model import AtHand, BatchView, Columns, Refusal
 from tailrace.core.producers import BatchResult, Producers
 from tailrace.core.publish_limits import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
 from tailrace.core.queues import Queues
+from tailrace.core.ring import Ring
 from tailrace.core.staging import Staging
 from tailrace.core.table import Buffer
 from tailrace.core.timetable import Timetable
@@ -55,6 +57,7 @@ class _SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
     queues: list[int] = []
     timetable: list[int] = []
     staging: list[int] = []
+    ring: list[int] = []
 
 
 class Partition:
@@ -77,8 +80,9 @@ class Partition:
         self.queues = Queues(self)
         self.timetable = Timetable(self)
         self.staging = Staging(self)
+        self.ring = Ring(self)
         self._decide: dict[type, Callable[[Any, int], Decision]] = {
-            PublishBatch: self._publish,
+            PublishBatch: lambda command, now_us: self.ring.admit(self._publish(command, now_us)),
             ClaimProducer: self._claim,
             TrimTopic: self._trim,
             Sweep: self._sweep,
@@ -227,7 +231,10 @@ class Partition:
         return self._drop_below(command.offset)
 
     def _sweep(self, command: Sweep, now_us: int) -> Decision:
-        return self._drop_below(min(command.retention_offset, self.end_offset))
+        offset = min(command.retention_offset, self.end_offset)
+        if self.options.ephemeral:
+            offset = max(offset, min(self.ring.floor(), command.committed))
+        return self._drop_below(offset)
 
     def _drop_below(self, offset: int) -> Decision:
         return Decision((Trimmed(offset),) if offset > self.start_offset else NOTHING, Done())
@@ -255,6 +262,7 @@ class Partition:
         if view.timestamp_max_us > self.timestamp_max_us:
             self.timestamp_max_us = view.timestamp_max_us
         self.queues.appended(fact)
+        self.ring.appended(self.end_offset, view.nbytes)
 
     def _scheduled(self, fact: Scheduled) -> None:
         assert fact.append_time_us >= self.append_time_us, "append time goes back"
@@ -278,6 +286,7 @@ class Partition:
         if fact.offset > self.start_offset:
             self.start_offset = fact.offset
             self.queues.trimmed(fact.offset)
+            self.ring.trimmed(fact.offset)
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -285,7 +294,7 @@ class Partition:
         """A copy of the whole state: a small head, then the columns as they lie in memory."""
         producers, dedup = self.producers.buffers(), self.dedup.buffers()
         keys = None if self.keys is None else self.keys.buffers()
-        parts = [part.buffers() for part in (self.queues, self.timetable, self.staging)]
+        parts = [part.buffers() for part in (self.queues, self.timetable, self.staging, self.ring)]
         head = _SnapshotHead(
             SNAPSHOT_VERSION,
             self.start_offset,
@@ -314,9 +323,10 @@ class Partition:
                 raise Corrupt(f"snapshot version {head.version}: this release reads {SNAPSHOT_VERSION}")
             if (head.keys is None) != (partition.keys is None):
                 raise Corrupt("the snapshot does not fit the topic's key_index")
-            lengths = (head.producers, head.dedup, head.keys or [], head.queues, head.timetable, head.staging)
+            lengths = [head.producers, head.dedup, head.keys or [], head.queues, head.timetable]
+            lengths += [head.staging, head.ring]
             columns = iter(_cut(data[body:], [length for part in lengths for length in part]))
-            producers, dedup, keys, queues, timetable, staging = (
+            producers, dedup, keys, queues, timetable, staging, ring = (
                 [next(columns) for _ in part] for part in lengths
             )
             partition.start_offset, partition.end_offset = head.start_offset, head.end_offset
@@ -329,6 +339,7 @@ class Partition:
             partition.queues.load(queues)
             partition.timetable.load(timetable)
             partition.staging.load(staging)
+            partition.ring.load(ring)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Corrupt(f"the snapshot cannot be read: {error}") from error
         return partition
@@ -344,6 +355,7 @@ class Partition:
         self.queues.verify()
         self.timetable.verify()
         self.staging.verify()
+        self.ring.verify()
 
 
 class _NothingAtHand:

@@ -29,7 +29,7 @@ from tailrace.core.model import (
     Refusal,
     hash128,
 )
-from tailrace.core.publishing import over_limit
+from tailrace.core.publish_limits import over_limit
 from tailrace.core.table import Buffer
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Overloaded, Unavailable
 
@@ -150,6 +150,7 @@ class Staging:
         problem = _unfit(view.columns) or over_limit(view, partition.options, now_us)
         if problem is None and view.keys is not None and partition.keys is not None:
             problem = partition.keys.check(view.keys, None)
+        problem = problem or partition.ring.too_large(view.count, view.nbytes)
         problem = problem or self._no_room(command, time_us)
         if problem is not None:
             return Decision(NOTHING, problem)
@@ -194,7 +195,7 @@ class Staging:
             offset += view.count
         known = [number for number in numbers if number in self._attempts]
         facts.append(StageApplied(command.writer, command.version, known, time_us))
-        return Decision(tuple(facts), Done())
+        return self._partition.ring.admit(Decision(tuple(facts), Done()), accepted=True)
 
     # ----------------------------------------------------------------------------------------------- apply
 

@@ -97,7 +97,8 @@ class Timetable:
         end_offset = self._partition.end_offset
         appended = Appended(end_offset, command.view, time_us, released=True)
         released = Released(command.until_us, command.until_ref, time_us)
-        return Decision((appended, released), Published(end_offset, time_us))
+        decision = Decision((appended, released), Published(end_offset, time_us))
+        return self._partition.ring.admit(decision, accepted=True)
 
     def _cancel(self, command: CancelScheduled, time_us: int) -> Decision:
         ids, hints = command.ids, command.deliver_at_us

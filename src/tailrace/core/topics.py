@@ -27,7 +27,8 @@ DURABILITIES = ("memory", "interval", "fsync")
 
 
 class TopicOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a topic, all of them checked. Without any `retention_*` limit messages are kept for ever."""
+    """Options of a topic, all of them checked. Messages are kept for ever, unless a `retention_*` limit is
+    there or it is `ephemeral`."""
 
     partitions: int = 3
     durability: str = "fsync"
@@ -44,6 +45,10 @@ class TopicOptions(msgspec.Struct, frozen=True, kw_only=True):
     ring_buffer_bytes: int = 4 * 1024 * 1024
     batch_size: int = 500
     replicas: int = 1
+    ephemeral: bool = False
+    max_bytes: int | None = None
+    max_messages: int | None = None
+    on_full: str = "refuse"
 
 
 _MANY = (1 << 53) - 1  # what every JSON reader holds exactly
@@ -61,19 +66,25 @@ RANGES: dict[str, tuple[int, int]] = {
     "ring_buffer_bytes": (0, 1 << 30),
     "batch_size": (1, BATCH_ROWS_MAX),
     "replicas": (1, 1),
+    "max_bytes": (1, _MANY),
+    "max_messages": (1, _MANY),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "durability": ("fsync", "interval", "memory"),
     "storage": ("file", "memory"),
-    "retention": ("forever",),
+    "retention": ("forever", "ephemeral"),
+    "on_full": ("refuse", "overwrite"),
 }
 SWITCHES: dict[str, bool] = {"on": True, "off": False}
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "retention": ("ephemeral", "compact"),
+    "retention": ("compact",),
     "storage": ("lmdb", "postgres", "redis"),
     "replicas": (2, 3, 5, 7),
 }
-LIMITS = ("retention_ms", "retention_bytes", "retention_count")
+BOUNDS = ("max_bytes", "max_messages")
+"""What makes an ephemeral topic a ring."""
+LIMITS = ("retention_ms", "retention_bytes", "retention_count", *BOUNDS)
+"""Options that may be None: there is no such limit."""
 FIXED = ("storage", "key_index")
 """Options that stay as they were when the topic was created."""
 
@@ -108,7 +119,7 @@ def parse_options(
         else:
             values[option] = value
     if "retention" in values:
-        problems += _forever(values)
+        problems += _retention(values)
     # A problem with one of them is reported; telling that it does not fit the others would only confuse.
     if not problems:
         problems += _together(values, base)
@@ -126,10 +137,10 @@ def _value(option: str, given: Any) -> tuple[Any, str | None]:
         return None, f"unknown option {option[:80]!r}" + (f": did you mean {close[0]!r}?" if close else "")
     if any(type(given) is type(value) and given == value for value in NOT_YET.get(option, ())):
         return None, f"{option} = {given!r} is not supported yet"
-    if option == "key_index":
+    if option in ("key_index", "ephemeral"):
         if isinstance(given, str) and given in SWITCHES:
             given = SWITCHES[given]
-        return given, None if isinstance(given, bool) else f"key_index is on or off, not {_shown(given)}"
+        return given, None if isinstance(given, bool) else f"{option} is on or off, not {_shown(given)}"
     if option in CHOICES:
         allowed = CHOICES[option]
         if isinstance(given, str) and given in allowed:
@@ -151,12 +162,17 @@ def _shown(given: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _forever(values: dict[str, Any]) -> list[str]:
-    """`retention = "forever"` takes every limit away; asking for one beside it is a contradiction."""
-    del values["retention"]
-    limits = [option for option in LIMITS if values.get(option) is not None]
-    values.update(dict.fromkeys(LIMITS))
-    return [f"retention = 'forever' contradicts {', '.join(limits)}"] if limits else []
+def _retention(values: dict[str, Any]) -> list[str]:
+    """`retention` stands for others: "ephemeral" for `ephemeral`; "forever" takes that and every limit away,
+    and asking for one of them beside it is a contradiction."""
+    if values.pop("retention") == "ephemeral":
+        off = values.get("ephemeral") is False
+        values["ephemeral"] = True
+        return ["retention = 'ephemeral' contradicts ephemeral = off"] if off else []
+    forever = dict.fromkeys(LIMITS) | {"ephemeral": False, "on_full": "refuse"}
+    others = [option for option, value in forever.items() if values.get(option, value) != value]
+    values.update(forever)
+    return [f"retention = 'forever' contradicts {', '.join(others)}"] if others else []
 
 
 def _together(values: dict[str, Any], base: TopicOptions | None) -> list[str]:
@@ -178,6 +194,11 @@ def _together(values: dict[str, Any], base: TopicOptions | None) -> list[str]:
     if (after.storage == "memory") != (after.durability == "memory"):
         text = f"durability = {after.durability!r} does not go with storage = {after.storage!r}"
         problems.append(text + ": the memory engine has memory durability, and only it has")
+    bounds = [option for option in BOUNDS if getattr(after, option) is not None]
+    if not after.ephemeral:
+        problems += [f"{option} needs retention = 'ephemeral'" for option in bounds]
+    if after.on_full != "refuse" and not bounds:
+        problems.append(f"on_full = {after.on_full!r} needs max_bytes or max_messages")
     return problems
 
 
