@@ -28,6 +28,7 @@ from tests.history.group_history import (
     Moved,
     Outcome,
     Row,
+    Spot,
     encode_row,
 )
 from tests.history.record import Sent, Value, decode_value, encode_value, now_ns
@@ -36,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
 TIMEOUT_S = 20.0
 TOPIC, GROUP = "t", "g"
+SHORTEST_WORK = 0.5
+"""Handlers take at least this part of `work_ms`."""
 
 
 class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +120,7 @@ class GroupMember:
         value = decode_value(delivery.value)
         self.note(Got(*place, key, value, delivery.attempt, delivery.deliveries, now_ns()))
         if self._config.work_ms:
-            await asyncio.sleep(self._config.work_ms / 1000 * (0.5 + self._rng.random()))
+            await asyncio.sleep(self._config.work_ms / 1000 * (SHORTEST_WORK + self._rng.random()))
         bad = bool(key) and key == self._config.bad_key
         call_ns = now_ns()
         outcome: Outcome = "ok"
@@ -208,6 +211,28 @@ class Members:
             return all(len(process.got()) >= before[process] + count for process in chosen)
 
         await until(so, f"{count} more messages for each of {[process.member for process in chosen]}")
+
+    async def kill_at_work(self, name: str) -> tuple[int, set[Spot]]:
+        """SIGKILL one while it has messages in its hands; the time, and those that it surely had not settled.
+
+        It is stopped first, to look at its hands: to others that is the same death.
+        """
+        victim = self.all[name]
+        settles_ns = int(victim.config.work_ms * 1e6 * SHORTEST_WORK)
+        held: set[Spot] = set()
+
+        async def so() -> bool:
+            nonlocal held
+            victim.signal(signal.SIGSTOP)
+            stopped_ns = now_ns()
+            held = {row.spot for row in victim.got() if row.at_ns > stopped_ns - settles_ns}
+            if not held:
+                victim.signal(signal.SIGCONT)
+            return bool(held)
+
+        await until(so, f"{name} is at work")
+        victim.kill()
+        return now_ns(), held
 
     async def end(self, *, but: tuple[str, ...] = ()) -> None:
         """End all gracefully; those that were not killed say that all was well."""
@@ -307,6 +332,17 @@ async def drained(client: tailrace.Client, timeout_s: float = LIMIT_S) -> None:
     except AssertionError as error:
         error.add_note("\n".join(str(row) for row in last))
         raise
+
+
+async def heard_of(client: tailrace.Client, since_us: int, *names: str) -> None:
+    """Wait until each of some members has shown itself after a time."""
+
+    async def so() -> bool:
+        rows = (await client.groups().describe(GROUP)).members
+        seen = {row["member"]: row["last_seen_us"] for row in rows}
+        return all(seen.get(name, 0) > since_us for name in names)
+
+    await until(so, f"heartbeats of {names}")
 
 
 async def owners(client: tailrace.Client) -> dict[int, tuple[str, int]]:

@@ -6,6 +6,7 @@ Each test has a short form and, marked `long`, the same with more rounds.
 import asyncio
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
@@ -22,6 +23,7 @@ from tests.e2e.group_workload import (
     Members,
     Publisher,
     drained,
+    heard_of,
     history_of,
     owners,
     until,
@@ -29,7 +31,7 @@ from tests.e2e.group_workload import (
 from tests.history.group_history import Finished, GroupHistory, Spot
 from tests.history.record import now_ns
 
-LEASE_MS = SESSION_MS = 1500
+LEASE_MS = SESSION_MS = 2000
 MARGIN_MS = 4000
 """What a busy machine may add to every bound."""
 QUICK: dict[str, Any] = {
@@ -73,17 +75,16 @@ async def killed_members(
     folder: Path, broker: BrokerProcess, client: tailrace.Client, rounds: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    with Members(folder, broker.url, options=QUICK, work_ms=4) as members:
+    with Members(folder, broker.url, options=QUICK, work_ms=20, concurrency=8) as members:
         alive, dead = ["m0", "m1", "m2"], []
         members.start(*alive)
-        async with Publisher(broker.url) as publisher:
+        async with Publisher(broker.url, rate=200) as publisher:
             for number in range(rounds):
                 await balanced(client, *alive)
                 await members.at_work(20, *alive)
                 before = await owners(client)
                 victim = rng.choice(alive)
-                members[victim].kill()
-                killed_ns = now_ns()
+                killed_ns, held = await members.kill_at_work(victim)
                 alive.remove(victim)
                 dead.append(victim)
                 await balanced(client, *alive)
@@ -102,7 +103,7 @@ async def killed_members(
                     await publisher.end()
                     await drained(client)
                     expect_redelivered(history_of(members, publisher), victim, killed_ns, set(kept))
-                    await expect_traced(client, history_of(members, publisher), victim, killed_ns)
+                    await expect_traced(client, history_of(members), victim, held)
         await members.end(but=tuple(dead))
         history_of(members, publisher).expect_clean()
 
@@ -116,7 +117,7 @@ def expect_undisturbed(
     gaps = {partition: history.longest_gap_ns(partition, *window) / 1e6 for partition in range(PARTITIONS)}
     worst_kept = max(gaps[partition] for partition in kept)
     best_moved = min(gaps[partition] for partition in gaps.keys() - kept)
-    assert worst_kept < SESSION_MS / 2, gaps
+    assert worst_kept < 0.7 * SESSION_MS, gaps
     assert worst_kept < best_moved, gaps
 
 
@@ -129,29 +130,24 @@ def expect_redelivered(history: GroupHistory, victim: str, killed_ns: int, kept:
     left = {spot for spot in sent if spot not in history.acks or history.acks[spot][0].return_ns > killed_ns}
     by_others = {r.spot for r in history.got if r.member != victim and r.at_ns < late_ns}
     # Of what was in its hands, it may have settled a few without living to see the answer.
-    unseen = history.in_hand(killed_ns, victim)
-    assert left - unseen <= by_others
-    assert unseen & by_others, "the victim died with nothing in its hands: the test saw nothing"
+    assert left - history.in_hand(killed_ns, victim) <= by_others
 
 
-async def expect_traced(client: tailrace.Client, history: GroupHistory, victim: str, killed_ns: int) -> None:
-    """The trace of a message that died with its member tells of both deliveries, and of the end."""
-    in_hand = history.in_hand(killed_ns, victim)
-    twice = [r for r in history.got if r.member != victim and r.spot in in_hand]
-    for row in twice[:2]:
-        (life,) = await client.trace(TOPIC, partition=row.partition, offset=row.offset)
-        told = [(event.event, event.member) for event in life.events if event.group == GROUP]
-        first, second = told.index(("delivered", victim)), told.index(("delivered", row.member))
-        assert first < second, told
+async def expect_traced(client: tailrace.Client, history: GroupHistory, victim: str, held: set[Spot]) -> None:
+    """The trace of a message that was in the victim's hands tells of both deliveries, and of the end."""
+    again = {row.spot: row.member for row in history.got if row.member != victim and row.spot in held}
+    assert again.keys() == held
+    for (partition, offset), member in list(again.items())[:3]:
+        (life,) = await client.trace(TOPIC, partition=partition, offset=offset)
         assert life.status == "settled"
-        lost_us, found_us = (life.events[i].time_us for i in event_places(life, victim, row.member))
-        assert found_us - lost_us < (LEASE_MS + MARGIN_MS) * 1000
+        lost_us, found_us = delivery_times(life, victim, member)
+        assert 0 < found_us - lost_us < (LEASE_MS + MARGIN_MS) * 1000
 
 
-def event_places(life: tailrace.Life, *members: str) -> list[int]:
-    """Where the deliveries to some members stand among the events."""
+def delivery_times(life: tailrace.Life, *members: str) -> list[int]:
+    """When a message was last delivered to each of some members."""
     return [
-        max(i for i, event in enumerate(life.events) if (event.event, event.member) == ("delivered", member))
+        max(e.time_us for e in life.events if (e.group, e.event, e.member) == (GROUP, "delivered", member))
         for member in members
     ]
 
@@ -172,36 +168,32 @@ async def killed_sharers(
 ) -> None:
     rng = random.Random(seed)
     options = {**QUICK, "assignment": "shared", "ordering": "key"}
-    with Members(folder, broker.url, options=options, work_ms=4) as members:
-        alive, dead, unseen = ["m0", "m1", "m2"], [], 0
+    with Members(folder, broker.url, options=options, work_ms=20, concurrency=8) as members:
+        alive, dead = ["m0", "m1", "m2"], []
         members.start(*alive)
-        async with Publisher(broker.url) as publisher:
+        async with Publisher(broker.url, rate=200) as publisher:
             for number in range(rounds):
                 await members.at_work(20, *alive)
                 victim = rng.choice(alive)
-                members[victim].kill()
-                killed_ns = now_ns()
+                killed_ns, held = await members.kill_at_work(victim)
                 alive.remove(victim)
                 dead.append(victim)
                 members.start(f"m{number + 3}")
                 alive.append(f"m{number + 3}")
-                held = history_of(members).in_hand(killed_ns, victim)
                 await redelivered(members, held, victim)
                 assert now_ns() - killed_ns < (LEASE_MS + MARGIN_MS) * 1_000_000
-                unseen += len(held)
             await members.at_work(20, *alive)
         await drained(client)
         await members.end(but=tuple(dead))
         history_of(members, publisher).expect_clean()
-        assert unseen, "the victims died with nothing in their hands: the test saw nothing"
 
 
 async def redelivered(members: Members, spots: set[Spot], victim: str) -> None:
-    """Wait until others got what the victim had in its hands; one each it may have settled unseen."""
+    """Wait until others got what the victim had in its hands."""
 
     async def so() -> bool:
         others = {row.spot for row in history_of(members).got if row.member != victim}
-        return len(spots - others) <= members[victim].config.concurrency - 1
+        return spots <= others
 
     await until(so, f"{spots} are delivered again")
 
@@ -238,6 +230,7 @@ async def killed_broker(
                 broker.kill()
                 kills.append(now_ns())
                 await asyncio.to_thread(broker.start)
+            await heard_of(client, time.time_ns() // 1000, "m0", "m1")
             await members.at_work(50)
         await drained(client)
         assert {member for member, _ in (await owners(client)).values()} == {"m0", "m1"}
@@ -328,7 +321,7 @@ def expect_told(members: Members, taken: set[Spot]) -> None:
     assert {first.get(spot) for spot in taken} == {"lost"}
 
 
-@pytest.mark.parametrize("assignment", ["partitions", "shared"])
+@pytest.mark.parametrize("assignment", ["partitions", pytest.param("shared", marks=pytest.mark.long)])
 def test_a_stopped_member_is_replaced_told_and_goes_on(tmp_path: Path, assignment: str) -> None:
     play(tmp_path, lambda broker, client: stopped_member(tmp_path, broker, client, assignment, 1))
 
@@ -357,7 +350,7 @@ async def rolling(
         async def changed() -> bool:
             return len({row.member for row in history_of(members).got}) > changes
 
-        async with Publisher(broker.url, keys=30) as publisher:
+        async with Publisher(broker.url, keys=30, rate=300) as publisher:
             await until(changed, f"{changes} members have come", timeout_s=300)
         await drained(client)
         await members.end()

@@ -74,7 +74,7 @@ async def dead_count(client: tailrace.Client) -> int:
 
 
 def test_each_message_that_dies_is_in_the_dead_letters_once(tmp_path: Path) -> None:
-    play(tmp_path, lambda broker, client: dying(tmp_path, broker, client, 3, seed=1))
+    play(tmp_path, lambda broker, client: dying(tmp_path, broker, client, 2, seed=1))
 
 
 @pytest.mark.long

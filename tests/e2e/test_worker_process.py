@@ -138,7 +138,7 @@ def shop(folder: Path) -> Iterator[Shop]:
                 process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_lets_the_worker_finish_what_is_under_way(tmp_path: Path, number: signal.Signals) -> None:
     with shop(tmp_path) as it:
         it.hold.touch()
