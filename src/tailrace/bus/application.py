@@ -184,6 +184,10 @@ class Bus:
         """Run the handlers until `stop`: up to `concurrency` messages at a time for each group."""
         client = self._attached()
         chosen: dict[tuple[str, str], list[Handler]] = {}
+        known = {handler.group for handler in self._handlers}
+        unknown = sorted(set(groups or ()) - known)
+        if unknown:
+            raise InvalidRequest(f"groups: {unknown[0]!r} has no handler; there are {sorted(known)}")
         for handler in self._handlers:
             if groups is None or handler.group in groups:
                 chosen.setdefault((handler.topic, handler.group), []).append(handler)

@@ -53,6 +53,11 @@ class _Envelope(Generic[T]):
         return self._delivery.attempt
 
     @property
+    def deliveries(self) -> int:
+        """How often it was delivered, this time counted; also after a crash, which is no failure of it."""
+        return self._delivery.deliveries
+
+    @property
     def timestamp(self) -> datetime:
         """When it was published."""
         return self._delivery.timestamp

@@ -93,7 +93,8 @@ def _announce(node: Node, options: ServerOptions, output: Output) -> None:
         )
         return
     where = "" if native == f"127.0.0.1:{DEFAULT_PORT}" else f" --url tailrace://{native}"
-    output.line(f"tailrace is ready on tailrace://{native} with its data in {printable(options.data)}")
+    data = printable(options.data)
+    output.line(f"tailrace is ready on tailrace://{native} with its data in {data} (process {os.getpid()})")
     output.line(f"health and metrics: http://{http}/readyz and http://{http}/metrics")
     command = _command()
     output.line("next, in another terminal:")
