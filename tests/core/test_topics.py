@@ -70,7 +70,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("option", sorted(RANGES))
 def test_numbers_are_accepted_within_their_bounds_only(option: str) -> None:
     low, high = RANGES[option]
-    base = TopicOptions(ephemeral=option in BOUNDS)
+    base = TopicOptions(ephemeral=True) if option in BOUNDS else None
     assert getattr(accepted({option: low}, base), option) == low
     assert getattr(accepted({option: high}, base), option) == high
     for wrong in (low - 1, high + 1, 1 << 80):
