@@ -402,8 +402,7 @@ def test_whatever_ends_it_gives_back_without_a_failure(how: str, assignment: str
         async with client.consumer("t", "g") as consumer:
             again = await take(consumer, 3)
             assert sorted((m.value, m.attempt) for m in again) == [(b"a", 1), (b"b", 1), (b"c", 1)]
-            if assignment == "partitions":
-                assert {m.deliveries for m in again} == {2}
+            assert {m.deliveries for m in again} == {2}
         assert (await partition(client))["failures"] == 0
 
     on_broker(scenario)

@@ -64,6 +64,8 @@ class Granting:
         self._groups: dict[str, _Carried] = {}
         self._leaving: dict[str, int] = {}
         self._left: dict[str, list[Callable[[], None]]] = {}
+        self.evicted: Callable[[str, str], None] = lambda group, member: None
+        """Called with the group and the member that is gone."""
 
     def shard(self, place: Place) -> Shard | None:
         """The data partition of a place; None when the topic or the partition is not there."""
@@ -235,6 +237,7 @@ class Granting:
     def evict(self, group: Group, member: str) -> None:
         """A member of a shared group is gone: give back what it has everywhere. Should that get lost, its
         leases end by themselves."""
+        self.evicted(group.name, member)
         for place in group.all_places():
             shard = self.shard(place)
             if shard is not None:

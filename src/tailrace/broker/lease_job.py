@@ -291,6 +291,13 @@ class LeaseJob:
                 self._give_back(place, leased)
             self._finish()
 
+    def evict(self, refusal: Refusal) -> None:
+        """The member is none any more: it is told so, and what was leased for it is given back."""
+        respond = self._respond
+        self.drop()
+        if respond is not None:
+            respond(refusal, ())
+
     def give_up(self) -> None:
         """The broker closes: there is nothing for whoever waits, and what was leased for it is not logged any
         more."""

@@ -30,7 +30,7 @@ from tailrace.core.delivery_commands import (
 from tailrace.core.inner_commands import MoveCursor
 from tailrace.core.leasing_rules import LEASE_MS_MAX
 from tailrace.core.model import Refusal
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.errors import Fenced, InvalidRequest, NotFound
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 
@@ -72,6 +72,13 @@ class Leasing:
         """Tell those that wait that there is nothing for them."""
         for job in list(self.jobs):
             job.give_up()
+
+    def evict(self, group: str, member: str) -> None:
+        """A member is gone: polls of its that still wait must not take messages for nobody."""
+        refusal = Refusal(Fenced.code, f"{member!r} is no member of group {group!r} any more")
+        for job in list(self.jobs):
+            if job.request.group == group and job.request.member == member:
+                job.evict(refusal)
 
     def _shard(self, topic: str, partition: int) -> Shard:
         shards = self.topics.get(topic).shards
