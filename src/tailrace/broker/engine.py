@@ -62,6 +62,7 @@ class Engine:
         self.staged_writes = StagedWrites(self.topics, self.pump, self.coordinators)
         self.coordination = Coordination(self.topics, self.pump, self.coordinators)
         self.topics.changed = self.coordination.topic_changed
+        self.coordination.granting.evicted = self.leasing.evict
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
