@@ -128,6 +128,8 @@ class ModelledPartition:
             if name in self.groups:
                 self.groups[name].found(fact, self.now_us)
         self.facts += decision.facts
+        # A fact may be a moment later than the clock; nothing is decided before it any more.
+        self.now_us = max(self.now_us, self.partition.append_time_us)
         return decision
 
     def _numbers(self) -> dict[str, int]:
