@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core import spans as under_test
+from tailrace.core import run_blocks as under_test
+from tailrace.core.dense_chunks import CHUNK
 from tailrace.core.spans import Runs, SpanSet, count, flat, pairs, without
 
 EDGES = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda pair: (pair[0], sum(pair)))
@@ -58,6 +59,96 @@ def test_runs_are_a_map_however_the_blocks_lie(
             assert (run and run[2]) == plain.get(offset)
     finally:
         under_test.BLOCK_MAX = before
+
+
+STRETCHES = st.tuples(
+    st.integers(0, 3 * CHUNK), st.integers(1, 400), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9)
+)
+"""Where many spans begin, how many there are, how long and how far apart they are, and how irregular."""
+
+
+def _spans(stretch: tuple[int, int, int, int, int]) -> list[int]:
+    first, many, length, gap, odd = stretch
+    found: list[int] = []
+    for number in range(many):
+        found += (first, first + length)
+        first += length + gap + (odd if number % 7 == 3 else 0)
+    return found
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(["put_many", "cut_many", "tally"]), STRETCHES, VALUES),
+            st.tuples(
+                st.sampled_from(["put", "cut"]),
+                st.tuples(st.integers(0, 5 * CHUNK), st.integers(1, 2 * CHUNK)),
+                VALUES,
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_many_changes_at_once_are_as_one_after_the_other(
+    steps: list[tuple[str, tuple[int, ...], bytes]],
+) -> None:
+    runs, plain = Runs(), dict[int, bytes]()
+    for what, place, value in steps:
+        spans = [place[0], sum(place)] if len(place) == 2 else _spans(place)  # type: ignore[arg-type]
+        offsets = [offset for first, end in pairs(spans) for offset in range(first, end)]
+        there = {offset: plain[offset] for offset in offsets if offset in plain}
+        if what == "tally":
+            assert runs.tally(spans) == (len(there), set(there.values()))
+        elif what == "put_many":
+            runs.put_many(spans, value)
+        elif what == "put":
+            runs.put(*spans, value)
+        elif what == "cut_many":
+            assert runs.cut_many(spans) == len(there)
+        else:
+            assert runs.cut(*spans) == runs_of(there)
+        if what.startswith("put"):
+            plain |= dict.fromkeys(offsets, value)
+        elif what.startswith("cut"):
+            plain = {offset: its for offset, its in plain.items() if offset not in there}
+        runs.verify()
+        expected = runs_of(plain)
+        assert list(runs) == expected
+        assert runs.first == min(plain, default=None)
+        middle = (spans[0] + spans[-1]) // 2
+        assert runs.within(middle, middle + CHUNK) == runs_of(
+            {o: v for o, v in plain.items() if middle <= o < middle + CHUNK}
+        )
+        assert list(runs.since(middle)) == runs_of({o: v for o, v in plain.items() if o >= middle})
+        at = runs.at(middle)
+        assert (at and at[2]) == plain.get(middle)
+        assert at is None or all(plain.get(o) == at[2] for o in range(at[0], at[1]))
+        other = Runs()
+        for first, end, its in expected:
+            other.put(first, end, its)
+        assert other.columns() == runs.columns()
+
+
+def runs_of(plain: dict[int, bytes]) -> list[tuple[int, int, bytes]]:
+    """The same as runs, in order."""
+    found: list[tuple[int, int, bytes]] = []
+    for offset, value in sorted(plain.items()):
+        if found and found[-1][1] == offset and found[-1][2] == value:
+            found[-1] = (found[-1][0], offset + 1, value)
+        else:
+            found.append((offset, offset + 1, value))
+    return found
+
+
+def test_a_chunk_forgets_the_values_that_it_does_not_have_any_more() -> None:
+    runs = Runs()
+    for number in range(5 * CHUNK):
+        runs.put_many(
+            [offset for first in range(0, 400, 2) for offset in (first, first + 1)], b"%6d" % number
+        )
+        runs.put(500, 501, b"stays ")
+    runs.verify()
+    assert list(runs)[-2:] == [(398, 399, b"%6d" % number), (500, 501, b"stays ")]
 
 
 def test_many_runs_split_into_blocks() -> None:

@@ -20,7 +20,7 @@ from tailrace.core.facts import (
     Nacked,
 )
 from tailrace.core.key_lookup import KeyLookup
-from tailrace.core.ledger import LEASED, MAX_ATTEMPTS, Ledger
+from tailrace.core.ledger import FEW_BOUNDS, LEASED, MAX_ATTEMPTS, Ledger
 from tailrace.core.receipts import Lease
 from tailrace.core.spans import SpanSet, count, flat, pairs, without
 
@@ -54,6 +54,9 @@ class Settlement:
                 if run is not None and run[1] >= spans[1] and LEASED.unpack(run[2])[0] == number:
                     good.append((number, spans))
                     continue
+            if lease is not None and lease.deadline_us > self._time_us and self._all_held(number, spans):
+                good.append((number, spans))
+                continue
             pieces, stale = self._sort_out(number, spans)
             if pieces:
                 good.append((number, flat([(first, end) for first, end, _, _ in pieces])))
@@ -61,6 +64,13 @@ class Settlement:
                 lost.append((number, stale))
         facts = (Acked(ledger.number, good, self._time_us),) if good else NOTHING
         return Decision(facts, Settled(lost))
+
+    def _all_held(self, number: int, spans: list[int]) -> bool:
+        """Whether a lease still holds all of many spans that do not touch each other."""
+        if len(spans) <= FEW_BOUNDS or set(spans[1:-1:2]) & set(spans[2::2]):
+            return False
+        many, values = self._ledger.leased.tally(spans)
+        return many == count(spans) and all(LEASED.unpack(value)[0] == number for value in values)
 
     def nack(self, command: Nack) -> Decision:
         """Give back, as a failure or not."""

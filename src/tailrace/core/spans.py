@@ -1,154 +1,207 @@
 """Sorted disjoint runs of offsets that split and merge, with or without a value each.
 
-A set of ten million offsets that lie together is one run. Runs lie in blocks of a few hundred, found by
-bisection, so that a change costs about the same among a hundred thousand runs as among ten. The form is
-canonical: touching runs with equal values are always one, wherever the blocks end, so equal content has equal
-bytes whatever led to it.
+A set of ten million offsets that lie together is one run. Where runs are few they lie in blocks (see
+`run_blocks`); a stretch in which very many change at once becomes a chunk of numbers (see `dense_chunks`),
+until it is nearly empty again. What is seen from outside is canonical: touching runs with equal values are
+always one, so equal content has equal bytes whatever led to it.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-BLOCK_MAX = 512
+import numpy as np
 
-Run = tuple[int, int, bytes]
-"""First offset, end, value."""
+from tailrace.core import run_blocks
+from tailrace.core.dense_chunks import BITS, CHUNK, Chunk, Offsets, by_chunk, spans_in
+from tailrace.core.run_blocks import Run, RunBlocks
+
+MANY = 16
+"""So many spans in one call, or in one chunk, are worth an operation on all of them."""
+LONG = 64
+"""Spans that are longer than that on average are taken one by one."""
+THIN = 64
+"""A chunk with fewer offsets than that becomes runs again; one with less than twice as many is not made."""
 
 
-class Runs:
+class Runs(RunBlocks):
     """A map from offsets to values (bytes, whatever they mean), kept as runs. `total` counts offsets."""
 
-    __slots__ = ("_ends", "_firsts", "_heads", "_values", "total")
-
-    def __init__(self) -> None:
-        self.clear()
+    __slots__ = ("_chunks", "_numbers")
 
     def clear(self) -> None:
         """Forget everything."""
-        self._heads: list[int] = []
-        self._firsts: list[array[int]] = []
-        self._ends: list[array[int]] = []
-        self._values: list[list[bytes]] = []
-        self.total = 0
+        super().clear()
+        self._chunks: dict[int, Chunk] = {}
+        self._numbers: list[int] = []
+        """Of the chunks, ascending. Nothing in the blocks lies where a chunk is."""
 
     # ------------------------------------------------------------------------------------------- questions
 
     def __len__(self) -> int:
         """The number of runs."""
-        return sum(map(len, self._values))
+        return sum(1 for _ in self) if self._chunks else super().__len__()
 
     def __bool__(self) -> bool:
-        return bool(self._heads)
-
-    def __contains__(self, offset: int) -> bool:
-        return self.at(offset) is not None
+        return bool(self._heads or self._chunks)
 
     def __iter__(self) -> Iterator[Run]:
-        for firsts, ends, values in zip(self._firsts, self._ends, self._values, strict=True):
-            yield from zip(firsts, ends, values, strict=True)
+        return self._merged(0, None) if self._chunks else super().__iter__()
 
     @property
     def first(self) -> int | None:
         """The lowest offset."""
-        return self._heads[0] if self._heads else None
+        lowest = self._heads[0] if self._heads else None
+        if self._chunks:
+            chunk = self._chunks[self._numbers[0]]
+            first = chunk.base + int((chunk.cells > 0).argmax())
+            return first if lowest is None or first < lowest else lowest
+        return lowest
 
     def at(self, offset: int) -> Run | None:
-        """The run that holds an offset."""
-        block = bisect_right(self._heads, offset) - 1
-        if block < 0:
+        """The run that holds an offset; it may be cut short where a chunk begins or ends."""
+        chunk = self._chunks.get(offset >> BITS) if self._chunks else None
+        if chunk is None:
+            return super().at(offset)
+        place = offset - chunk.base
+        number = int(chunk.cells[place])
+        if not number:
             return None
-        firsts = self._firsts[block]
-        index = bisect_right(firsts, offset) - 1
-        end = self._ends[block][index]
-        return (firsts[index], end, self._values[block][index]) if end > offset else None
+        others = np.flatnonzero(chunk.cells != number)
+        at = int(others.searchsorted(place))
+        first = int(others[at - 1]) + 1 if at else 0
+        end = int(others[at]) if at < len(others) else CHUNK
+        return chunk.base + first, chunk.base + end, chunk.values[number]
 
     def since(self, offset: int) -> Iterator[Run]:
         """Runs from an offset on, the first of them clipped. Nothing may change meanwhile."""
-        block, index = self._locate(offset)
-        while block < len(self._heads):
-            firsts, ends, values = self._firsts[block], self._ends[block], self._values[block]
-            for at in range(index, len(firsts)):
-                first = firsts[at]
-                yield first if first > offset else offset, ends[at], values[at]
-            block, index = block + 1, 0
+        return self._merged(offset, None) if self._chunks else super().since(offset)
 
     def within(self, first: int, end: int) -> list[Run]:
         """Runs in [first, end), clipped."""
-        found = []
-        for start, stop, value in self.since(first):
-            if start >= end:
-                break
-            found.append((start, stop if stop < end else end, value))
-        return found
+        if not self._chunks:
+            return super().within(first, end)
+        return [
+            (start, stop if stop < end else end, value) for start, stop, value in self._merged(first, end)
+        ]
+
+    def tally(self, spans: Sequence[int]) -> tuple[int, set[bytes]]:
+        """How many offsets of flat spans are there, and their values."""
+        many, values = 0, set[bytes]()
+        if _few(spans):
+            for first, end in pairs(spans):
+                for start, stop, value in self.within(first, end):
+                    many += stop - start
+                    values.add(value)
+            return many, values
+        for number, offsets in by_chunk(spans):
+            chunk = self._chunks.get(number)
+            if chunk is not None:
+                cells = chunk.cells[offsets - chunk.base]
+                many += int(np.count_nonzero(cells))
+                known = chunk.values
+                values.update([known[n] for n in set(cells.tolist()) if n])
+                continue
+            for first, end in spans_in(offsets):
+                for start, stop, value in super().within(first, end):
+                    many += stop - start
+                    values.add(value)
+        return many, values
 
     # --------------------------------------------------------------------------------------------- changes
 
     def put(self, first: int, end: int, value: bytes = b"") -> None:
         """Give [first, end) a value, whatever it had."""
-        assert first < end, f"an empty run at {first}"
-        if self._heads:
-            if self._ends[-1][-1] <= first:
-                self._append(first, end, value)
-                return
-            block, index = self._locate(first)
-            if self._firsts[block][index] < end:
-                self.cut(first, end)
-                if not self._heads or self._ends[-1][-1] <= first:
-                    self._append(first, end, value)
-                    return
-                block, index = self._locate(first)
-            self._insert(block, index, first, end, value)
-        else:
-            self._append(first, end, value)
+        if not self._chunks:
+            super().put(first, end, value)
+            return
+        for start, stop, chunk in self._split(first, end):
+            if chunk is not None and stop - start == CHUNK:
+                self._drop(chunk)
+                chunk = None
+            if chunk is None:
+                super().put(start, stop, value)
+            else:
+                places = slice(start - chunk.base, stop - chunk.base)
+                self.total += chunk.fill(places, stop - start, chunk.number(value))
 
     def cut(self, first: int, end: int) -> list[Run]:
         """Take [first, end) out; what was there, clipped."""
+        if not self._chunks:
+            return super().cut(first, end)
         taken: list[Run] = []
-        block, index = self._locate(first)
-        while block < len(self._heads):
-            firsts, ends, values = self._firsts[block], self._ends[block], self._values[block]
-            start, stop, value = firsts[index], ends[index], values[index]
-            if start >= end:
-                break
-            if start < first:
-                ends[index] = first
-                if stop > end:
-                    self._insert_at(block, index + 1, end, stop, value)
-                    taken.append((first, end, value))
-                    break
-                taken.append((first, stop, value))
-                index += 1
-            elif stop > end:
-                firsts[index] = end
-                if index == 0:
-                    self._heads[block] = end
-                taken.append((start, end, value))
-                break
-            else:
-                until = bisect_right(ends, end, index)
-                taken += zip(firsts[index:until], ends[index:until], values[index:until], strict=True)
-                if self._delete(block, index, until):
-                    index = 0
-                    continue
-            if index == len(firsts):
-                block, index = block + 1, 0
-        self.total -= sum([stop - start for start, stop, _ in taken])
-        return taken
+        for start, stop, chunk in self._split(first, end):
+            if chunk is None:
+                taken += super().cut(start, stop)
+                continue
+            taken += chunk.runs(start, stop)
+            self._clear(chunk, slice(start - chunk.base, stop - chunk.base))
+        return list(_joined(taken))
+
+    def put_many(self, spans: Sequence[int], value: bytes = b"") -> None:
+        """Give the offsets of flat spans a value, whatever they had."""
+        if _few(spans):
+            for first, end in pairs(spans):
+                self.put(first, end, value)
+            return
+        for number, offsets in by_chunk(spans):
+            chunk = self._chunks.get(number) or self._made(number, offsets, len(offsets))
+            if chunk is not None:
+                self.total += chunk.fill(offsets - chunk.base, len(offsets), chunk.number(value))
+                continue
+            for first, end in spans_in(offsets):
+                super().put(first, end, value)
+
+    def cut_many(self, spans: Sequence[int]) -> int:
+        """Take the offsets of flat spans out; how many of them were there."""
+        before = self.total
+        if _few(spans):
+            for first, end in pairs(spans):
+                self.cut(first, end)
+            return before - self.total
+        for number, offsets in by_chunk(spans):
+            chunk = self._chunks.get(number) or self._made(number, offsets, 0)
+            if chunk is not None:
+                self._clear(chunk, offsets - chunk.base)
+                continue
+            for first, end in spans_in(offsets):
+                super().cut(first, end)
+        return before - self.total
 
     # ----------------------------------------------------------------------------------------------- bytes
 
     def columns(self) -> tuple[bytes, bytes, bytes]:
         """Firsts, ends and values of all runs, for a snapshot; values must have one length."""
         values = b"".join([b"".join(values) for values in self._values])
-        return b"".join(self._firsts), b"".join(self._ends), values
+        if not self._chunks:
+            return b"".join(self._firsts), b"".join(self._ends), values
+        parts = [chunk.edges(chunk.base, chunk.base + CHUNK) for chunk in self._chunks.values()]
+        blocks = [np.frombuffer(b"".join(side), np.int64) for side in (self._firsts, self._ends)]
+        firsts = np.concatenate([blocks[0], *[part[0] for part in parts]])
+        ends = np.concatenate([blocks[1], *[part[1] for part in parts]])
+        order = np.argsort(firsts, kind="stable")
+        firsts, ends = firsts[order], ends[order]
+        one = firsts[1:] == ends[:-1]
+        size = len(next(iter(self._chunks.values())).values[1])
+        if size:
+            tables = [np.frombuffer(b"".join(chunk.values[1:]), np.uint8) for chunk in self._chunks.values()]
+            rows = [table.reshape(-1, size)[part[2] - 1] for table, part in zip(tables, parts, strict=True)]
+            cells = np.concatenate([np.frombuffer(values, np.uint8).reshape(-1, size), *rows])[order]
+            one &= (cells[1:] == cells[:-1]).all(axis=1)
+            values = cells[np.concatenate(([True], ~one))].tobytes()
+        return (
+            firsts[np.concatenate(([True], ~one))].tobytes(),
+            ends[np.concatenate((~one, [True]))].tobytes(),
+            values,
+        )
 
     def fill(self, firsts: Sequence[int], ends: Sequence[int], values: Sequence[bytes]) -> None:
         """What `columns` gave, into an empty map; raises `ValueError` when it cannot be."""
-        assert not self._heads
-        half = BLOCK_MAX // 2
+        assert not self
+        half = run_blocks.BLOCK_MAX // 2
         for at in range(0, len(firsts), half):
             self._heads.append(firsts[at])
             self._firsts.append(array("Q", firsts[at : at + half]))
@@ -167,8 +220,12 @@ class Runs:
         for head, firsts, ends, values in zip(
             self._heads, self._firsts, self._ends, self._values, strict=True
         ):
-            assert 0 < len(firsts) == len(ends) == len(values) <= BLOCK_MAX, "sizes of a block"
+            assert 0 < len(firsts) == len(ends) == len(values) <= run_blocks.BLOCK_MAX, "sizes of a block"
             assert head == firsts[0], "head of a block"
+        assert sorted(self._chunks) == self._numbers, "numbers of the chunks"
+        for chunk in self._chunks.values():
+            chunk.verify()
+            assert not super().within(chunk.base, chunk.base + CHUNK), "a chunk and runs at one place"
         for first, end, its in self:
             assert first < end, f"an empty run at {first}"
             assert first > last or (first == last and its != value), (
@@ -179,80 +236,72 @@ class Runs:
 
     # -------------------------------------------------------------------------------------------- internals
 
-    def _locate(self, offset: int) -> tuple[int, int]:
-        """Place of the first run that ends above an offset; the block is one too far when there is none."""
-        block = bisect_right(self._heads, offset) - 1
-        if block < 0:
-            return 0, 0
-        index = bisect_right(self._ends[block], offset)
-        return (block, index) if index < len(self._ends[block]) else (block + 1, 0)
+    def _merged(self, first: int, end: int | None) -> Iterator[Run]:
+        """Runs from an offset on, those that begin at or above `end` left out."""
+        return _joined(self._in_order(first, end))
 
-    def _append(self, first: int, end: int, value: bytes) -> None:
-        self.total += end - first
-        if self._heads:
-            ends, values = self._ends[-1], self._values[-1]
-            if ends[-1] == first and values[-1] == value:
-                ends[-1] = end
-                return
-            if len(ends) < BLOCK_MAX:
-                self._firsts[-1].append(first)
-                ends.append(end)
-                values.append(value)
-                return
-        self._heads.append(first)
-        self._firsts.append(array("Q", (first,)))
-        self._ends.append(array("Q", (end,)))
-        self._values.append([value])
+    def _in_order(self, first: int, end: int | None) -> Iterator[Run]:
+        """Runs of blocks and chunks."""
+        runs = super().since(first)
+        run = next(runs, None)
+        for at in range(bisect_left(self._numbers, first >> BITS), len(self._numbers)):
+            chunk = self._chunks[self._numbers[at]]
+            if end is not None and chunk.base >= end:
+                break
+            while run is not None and run[0] < chunk.base and (end is None or run[0] < end):
+                yield run
+                run = next(runs, None)
+            after = chunk.base + CHUNK
+            yield from chunk.runs(first, after if end is None or end > after else end)
+        while run is not None and (end is None or run[0] < end):
+            yield run
+            run = next(runs, None)
 
-    def _insert(self, block: int, index: int, first: int, end: int, value: bytes) -> None:
-        """Into free space before the run at (block, index), which exists."""
-        self.total += end - first
-        firsts, values = self._firsts[block], self._values[block]
-        if index:
-            left_block, left = block, index - 1
-        else:
-            left_block, left = block - 1, -1
-        joins_left = left_block >= 0 and (
-            self._ends[left_block][left] == first and self._values[left_block][left] == value
-        )
-        joins_right = firsts[index] == end and values[index] == value
-        if joins_left:
-            if joins_right:
-                end = self._ends[block][index]
-                self._delete(block, index, index + 1)
-            self._ends[left_block][left] = end
-        elif joins_right:
-            firsts[index] = first
-            if index == 0:
-                self._heads[block] = first
-        else:
-            self._insert_at(block, index, first, end, value)
+    def _split(self, first: int, end: int) -> Iterator[tuple[int, int, Chunk | None]]:
+        """[first, end) as pieces that lie in a chunk and pieces that lie in none."""
+        numbers = self._numbers
+        for number in numbers[bisect_left(numbers, first >> BITS) : bisect_left(numbers, -(-end >> BITS))]:
+            chunk = self._chunks[number]
+            if first < chunk.base:
+                yield first, chunk.base, None
+                first = chunk.base
+            stop = min(end, chunk.base + CHUNK)
+            yield first, stop, chunk
+            first = stop
+        if first < end:
+            yield first, end, None
 
-    def _insert_at(self, block: int, index: int, first: int, end: int, value: bytes) -> None:
-        firsts, ends, values = self._firsts[block], self._ends[block], self._values[block]
-        firsts.insert(index, first)
-        ends.insert(index, end)
-        values.insert(index, value)
-        if index == 0:
-            self._heads[block] = first
-        if len(values) > BLOCK_MAX:
-            half = len(values) // 2
-            self._heads.insert(block + 1, firsts[half])
-            self._firsts.insert(block + 1, firsts[half:])
-            self._ends.insert(block + 1, ends[half:])
-            self._values.insert(block + 1, values[half:])
-            del firsts[half:], ends[half:], values[half:]
+    def _made(self, number: int, offsets: Offsets, added: int) -> Chunk | None:
+        """A chunk for a stretch that changes in many places, if enough will be there."""
+        if np.count_nonzero(offsets[1:] - offsets[:-1] > 1) < MANY:
+            return None
+        chunk = Chunk(number)
+        there = super().within(chunk.base, chunk.base + CHUNK)
+        if sum([end - first for first, end, _ in there]) + added < 2 * THIN:
+            return None
+        super().cut(chunk.base, chunk.base + CHUNK)
+        for first, end, value in there:
+            self.total += chunk.fill(
+                slice(first - chunk.base, end - chunk.base), end - first, chunk.number(value)
+            )
+        self._chunks[number] = chunk
+        insort(self._numbers, number)
+        return chunk
 
-    def _delete(self, block: int, index: int, until: int) -> bool:
-        """Whether the block went with them."""
-        firsts = self._firsts[block]
-        if index == 0 and until == len(firsts):
-            del self._heads[block], self._firsts[block], self._ends[block], self._values[block]
-            return True
-        del firsts[index:until], self._ends[block][index:until], self._values[block][index:until]
-        if index == 0:
-            self._heads[block] = firsts[0]
-        return False
+    def _clear(self, chunk: Chunk, places: Any) -> None:
+        """Take places of a chunk out."""
+        self.total += chunk.fill(places, 0, 0)
+        if chunk.count < THIN:
+            left = chunk.runs(chunk.base, chunk.base + CHUNK)
+            self._drop(chunk)
+            for first, end, value in left:
+                super().put(first, end, value)
+
+    def _drop(self, chunk: Chunk) -> None:
+        self.total -= chunk.count
+        number = chunk.base >> BITS
+        del self._chunks[number]
+        del self._numbers[bisect_left(self._numbers, number)]
 
 
 class SpanSet(Runs):
@@ -314,3 +363,23 @@ def without(first: int, end: int, holes: Sequence[tuple[int, int]]) -> list[tupl
             return left
     left.append((first, end))
     return left
+
+
+def _few(spans: Sequence[int]) -> bool:
+    """Whether flat spans are better taken one by one."""
+    return len(spans) < 2 * MANY or count(spans) > LONG * len(spans)
+
+
+def _joined(runs: Iterable[Run]) -> Iterator[Run]:
+    """Runs in order; touching ones with equal values become one."""
+    last: Run | None = None
+    for run in runs:
+        if last is None:
+            last = run
+        elif last[1] == run[0] and last[2] == run[2]:
+            last = (last[0], run[1], run[2])
+        else:
+            yield last
+            last = run
+    if last is not None:
+        yield last
