@@ -1,9 +1,10 @@
-"""docs/semantics.md and docs/operations.md say what the code does: errors, topic options, metrics."""
+"""docs/semantics.md and docs/operations.md say what the code does: errors, options, metrics."""
 
 import re
 from pathlib import Path
 
 from tailrace.broker.metrics import Metrics
+from tailrace.core.policy import AT_MOST, CHOICES, RANGES, GroupPolicy
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import BY_CODE, EDGES
 
@@ -30,6 +31,31 @@ def test_every_error_and_its_edges() -> None:
 
 def test_every_option_of_topics() -> None:
     assert list(rows("semantics.md", "option")) == list(TopicOptions.__struct_fields__)
+
+
+def test_every_option_of_groups() -> None:
+    table = rows("semantics.md", "option of a group")
+    policy = GroupPolicy()
+    assert list(table) == list(GroupPolicy.__struct_fields__)
+    for option, (default, allowed, _) in table.items():
+        value = getattr(policy, option)
+        if option in RANGES:
+            low, high = RANGES[option]
+            assert (default, allowed) == (f"{value:,}", f"{low:,} to {high:,}"), option
+        elif option in CHOICES:
+            assert (default, allowed.replace("`", "")) == (value, ", ".join(CHOICES[option])), option
+        else:
+            assert (default, allowed, value) == ("off", "on, off", False), option
+
+
+def test_pairs_of_options_of_groups() -> None:
+    text = re.sub(r"\s+", " ", (DOCS / "semantics.md").read_text(encoding="utf-8"))
+    lows, highs = ([pair[side] for pair in AT_MOST] for side in (0, 1))
+
+    def listed(names: list[str]) -> str:
+        return f"`{names[0]}`, `{names[1]}` and `{names[2]}`"
+
+    assert f"{listed(lows)} may not be above {listed(highs)}" in text
 
 
 def test_every_metric() -> None:

@@ -7,14 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import invoke
-from tests.e2e.broker_process import SRC, BrokerProcess
+from tests.e2e.broker_process import SRC, BrokerProcess, eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.M | re.S)
@@ -72,15 +71,8 @@ class Walk:
             self.worker.communicate(timeout=PATIENCE_S)
 
 
-def until(true: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
-
-
 @pytest.fixture
-def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Walk:
+def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
     folder = tmp_path / "reader"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -115,14 +107,14 @@ def test_the_tutorial(walk: Walk) -> None:
     walk.do(f"{POST} one two three")
     ada = "ada@example.org: "
     three = [f"{ada}{text} (delivery 1)" for text in ("one", "two", "three")]
-    until(lambda: walk.sent() == three)
+    eventually(lambda: walk.sent() == three, "three mails")
     walk.do(f"{POST} crash four")
     assert walk.worker is not None
     assert walk.worker.wait(PATIENCE_S) == -9
     walk.worker.communicate()
     assert walk.sent() == [*three, f"{ada}crash (delivery 1)"]
     walk.do(WORKER)
-    until(lambda: len(walk.sent()) >= 6)
+    eventually(lambda: len(walk.sent()) >= 6, "the mails after the crash")
     assert walk.sent()[4] == f"{ada}crash (delivery 2)"
     assert walk.sent()[5].startswith(f"{ada}four ")
     assert "post.commands" in walk.do("tailrace group describe post")
@@ -131,9 +123,9 @@ def test_the_tutorial(walk: Walk) -> None:
     walk.broker.kill()
     walk.broker.start()
     walk.do(f"{POST} five")
-    until(lambda: any("five" in line for line in walk.sent()))
+    eventually(lambda: any("five" in line for line in walk.sent()), "the mail after the restart")
     walk.do("python post.py nobody hello")
-    until(lambda: len(walk.ask("dlq", "list", "post.commands").splitlines()) == 2)
+    eventually(lambda: len(walk.ask("dlq", "list", "post.commands").splitlines()) == 2, "a dead letter")
     assert "that is no address" in walk.do("tailrace dlq list post.commands")
     walk.stop()
     handler = (walk.folder / "mailer.py").read_text()
@@ -142,7 +134,7 @@ def test_the_tutorial(walk: Walk) -> None:
     assert walk.do("tailrace dlq redrive post.commands") == "1 sent back\n"
     COMMANDS.insert(0, WORKER)
     walk.do(WORKER)
-    until(lambda: walk.sent()[-1] == "nobody: hello (delivery 1)")
+    eventually(lambda: walk.sent()[-1] == "nobody: hello (delivery 1)", "the redriven mail")
     walk.do("""tailrace publish mail '{"to": "ada"}' --delay 10s""")
     assert '{"to": "ada"}' in walk.do("tailrace delayed list mail")
     made = walk.do(
