@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tailrace.broker import at_hand, burial, letters
-from tailrace.core import facts, leasing_rules, partition, settlement
+from tailrace.core import facts, leasing_rules, ledger, partition, settlement
 from tailrace.core.decisions import Decision
 from tailrace.core.delivery_commands import Ack, Settled
 from tailrace.core.ledger import Ledger
@@ -80,7 +80,7 @@ def _settled_without_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _retry_never_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "_back_off_us", lambda self, offset, failures: 10**15)
+    monkeypatch.setattr(ledger, "back_off_us", lambda *arguments: 10**15)
 
 
 def _expiry_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,17 +184,13 @@ def _lease_survives_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _delivery_taken_for_an_ack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a restart everything that was leased is done."""
-    load = Queues.load
+    lease = Ledger.lease
 
-    def done(self: Queues, columns: Any) -> None:
-        load(self, columns)
-        for item in self._by_number.values():
-            spans = [bound for first, end, _ in item.leased for bound in (first, end)]
-            if spans:
-                item._settle(spans, 0)
+    def done(self: Ledger, fact: facts.Leased) -> None:
+        lease(self, fact)
+        self.ack(facts.Acked(self.number, [(fact.lease, fact.spans)], fact.time_us))
 
-    monkeypatch.setattr(Queues, "load", done)
+    monkeypatch.setattr(Ledger, "lease", done)
 
 
 def _ack_answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +204,7 @@ def _ack_answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "_back_off_us", lambda self, offset, failures: 0)
+    monkeypatch.setattr(ledger, "back_off_us", lambda *arguments: 0)
 
 
 def _giving_back_counts_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
