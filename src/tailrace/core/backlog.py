@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from struct import Struct
 
-from tailrace.core.spans import Run, Runs, SpanSet, pairs
+from tailrace.core.run_blocks import Run
+from tailrace.core.spans import Runs, SpanSet, pairs
 
 BACK = Struct("<IIQQIQQ")
 """Deliveries, failures, first and last delivery, last member (a number of `texts`), due time, key."""
