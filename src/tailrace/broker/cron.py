@@ -34,7 +34,7 @@ from tailrace.core.model import (
     hash128,
     partition_of,
 )
-from tailrace.core.publishing import over_limit
+from tailrace.core.publish_limits import over_limit
 from tailrace.core.recurrences import Recurrence
 from tailrace.core.topics import check_name
 from tailrace.errors import InvalidRequest, NotFound
