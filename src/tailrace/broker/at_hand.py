@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyarrow import RecordBatch
+
 from tailrace.broker.tail import Tail
 from tailrace.core.model import Columns
 from tailrace.errors import Corrupt
 from tailrace.format import frame
+from tailrace.format.batch import decode
 from tailrace.format.frame import Frame
 from tailrace.format.gathering import Run, columns_of
 
@@ -22,6 +25,9 @@ COLD_BYTES_TOTAL = 64 * 1024 * 1024
 LOAD_BYTES = 2 * 1024 * 1024
 _RUNS_MAX = 16
 _COLUMNS_MAX = 4096
+_OPENED_MAX = 64
+_OPENED_BYTES_MAX = 256 * 1024
+"""Larger frames are not kept open: each is a delivery or more by itself."""
 _UNBOUNDED = 1 << 62
 Loaded = Callable[[Exception | None], None]
 
@@ -35,6 +41,7 @@ class FramesAtHand:
         self._cold: list[tuple[Tail, int]] = []
         """Runs of frames and their bytes, the one used last at the end."""
         self._columns: dict[int, Columns] = {}
+        self._opened: dict[int, tuple[Frame, RecordBatch]] = {}
         self._loading: dict[int, list[Loaded]] = {}
 
     # -- what decisions ask for
@@ -75,18 +82,32 @@ class FramesAtHand:
         first, count, _, _ = runs[0]
         if len(runs) == 1:
             return self._between(first, first + count)
-        found: dict[int, Frame] = {}
-        low, high = 0, 0
-        for first, count, _, _ in runs:
-            if low <= first and first + count <= high:
+        bounds = sorted([(first, first + count) for first, count, _, _ in runs])
+        found: list[Frame] = []
+        high = 0
+        for first, end in bounds:
+            if end <= high:
                 continue  # Neighbours mostly share a frame.
-            some = self._between(first, first + count)
+            some = self._between(max(first, high), end)
             if isinstance(some, int):
                 return some
-            for item in some:
-                found[item.header.base_offset] = item
-            low, high = some[-1].header.base_offset, some[-1].header.end_offset
-        return [found[base] for base in sorted(found)]
+            found += some
+            high = some[-1].header.end_offset
+        return found
+
+    def opened(self, item: Frame) -> RecordBatch:
+        """The rows of a frame. Where messages are taken from everywhere, few at a time come from each frame,
+        so those opened last are kept."""
+        base = item.header.base_offset
+        kept = self._opened.get(base)
+        if kept is not None and kept[0] is item:
+            return kept[1]
+        batch = decode(item.body, item.header.columns)
+        if kept is not None or len(self._opened) >= _OPENED_MAX:
+            self._opened.pop(base if kept is not None else next(iter(self._opened)))
+        if item.size <= _OPENED_BYTES_MAX:
+            self._opened[base] = (item, batch)
+        return batch
 
     def _between(self, first: int, end: int) -> list[Frame] | int:
         found = self._shard.tail.frames(first, end)

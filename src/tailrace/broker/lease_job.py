@@ -200,7 +200,7 @@ class LeaseJob:
             place.shard.at_hand.load(found, self._taker(place, leased))
             return
         try:
-            frames = gather(found, leased.runs)
+            frames = gather(found, leased.runs, place.shard.at_hand.opened)
         except TailraceError as error:
             self._give_back(place, leased)
             self._refused(place, refuse(error))

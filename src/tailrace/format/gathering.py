@@ -7,7 +7,7 @@ into one frame of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,13 @@ _SPAN_END = 1 << 32
 
 Run = tuple[int, int, int, int]
 """First offset, count, and what does not matter here: see `core.delivery_commands.Grant`."""
+
+
+Offsets = npt.NDArray[np.int64]
+
+
+def _opened(item: Frame) -> pa.RecordBatch:
+    return decode(item.body, item.header.columns)
 
 
 def columns_of(header: Header, body: Buffer) -> Columns:
@@ -87,76 +94,94 @@ class _Plain:
         return found
 
 
-def gather(frames: Sequence[Frame], runs: Sequence[Run]) -> Sequence[Frame]:
+def gather(
+    frames: Sequence[Frame], runs: Sequence[Run], opened: Callable[[Frame], pa.RecordBatch] = _opened
+) -> Sequence[Frame]:
     """The frames of a delivery of these runs, in this order, out of the stored frames that hold them, which
-    come by ascending offset and each hold some of them."""
-    rows, count, end = 0, 0, -1
-    ascending = True
-    for first, length, _, _ in runs:
-        ascending = ascending and first >= end
-        end = first + length
-        count += length
+    come by ascending offset and each hold some of them. `opened` gives the rows of a frame."""
+    rows = 0
     for item in frames:
         rows += item.header.count
-    if ascending and 2 * count >= rows:
+    if len(runs) == 1:
+        first, count, _, _ = runs[0]
+        if 2 * count >= rows:
+            return frames
+        if len(frames) == 1 and not frames[0].header.columns & HAS_OFFSET_DELTA:
+            return (_slice(frames[0], first, count, opened),)
+        return (_pick(frames, np.arange(first, first + count), opened),)
+    offsets = offsets_of(runs)
+    if 2 * len(offsets) >= rows and bool((offsets[1:] > offsets[:-1]).all()):
         return frames
-    if len(runs) == 1 and len(frames) == 1 and not frames[0].header.columns & HAS_OFFSET_DELTA:
-        return (_slice(frames[0], runs[0][0], count),)
-    return (_pick(frames, runs, count),)
+    return (_pick(frames, offsets, opened),)
 
 
-def _slice(item: Frame, first: int, count: int) -> Frame:
+def _slice(item: Frame, first: int, count: int, opened: Callable[[Frame], pa.RecordBatch]) -> Frame:
     """A run of rows of one frame: no list of offsets is needed."""
     columns, row = item.header.columns, first - item.header.base_offset
-    body = body_of(decode(item.body, columns).slice(row, count), columns)
+    body = body_of(opened(item).slice(row, count), columns)
     return _frame((item,), columns, body, first, count, count)
 
 
-def _pick(frames: Sequence[Frame], runs: Sequence[Run], count: int) -> Frame:
+def _pick(frames: Sequence[Frame], offsets: Offsets, opened: Callable[[Frame], pa.RecordBatch]) -> Frame:
     """Rows from anywhere, in any order, with their offsets beside them."""
     columns = 0
     for item in frames:
         columns |= item.header.columns
     columns &= ~HAS_OFFSET_DELTA
-    schema = schema_of(columns)
-    table = pa.Table.from_batches([_widened(item, columns) for item in frames], schema)
-    offsets = offsets_of(runs, count)
-    held = [_offsets_in(item) for item in frames]
-    known = held[0] if len(held) == 1 else np.concatenate(held)
-    rows = np.searchsorted(known, offsets)
-    if rows.max() >= len(known) or not np.array_equal(known[rows], offsets):
-        raise Corrupt("a message that shall be delivered is not in the frame that should hold it")
+    batches = []
+    for item in frames:
+        batch = opened(item)
+        batches.append(batch if item.header.columns == columns else widened(batch, columns))
+    rows = pa.array(_rows(frames, offsets))
+    picked = (batches[0] if len(batches) == 1 else pa.concat_batches(batches)).take(rows)
     base = int(offsets.min())
     span = int(offsets.max()) + 1 - base
     if span >= _SPAN_END:
         raise Corrupt(f"{span} offsets lie between the messages of one delivery")
     columns |= HAS_OFFSET_DELTA
-    picked = table.take(pa.array(rows)).combine_chunks()
-    arrays = [column.chunk(0) for column in picked.columns]
-    arrays.append(pa.array((offsets - base).astype(np.uint32)))
+    arrays = [*picked.columns, pa.array((offsets - base).astype(np.uint32))]
     body = body_of(pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns)), columns)
-    return _frame(frames, columns, body, base, span, count)
+    return _frame(frames, columns, body, base, span, len(offsets))
 
 
-def offsets_of(runs: Sequence[Run], count: int) -> npt.NDArray[np.int64]:
-    """Every offset of runs, in their order; `count` of them."""
-    if len(runs) == count:
-        return np.fromiter((run[0] for run in runs), np.int64, count)
-    pieces = [np.arange(first, first + length, dtype=np.int64) for first, length, _, _ in runs]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def _rows(frames: Sequence[Frame], offsets: Offsets) -> Offsets:
+    """The row of each offset, counted over all frames."""
+    gaps = False
+    for item in frames:
+        gaps = gaps or bool(item.header.columns & HAS_OFFSET_DELTA)
+    if gaps:
+        known = np.concatenate([_offsets_in(item) for item in frames])
+        rows = np.searchsorted(known, offsets)
+        good = rows.max() < len(known) and np.array_equal(known[rows], offsets)
+    else:
+        bases = np.array([item.header.base_offset for item in frames])
+        counts = np.array([item.header.count for item in frames])
+        at = bases.searchsorted(offsets, "right") - 1
+        rows = offsets - bases[at]
+        good = bool(((at >= 0) & (rows < counts[at])).all())
+        rows += (np.cumsum(counts) - counts)[at]
+    if not good:
+        raise Corrupt("a message that shall be delivered is not in the frame that should hold it")
+    return rows
 
 
-def _offsets_in(item: Frame) -> npt.NDArray[np.int64]:
+def offsets_of(runs: Sequence[Run]) -> Offsets:
+    """Every offset of runs, in their order."""
+    starts, counts, _, _ = zip(*runs, strict=True)
+    firsts = np.array(starts, np.int64)
+    total = sum(counts)
+    if total == len(runs):
+        return firsts
+    lengths = np.array(counts, np.int64)
+    return np.arange(total) + np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
+
+
+def _offsets_in(item: Frame) -> Offsets:
     header = item.header
     if header.columns & HAS_OFFSET_DELTA:
         deltas = _Plain(item.body, header.columns).numbers("offset_delta", "<u4")
         return deltas.astype(np.int64) + header.base_offset
     return np.arange(header.base_offset, header.base_offset + header.count, dtype=np.int64)
-
-
-def _widened(item: Frame, columns: int) -> pa.RecordBatch:
-    batch = decode(item.body, item.header.columns)
-    return batch if item.header.columns == columns else widened(batch, columns)
 
 
 def widened(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
