@@ -2,12 +2,18 @@
 
 import re
 import struct
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pyarrow as pa
 
-from tailrace.core import model
+from tailrace.core import commands, model
+from tailrace.core.coordination_facts import CoordinationFact
+from tailrace.core.delivery_commands import DeliveryReply, DeliveryRequest
+from tailrace.core.facts import Fact
+from tailrace.core.group_commands import GroupReply, GroupRequest
 from tailrace.format import batch, frame
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -49,6 +55,54 @@ def test_kinds_table() -> None:
         for name in ("DATA", "SCHEDULED", "FACTS", "EPOCH_START", "SNAPSHOT_MARK", "BARRIER", "STAGED")
     }
     assert frame.MORE == 1 << 15
+
+
+def kinds(union: Any) -> Iterable[Any]:
+    """The structs of a union, those of unions in it too."""
+    for kind in get_args(union):
+        yield from kinds(kind) if get_args(kind) else (kind,)
+
+
+def fields_of(kind: Any) -> str:
+    """The fields of a struct as the page writes them: in order, with defaults behind their names."""
+    shown = []
+    for field in msgspec.structs.fields(kind):
+        default = None if field.required else msgspec.json.encode(_default(field)).decode()
+        shown.append(field.encode_name if default is None else f"{field.encode_name} {default}")
+    return ", ".join(shown)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    assert callable(field.default_factory)
+    return field.default_factory()
+
+
+def tag_of(kind: Any) -> Any:
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return info.tag
+
+
+def test_facts_tables() -> None:
+    listed = [row[:3] for row in table("Facts") if row[0].isdigit()]
+    stored = sorted([*kinds(Fact), *kinds(CoordinationFact)], key=tag_of)
+    assert listed == [[str(tag_of(kind)), kind.__name__, fields_of(kind)] for kind in stored]
+
+
+def test_requests_and_answers_of_groups_and_leases() -> None:
+    rows = table("Groups and schedules") + table("Leases, delays, traces, atomic writes")
+    listed = {row[0]: row[1].removesuffix("; body: the batch") for row in rows}
+    asked = [*kinds(GroupRequest), *kinds(DeliveryRequest)]
+    told = [*kinds(GroupReply), *kinds(DeliveryReply)]
+    for kind in [*asked, *told]:
+        assert listed.get(tag_of(kind)) == fields_of(kind), kind
+    assert listed.keys() - {tag_of(kind) for kind in [*asked, *told]} == {"answer", "---"}
+    known = {tag_of(kind) for kind in kinds(commands.Reply)} | {tag_of(kind) for kind in told}
+    for row in rows:
+        if len(row) == 3:
+            assert row[2].split()[0].strip("`") in known, row
 
 
 def test_columns_table() -> None:
