@@ -80,7 +80,17 @@ class DeliveryModel:
 
     def copy(self) -> DeliveryModel:
         """As it is now; the log is the same one."""
-        return copy.deepcopy(self, {id(self.log): self.log})
+        other = copy.copy(self)
+        other.states = {
+            offset: State(state.state, state.deliveries, state.failures, state.due, state.lease, state.kind)
+            for offset, state in self.states.items()
+        }
+        other.leases = {
+            lease: Held(held.member, held.deadline_us, set(held.settled))
+            for lease, held in self.leases.items()
+        }
+        other.lapsing = set(self.lapsing)
+        return other
 
     def appended(self) -> None:
         """The log has grown."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tailrace.core.commands import Publish
+from tailrace.core.delivery_commands import Nack
+from tailrace.core.inner_commands import Enlist, LeaseRun, PublishBatch, RunLeased
+from tailrace.core.model import BatchView
+from tailrace.core.partition import Partition
 from tailrace.core.policy import GroupPolicy
+from tailrace.core.topics import TopicOptions
 from tests.core.delivery_model import DYING, LEASED, Letter
-from tests.core.modelled_partition import T0, ModelledPartition
+from tests.core.modelled_partition import T0, ModelledPartition, Shelf
 
 SETTLES = ("ack", "ack", "nack", "nack", "give back", "reject", "extend")
 ACTS = ("grant", "evict", "reopen", "settle", "trim", "foreign", "pause", "pause", "reset", "anew")
@@ -195,4 +204,41 @@ class Groups(RuleBasedStateMachine):
 
 
 TestGroups = Groups.TestCase
-TestGroups.settings = settings(stateful_step_count=50)
+TestGroups.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 2 // 5)
+
+
+@pytest.mark.parametrize("retries", [False, True])
+def test_weights_are_observed_over_any_thousand_deliveries(retries: bool) -> None:
+    """A backlog of all lanes, taken in pieces of any size; what fails comes back in its lane."""
+    random, shares = Random(1), (50, 25, 15, 7, 3)
+    partition, shelf, lanes = Partition(TopicOptions()), Shelf(), []
+    partition.at_hand = shelf
+    for _ in range(60):
+        count = random.choice((50, 150))
+        letters = [Letter(priority=lane) for lane in random.choices(range(5), shares, k=count)]
+        columns = shelf.add(letters, len(lanes), T0)
+        view = BatchView(len(letters), columns, 1000, T0, priorities=shelf.frames[-1].priorities)
+        _do(partition, PublishBatch(Publish("t", 0, columns, 0), view))
+        lanes += [letter.priority for letter in letters]
+    _do(partition, Enlist("g", GroupPolicy(assignment="shared", ordering="none")))
+    given: list[int] = []
+    while len(given) < len(lanes) // 2:
+        size, lease = random.choice((1, 7, 64, 300)), len(given) + 1
+        leased = _do(partition, LeaseRun("g", "m", 0, lease, size, 1 << 30, len(lanes)))
+        assert isinstance(leased, RunLeased)
+        offsets = [first + at for first, count, _, _ in leased.runs for at in range(count)]
+        given += [lanes[offset] for offset in offsets]
+        if retries and random.random() < 0.2:
+            _do(partition, Nack("t", 0, "g", lease, [offsets[0], offsets[0] + 1], 0))
+    for begin in range(0, len(given) - 1000, 50):
+        window = Counter(given[begin : begin + 1000])
+        for lane, share in enumerate(shares):
+            assert abs(window[lane] - 10 * share) <= share, f"lane {lane}: {window[lane]} of 1000"
+
+
+def _do(partition: Partition, command: Any) -> Any:
+    decision = partition.decide(command, T0)
+    assert decision.missing is None
+    for fact in decision.facts:
+        partition.apply(fact)
+    return decision.reply
