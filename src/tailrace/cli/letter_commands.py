@@ -22,7 +22,7 @@ letters = typer.Typer(no_args_is_help=True, help="Look at dead letters, send the
 
 OfGroup = Annotated[str | None, typer.Option("--group", help="Only those that this group gave up.")]
 OfReason = Annotated[
-    str | None, typer.Option("--reason", help="Only max_attempts, rejected, expired, poison or backpressure.")
+    str | None, typer.Option("--reason", help="Only max_attempts, rejected, expired or poison.")
 ]
 OfKey = Annotated[str | None, typer.Option("--key", help="Only those with this key.")]
 

@@ -149,7 +149,7 @@ def _told(output: Output, name: str, state: str) -> None:
 def list_delayed(
     topic: TopicName,
     *,
-    max_: Annotated[int, typer.Option("--max", "-n", min=1, help="Show so many at most.")] = 100,
+    max_: Annotated[int, typer.Option("--max", "-n", min=1, max=1000, help="Show so many at most.")] = 100,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,

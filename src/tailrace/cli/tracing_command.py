@@ -44,7 +44,7 @@ def trace(
         str | None, typer.Option("--until", help="Only those appended before this time.")
     ] = None,
     status: Annotated[str | None, typer.Option("--status", help=f"Only {STATUSES}.")] = None,
-    max_: Annotated[int, typer.Option("--max", "-n", min=1, help="Show so many at most.")] = 20,
+    max_: Annotated[int, typer.Option("--max", "-n", min=1, max=1000, help="Show so many at most.")] = 20,
     full: Annotated[
         bool, typer.Option("--full", help="Search everything: for ids that were not made by Tailrace.")
     ] = False,

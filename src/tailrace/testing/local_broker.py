@@ -51,7 +51,7 @@ LOOP_S_MAX = 10.0
 _LOST = Refusal("unavailable", "the connection broke before the answer came", "unknown")
 _CLOSED = Refusal("unavailable", "the client or the test's broker is closed", "none")
 _READ_BYTES = 1 << 62
-SCHEDULED_MAX = 10_000
+SCHEDULED_MAX = 1_000
 """So many delayed messages are shown at most."""
 
 _numbers = itertools.count(1)
