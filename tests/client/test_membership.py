@@ -243,6 +243,31 @@ def test_a_callback_that_fails_is_told_and_the_partition_goes_all_the_same() -> 
     run(scenario())
 
 
+def test_after_a_lost_answer_the_poll_says_what_is_held() -> None:
+    async def scenario() -> None:
+        script = Script()
+        async with make(script) as consumer:
+            (m,) = await take(script, consumer, b"a")
+            taking = asyncio.ensure_future(anext(consumer))
+            await rounds()
+            assert {poll.held for poll in script.of(Lease)} == {None}
+            for _, respond in script.waiting.pop(Lease):
+                respond(Refusal("unavailable", "the connection broke before the answer came", "unknown"), ())
+            await asyncio.sleep(1)
+            assert script.of(Lease)[-1].held == [7], "others were granted in the answer that was lost"
+            await m.ack()
+            script.grant(b"b", lease=8, offset=1)
+            await taking
+            await rounds()
+            assert script.of(Lease)[-1].held is None
+            for _, respond in script.waiting.pop(Lease):
+                respond(Refusal("unavailable", "not connected to a broker", "none"), ())
+            await asyncio.sleep(1)
+            assert script.of(Lease)[-1].held is None, "nothing can have been granted"
+
+    run(scenario())
+
+
 def test_damaged_messages_are_told_and_not_held() -> None:
     async def scenario() -> None:
         script = Script()

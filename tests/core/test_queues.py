@@ -272,6 +272,16 @@ def test_an_evicted_member_leaves_without_failures() -> None:
     assert not desk.do(inner.EvictMember("g", "ada")).facts
 
 
+def test_leases_that_a_member_never_heard_of_come_back_in_order() -> None:
+    desk = Desk(*plain(6))
+    desk.lease("ada", 2)
+    desk.lease("ada", 2)
+    assert desk.do(inner.EvictMember("g", "ada", [1])).soft
+    assert desk.ack(0, 2, lease=1) == []
+    assert desk.ask("ada").runs[0] == (2, 2, 2, 0), "before what follows, and without a failure"
+    assert not desk.do(inner.EvictMember("g", "ada", [1, 3])).facts
+
+
 def test_a_reset_starts_again() -> None:
     desk = Desk(*plain(4))
     desk.lease()

@@ -27,7 +27,7 @@ from tailrace.core.delivery_commands import (
     Reopen,
     SettleOffsets,
 )
-from tailrace.core.inner_commands import MoveCursor
+from tailrace.core.inner_commands import EvictMember, MoveCursor
 from tailrace.core.leasing_rules import LEASE_MS_MAX
 from tailrace.core.model import Refusal
 from tailrace.errors import Fenced, InvalidRequest, NotFound
@@ -108,6 +108,10 @@ class Leasing:
             raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {lease_ms}")
         shards = [self._shard(request.topic, partition) for partition, _ in places]
         host = self.topics.get(request.topic)
+        if request.held is not None:
+            for shard in shards:
+                evict = EvictMember(request.group, request.member, request.held)
+                shard.submit(evict, b"", lambda reply, parts: None)
         job = LeaseJob(request, shards, host.shards, self, gate, respond)
         job.start(self._after_served(request) if len(places) > 1 else 0)
 

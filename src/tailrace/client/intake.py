@@ -27,6 +27,7 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
 WAIT_MS = 30_000
+HELD_MAX = 5_000
 YIELD_ROWS = 256
 """After so many messages in a row the loop gets a turn, so that the next ones can arrive meanwhile."""
 
@@ -51,6 +52,8 @@ class Intake:
         self._paused: set[Place] = set()
         self._epoch = 0
         self._polling: set[str] = set()
+        self._doubtful: set[str] = set()
+        """Topics of which an answer was lost: it may have granted leases that nobody here knows."""
         self._pause_s = PAUSE_S_MIN
         self._hungry = False
         self._buffer: deque[LeasedRows] = deque()
@@ -303,6 +306,8 @@ class Intake:
             if epoch == self._epoch:
                 self._polling.discard(topic)
             if isinstance(reply, Refusal):
+                if reply.outcome != "none":
+                    self._doubtful.add(topic)
                 if epoch == self._epoch:
                     self._refused(reply)
                 return
@@ -313,8 +318,18 @@ class Intake:
             self._loop.call_soon(self._poll)
 
         group, member = self._request.group, self._request.member
-        request = Lease(topic, group, member, wanted, count_max, self._options.fetch_bytes_max, WAIT_MS)
+        held = self._held(topic) if topic in self._doubtful else None
+        self._doubtful.discard(topic)
+        size = self._options.fetch_bytes_max
+        request = Lease(topic, group, member, wanted, count_max, size, WAIT_MS, held=held)
         self._verbs.submit(request, b"", respond)
+
+    def _held(self, topic: str) -> list[int] | None:
+        """The leases of a topic; None when they are too many for a request (then unknown ones end by
+        themselves)."""
+        leases = self.settlement.leases.of()
+        held = [lease.id for lease in leases if lease.place[0] == topic and lease.error is None]
+        return held if len(held) <= HELD_MAX else None
 
     def _refused(self, reply: Refusal) -> None:
         error = error_of(reply)

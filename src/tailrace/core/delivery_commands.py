@@ -14,7 +14,11 @@ from tailrace.core.model import Command
 
 class Lease(Command, frozen=True, tag="lease"):
     """Lease messages for a member of a group from (partition, generation) pairs; waits up to `wait_ms` while
-    there is nothing. Without `lease_ms` the group's own is taken."""
+    there is nothing. Without `lease_ms` the group's own is taken.
+
+    `held` comes after an answer that was lost: the leases of these partitions that the member knows of. What
+    else it was granted is given back first, so that nothing waits for a member that never heard of it.
+    """
 
     topic: str
     group: str
@@ -24,6 +28,7 @@ class Lease(Command, frozen=True, tag="lease"):
     bytes_max: int = 1_048_576
     wait_ms: int = 0
     lease_ms: int | None = None
+    held: list[int] | None = None
 
 
 class Ack(Command, frozen=True, tag="ack"):

@@ -76,10 +76,12 @@ class GrantTo(msgspec.Struct, frozen=True):
 
 
 class EvictMember(msgspec.Struct, frozen=True):
-    """A member is gone: its leases are given back without a failure."""
+    """A member is gone: its leases are given back without a failure. Or it is there and lost an answer: then
+    those that it has `held` stay."""
 
     group: str
     member: str
+    held: list[int] = []
 
 
 class PauseLeases(msgspec.Struct, frozen=True):

@@ -187,8 +187,14 @@ class Queues:
         ledger = self._ledgers.get(command.group)
         if ledger is None or command.member not in ledger.in_flight:
             return DONE
-        leases = [lease for lease in ledger.receipts.live.values() if lease.member == command.member]
-        return Decision(self._settlement(ledger, time_us).give_back(leases), Done(), soft=True)
+        held = frozenset(command.held)
+        leases = [
+            lease
+            for lease in ledger.receipts.live.values()
+            if lease.member == command.member and lease.id not in held
+        ]
+        found = self._settlement(ledger, time_us).give_back(leases)
+        return Decision(found, Done(), soft=True) if found else DONE
 
     def _reopen(self, command: wire.Reopen, time_us: int) -> Decision:
         ledger = self._queue(command)
