@@ -2,8 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from tailrace.broker.metrics import Metrics
+from tailrace.cli.app import app
 from tailrace.core.policy import AT_MOST, CHOICES, RANGES, GroupPolicy
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import BY_CODE, EDGES
@@ -67,3 +71,19 @@ def test_every_metric() -> None:
     }
     listed = {name for name in rows("operations.md", "metric") if name.startswith("tailrace_")}
     assert listed == rendered
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """The commands below a command, by what has to be typed."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        return [" ".join(path)]
+    return [leaf for name, child in below.items() for leaf in leaves(child, (*path, name))]
+
+
+def test_every_command() -> None:
+    listed = []
+    for cell in rows("operations.md", "command"):
+        first, *others = [name.strip("` ") for name in cell.split(",")]
+        listed += [first, *(f"{first.split()[0]} {other}" if " " in first else other for other in others)]
+    assert sorted(listed) == sorted(leaves(typer.main.get_command(app)))
