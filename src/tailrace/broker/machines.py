@@ -33,8 +33,8 @@ class Machine(Protocol):
         """Let a fact happen."""
         ...
 
-    def snapshot(self) -> list[Buffer]:
-        """A copy of the whole state."""
+    def freeze(self) -> Callable[[], list[Buffer]]:
+        """What gives a copy of the whole state as of now, in whatever thread it is called."""
         ...
 
     def reconfigure(self, options: TopicOptions) -> None:

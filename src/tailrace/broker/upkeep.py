@@ -141,27 +141,32 @@ class Upkeep:
         if len(self._over) > 1:
             return
         begun_us = shard.pump.clock.now_us()
-        chunks = shard.state.snapshot()
+        thaw = shard.state.freeze()
         shard.metrics.snapshot_taken((shard.pump.clock.now_us() - begun_us) / 1e6)
-        snapshot = Snapshot(shard.entry - 1, shard.state.end_offset, chunks)
+        entry, offset, size = shard.entry - 1, shard.state.end_offset, 0
         failures = shard.failures
         floor = shard.state.lowest_entry() if shard.machine.delivers else None
         self._data_bytes = self._fact_bytes = 0
-        self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
+
+        def store() -> None:
+            nonlocal size
+            chunks = thaw()  # Here and not on the loop: with many stuck messages it takes a while.
+            size = sum(len(chunk) for chunk in chunks)
+            shard.log.save_snapshot(Snapshot(entry, offset, chunks))
 
         def appended(result: object, error: Exception | None) -> None:
             self._flush(flushed)
 
         def flushed(error: Exception | None) -> None:
             if error is None and failures == shard.failures:
-                shard.run_in_order(lambda: shard.log.save_snapshot(snapshot), saved)
+                shard.run_in_order(store, saved)
             else:
                 finished()  # Storage failed, or what the snapshot describes was partly dropped.
 
         def saved(result: object, error: Exception | None) -> None:
             self._done(result, error)
             if error is None:
-                self._floor = floor
+                self._floor, self._snapshot_bytes = floor, size
             finished()
 
         def finished() -> None:

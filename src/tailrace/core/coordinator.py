@@ -104,6 +104,11 @@ class Coordinator:
         self._apply[type(fact)](fact)
         self.append_time_us = max(self.append_time_us, fact.time_us)
 
+    def freeze(self) -> Callable[[], list[Buffer]]:
+        """What gives the state as of now; it is small."""
+        chunks = self.snapshot()
+        return lambda: chunks
+
     def snapshot(self) -> list[Buffer]:
         """A copy of the whole state."""
         parts = {name: part.packed() for name, part in self.parts.items()}

@@ -37,6 +37,12 @@ class Chunk:
         self._numbers: dict[bytes, int] = {}
         self.count = 0
 
+    def frozen(self) -> Chunk:
+        """A copy for reading."""
+        copy = Chunk(self.base >> BITS)
+        copy.cells, copy.values, copy.count = self.cells.copy(), self.values[:], self.count
+        return copy
+
     def number(self, value: bytes) -> int:
         """The number of a value."""
         number = self._numbers.get(value)

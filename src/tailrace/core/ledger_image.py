@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 
 import msgspec
@@ -33,8 +33,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     texts: list[tuple[int, str, int]]
 
 
-def image(ledger: Ledger) -> list[Buffer]:
-    """The state of a ledger in `COLUMNS` buffers."""
+def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
+    """What gives the state of a ledger as of now in `COLUMNS` buffers, whenever it is called."""
     head = _Head(
         ledger.number,
         ledger.name,
@@ -47,10 +47,9 @@ def image(ledger: Ledger) -> list[Buffer]:
         ledger.texts.rows(),
     )
     backlog = ledger.backlog
-    columns: list[Buffer] = [msgspec.msgpack.encode(head), *ledger.receipts.columns()]
-    for runs in (backlog.fresh, ledger.leased, backlog.back, backlog.dying):
-        columns += runs.columns()
-    return columns
+    small: list[Buffer] = [msgspec.msgpack.encode(head), *ledger.receipts.columns()]
+    copies = [runs.frozen() for runs in (backlog.fresh, ledger.leased, backlog.back, backlog.dying)]
+    return lambda: small + [column for runs in copies for column in runs.columns()]
 
 
 def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:

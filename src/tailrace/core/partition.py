@@ -290,26 +290,40 @@ class Partition:
 
     # -------------------------------------------------------------------------------------------- snapshot
 
-    def snapshot(self) -> list[Buffer]:
-        """A copy of the whole state: a small head, then the columns as they lie in memory."""
-        producers, dedup = self.producers.buffers(), self.dedup.buffers()
-        keys = None if self.keys is None else self.keys.buffers()
-        parts = [part.buffers() for part in (self.queues, self.timetable, self.staging, self.ring)]
-        head = _SnapshotHead(
-            SNAPSHOT_VERSION,
+    def freeze(self) -> Callable[[], list[Buffer]]:
+        """What gives a copy of the whole state as of now, whenever and in whatever thread it is called: a
+        small head, then the columns as they lie in memory."""
+        small = (
             self.start_offset,
             self.end_offset,
             self.append_time_us,
             self.timestamp_max_us,
             self.leader_epoch,
-            [len(buffer) for buffer in producers],
-            [len(buffer) for buffer in dedup],
-            None if keys is None else [len(buffer) for buffer in keys],
-            *([len(buffer) for buffer in part] for part in parts),
         )
-        packed = msgspec.msgpack.encode(head)
-        columns = [buffer for part in (producers, dedup, keys or (), *parts) for buffer in part]
-        return [len(packed).to_bytes(8, "little"), packed, *columns]
+        producers, dedup = self.producers.buffers(), self.dedup.buffers()
+        keys = None if self.keys is None else self.keys.buffers()
+        queues = self.queues.freeze()
+        others = [part.buffers() for part in (self.timetable, self.staging, self.ring)]
+
+        def thaw() -> list[Buffer]:
+            parts = [queues(), *others]
+            head = _SnapshotHead(
+                SNAPSHOT_VERSION,
+                *small,
+                [len(buffer) for buffer in producers],
+                [len(buffer) for buffer in dedup],
+                None if keys is None else [len(buffer) for buffer in keys],
+                *([len(buffer) for buffer in part] for part in parts),
+            )
+            packed = msgspec.msgpack.encode(head)
+            columns = [buffer for part in (producers, dedup, keys or (), *parts) for buffer in part]
+            return [len(packed).to_bytes(8, "little"), packed, *columns]
+
+        return thaw
+
+    def snapshot(self) -> list[Buffer]:
+        """A copy of the whole state."""
+        return self.freeze()()
 
     @classmethod
     def restore(cls, options: TopicOptions, chunks: Sequence[Buffer]) -> Partition:

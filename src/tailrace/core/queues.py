@@ -379,12 +379,15 @@ class Queues:
 
     # -------------------------------------------------------------------------------------------- snapshot
 
+    def freeze(self) -> Callable[[], list[Buffer]]:
+        """What gives the state as of now for a snapshot, whenever it is called."""
+        small: list[Buffer] = [msgspec.msgpack.encode(_Head(self._next_number)), *self.traits.buffers()]
+        images = [ledger_image.freeze(ledger) for ledger in self._ledgers.values()]
+        return lambda: small + [column for image in images for column in image()]
+
     def buffers(self) -> list[Buffer]:
         """The state for a snapshot."""
-        columns: list[Buffer] = [msgspec.msgpack.encode(_Head(self._next_number)), *self.traits.buffers()]
-        for ledger in self._ledgers.values():
-            columns += ledger_image.image(ledger)
-        return columns
+        return self.freeze()()
 
     def load(self, columns: Sequence[memoryview]) -> None:
         """The state that a snapshot holds; it may be from before there were groups."""

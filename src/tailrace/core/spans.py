@@ -25,6 +25,7 @@ LONG = 64
 """Spans that are longer than that on average are taken one by one."""
 THIN = 64
 """A chunk with fewer offsets than that becomes runs again; one with less than twice as many is not made."""
+STEP = 512
 
 
 class Runs(RunBlocks):
@@ -173,6 +174,14 @@ class Runs(RunBlocks):
 
     # ----------------------------------------------------------------------------------------------- bytes
 
+    def frozen(self) -> Runs:
+        """A copy that `columns` can be asked of later, whatever becomes of this one meanwhile."""
+        copy = Runs()
+        copy._firsts, copy._ends = [block[:] for block in self._firsts], [block[:] for block in self._ends]
+        copy._values = [block[:] for block in self._values]
+        copy._chunks = {number: chunk.frozen() for number, chunk in self._chunks.items()}
+        return copy
+
     def columns(self) -> tuple[bytes, bytes, bytes]:
         """Firsts, ends and values of all runs, for a snapshot; values must have one length."""
         values = b"".join([b"".join(values) for values in self._values])
@@ -252,7 +261,9 @@ class Runs(RunBlocks):
                 yield run
                 run = next(runs, None)
             after = chunk.base + CHUNK
-            yield from chunk.runs(first, after if end is None or end > after else end)
+            stop = after if end is None or end > after else end
+            for low in range(max(first, chunk.base), stop, STEP):  # Mostly only the first few are wanted.
+                yield from chunk.runs(low, min(low + STEP, stop))
         while run is not None and (end is None or run[0] < end):
             yield run
             run = next(runs, None)
