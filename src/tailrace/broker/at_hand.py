@@ -22,8 +22,9 @@ COLD_BYTES = 8 * 1024 * 1024
 """What one partition may keep of frames that it read from the log."""
 COLD_BYTES_TOTAL = 64 * 1024 * 1024
 """What all partitions of a node may keep so together; each gets its share."""
-LOAD_BYTES = 2 * 1024 * 1024
-_RUNS_MAX = 16
+LOAD_SHARE = 16
+"""So many reads have room at once: every lane is somewhere else in a backlog, and reads ahead."""
+_RUNS_MAX = 32
 _COLUMNS_MAX = 4096
 _OPENED_MAX = 64
 _OPENED_BYTES_MAX = 256 * 1024
@@ -130,8 +131,19 @@ class FramesAtHand:
             if run.start_offset <= offset < run.end_offset:
                 if index < len(cold) - 1:
                     cold.append(cold.pop(index))
+                if 2 * offset > run.start_offset + run.end_offset:
+                    self._read_ahead(run.end_offset)
                 return run
         return None
+
+    def _read_ahead(self, offset: int) -> None:
+        """Whoever goes through the log in its order finds the next frames at hand."""
+        if offset in self._loading or offset >= self._shard.tail.start_offset:
+            return
+        for run, _ in self._cold:
+            if run.start_offset <= offset < run.end_offset:
+                return
+        self.load(offset, lambda error: None)
 
     # -- what is not at hand
 
@@ -143,7 +155,7 @@ class FramesAtHand:
             return
         self._loading[offset] = [loaded]
         shard = self._shard
-        log, end, room = shard.log, shard.end_offset, max(1, min(LOAD_BYTES, self.bytes_max))
+        log, end, room = shard.log, shard.end_offset, max(1, self.bytes_max // LOAD_SHARE)
 
         def work() -> object:
             run = Tail(_UNBOUNDED, offset)
