@@ -9,7 +9,8 @@ from tailrace import errors
 from tailrace.connect import connect
 
 if TYPE_CHECKING:
-    from tailrace import sync
+    from tailrace import bus, sync
+    from tailrace.bus import AckPolicy, Bus, EventStore, Reject, RequestFailed, Retry
     from tailrace.client.admin import Admin
     from tailrace.client.aio import Client
     from tailrace.client.atomic import Atomic
@@ -26,14 +27,17 @@ if TYPE_CHECKING:
     from tailrace.client.tracing_calls import Life, LifeEvent, Traced
 
 __all__ = [
+    "AckPolicy",
     "Admin",
     "Atomic",
     "Batch",
+    "Bus",
     "Client",
     "Consumer",
     "DeadLetter",
     "DeadLetters",
     "Delivery",
+    "EventStore",
     "FailedAck",
     "Group",
     "Groups",
@@ -45,28 +49,35 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Redriven",
+    "Reject",
+    "RequestFailed",
     "Reset",
     "Result",
+    "Retry",
     "Schedule",
     "Scheduled",
     "Schedules",
     "StreamConsumer",
     "Topic",
     "Traced",
+    "bus",
     "connect",
     "errors",
     "sync",
 ]
 
 _LAZY = {
+    "AckPolicy": "tailrace.bus",
     "Admin": "tailrace.client.admin",
     "Atomic": "tailrace.client.atomic",
     "Batch": "tailrace.client.deliveries",
+    "Bus": "tailrace.bus",
     "Client": "tailrace.client.aio",
     "Consumer": "tailrace.client.consumer",
     "DeadLetter": "tailrace.client.dead_letters",
     "DeadLetters": "tailrace.client.dead_letters",
     "Delivery": "tailrace.client.deliveries",
+    "EventStore": "tailrace.bus",
     "FailedAck": "tailrace.client.leases",
     "Group": "tailrace.client.group_admin",
     "Groups": "tailrace.client.group_admin",
@@ -78,14 +89,18 @@ _LAZY = {
     "Receipt": "tailrace.client.results",
     "Receipts": "tailrace.client.results",
     "Redriven": "tailrace.client.dead_letters",
+    "Reject": "tailrace.bus",
+    "RequestFailed": "tailrace.bus",
     "Reset": "tailrace.client.group_admin",
     "Result": "tailrace.client.results",
+    "Retry": "tailrace.bus",
     "Schedule": "tailrace.client.schedules",
     "Scheduled": "tailrace.client.schedules",
     "Schedules": "tailrace.client.schedules",
     "StreamConsumer": "tailrace.client.streaming",
     "Topic": "tailrace.client.results",
     "Traced": "tailrace.client.tracing_calls",
+    "bus": "tailrace.bus",
     "sync": "tailrace.sync",
 }
 
@@ -96,7 +111,7 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
     loaded = importlib.import_module(module)
-    return loaded if name == "sync" else getattr(loaded, name)
+    return loaded if name in ("bus", "sync") else getattr(loaded, name)
 
 
 def __dir__() -> list[str]:
