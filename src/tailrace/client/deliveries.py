@@ -222,9 +222,12 @@ def _keep_leased(rows: LeasedRows, runs: Sequence[tuple[int, int, int, int]]) ->
             rows.keep(range(max(base, parts[0][0]) - base, min(end, parts[0][1]) - base))
             return
     offsets = np.asarray(rows.offsets())
-    spans = np.array(sorted(run[:2] for run in runs))
-    at = np.searchsorted(spans[:, 0], offsets, "right") - 1
-    leased = (at >= 0) & (offsets < spans[at, 0] + spans[at, 1])
+    starts, counts, _, _ = zip(*runs, strict=True)
+    firsts = np.array(starts)
+    order = firsts.argsort()
+    firsts, ends = firsts[order], (firsts + counts)[order]
+    at = np.searchsorted(firsts, offsets, "right") - 1
+    leased = (at >= 0) & (offsets < ends[at])
     if not leased.all():
         rows.keep(np.flatnonzero(leased).tolist())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -73,10 +74,11 @@ def fresh_rows(columns: Columns, first: int, end: int, view: View) -> npt.NDArra
     offsets = columns.offsets
     if offsets is None:
         offsets = np.arange(columns.base_offset, columns.end_offset, dtype=np.int64)
-    bounds = np.array([*view.fresh(first, end)], np.int64).reshape(-1, 2)
-    if len(bounds) == 1:
-        low, high = offsets.searchsorted(bounds[0])
+    spans = [*view.fresh(first, end)]
+    if len(spans) == 1:
+        low, high = offsets.searchsorted(spans[0])
         return np.arange(low, high, dtype=np.int64)
+    bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(spans))
     return np.flatnonzero(_inside(offsets, bounds))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
+import numpy as np
+
 from tailrace.core.backlog import BACK
 from tailrace.core.commands import Done
 from tailrace.core.decisions import NOTHING, Decision
@@ -138,6 +142,12 @@ class LeaseRules:
     def _runs(self, offsets: list[int]) -> Runs:
         """Offsets in the order of delivery as runs with their counters so far."""
         back, runs = self._ledger.backlog.back, Runs()
+        if not back and offsets:
+            rows = np.array(offsets, np.int64)
+            breaks = np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1
+            firsts = rows[np.concatenate(([0], breaks))].tolist()
+            ends = (rows[np.concatenate((breaks - 1, [-1]))] + 1).tolist()
+            return list(zip(firsts, ends, repeat(0), repeat(0)))
         first = end = deliveries = failures = -1
         for offset in offsets:
             run = back.at(offset) if back else None

@@ -30,6 +30,8 @@ member, key (0: none, or not known)."""
 
 FEW_BOUNDS = 32
 """Spans with so many bounds are leased one by one."""
+NEAR = 8_192
+"""A stretch of so many offsets is looked through at once; of a longer one mostly the beginning is wanted."""
 MAX_ATTEMPTS = "max_attempts"
 
 
@@ -126,7 +128,8 @@ class Ledger:
 
     def fresh_spans(self, first: int, end: int) -> Iterable[tuple[int, int]]:
         """Spans below the cursor that were never delivered, clipped to [first, end), ascending."""
-        return self.backlog.fresh.spans(first, end)
+        fresh = self.backlog.fresh
+        return fresh.spans(first, end) if end - first > NEAR else fresh.intersect(first, end)
 
     def back_rows(self) -> Iterable[tuple[int, int, int, Sequence[int]]]:
         """(first, end, due_us, keys) of runs that were delivered before and are not leased."""

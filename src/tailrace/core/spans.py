@@ -339,7 +339,19 @@ class SpanSet(Runs):
 
     def intersect(self, first: int, end: int) -> list[tuple[int, int]]:
         """The spans in [first, end), clipped."""
-        return list(self.spans(first, end))
+        if not self._chunks:
+            return list(self.spans(first, end))
+        found: list[tuple[int, int]] = []
+        for start, stop, chunk in self._split(first, end):
+            if chunk is None:
+                part = [(run[0], run[1]) for run in RunBlocks.within(self, start, stop)]
+            else:
+                firsts, ends, _ = chunk.edges(start, stop)
+                part = list(zip(firsts.tolist(), ends.tolist(), strict=True))
+            if found and part and found[-1][1] == part[0][0]:
+                part[0] = (found.pop()[0], part[0][1])
+            found += part
+        return found
 
 
 def flat(pairs: Iterator[tuple[int, int]] | Sequence[tuple[int, int]]) -> list[int]:
