@@ -1,9 +1,10 @@
-"""docs/semantics.md and docs/operations.md say what the code does: errors, options, metrics."""
+"""The pages say what the code does: errors, options, metrics, commands, the first program, links."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from tailrace.broker.metrics import Metrics
@@ -11,6 +12,7 @@ from tailrace.cli.app import app
 from tailrace.core.policy import AT_MOST, CHOICES, RANGES, GroupPolicy
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import BY_CODE, EDGES
+from tailrace.testing import LocalBroker
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -87,3 +89,31 @@ def test_every_command() -> None:
         first, *others = [name.strip("` ") for name in cell.split(",")]
         listed += [first, *(f"{first.split()[0]} {other}" if " " in first else other for other in others)]
     assert sorted(listed) == sorted(leaves(typer.main.get_command(app)))
+
+
+def test_the_first_program(tailrace_broker: LocalBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    address = "tailrace://127.0.0.1:7400"
+    assert address in program
+    exec(program.replace(address, tailrace_broker.url), {})
+    assert capsys.readouterr().out == "0 b'hello' attempt 1\n"
+    assert tailrace_broker.group("billing").lag == 0
+
+
+def anchors(path: Path) -> set[str]:
+    """What can be linked to on a page."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    root = DOCS.parent
+    for page in [*root.glob("*.md"), *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]*(?:#[^)]*)?)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            if "://" in name:
+                continue
+            path = (page.parent / name).resolve() if name else page
+            assert path.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(path), f"{page.name}: {target}"

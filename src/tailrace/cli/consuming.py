@@ -76,20 +76,7 @@ def consume(
     """Consume messages until Ctrl-C or SIGTERM, settling each for the group."""
     from tailrace.cli.records import CONSUMER_RESERVED, parse_settings
 
-    if ack not in ACKS:
-        raise InvalidRequest(f"--ack: {', '.join(ACKS)}, not {ack!r}")
-    if exec_ is not None and ack == "never":
-        raise InvalidRequest("--exec settles by the exit status: --ack never does not go with it")
-    if mode in LOG_MODES and (exec_ is not None or ack != "after"):
-        raise InvalidRequest(f"--mode {mode} settles nothing: --exec and --ack do not go with it")
-    if no_standby and mode != "exclusive":
-        raise InvalidRequest("--no-standby goes with --mode exclusive")
-    if group is None and mode != "broadcast":
-        raise InvalidRequest(
-            "--group is missing", hint="--mode broadcast, or `tailrace read --follow`, needs no group"
-        )
-    if group is not None and mode == "broadcast":
-        raise InvalidRequest("--mode broadcast has no group: leave --group out")
+    output = Output(as_json=json)
     taking = Taking(
         topics=topic,
         group=group,
@@ -102,7 +89,7 @@ def consume(
         options=parse_settings(option, CONSUMER_RESERVED, "groups"),
         url=url,
     )
-    output = Output(as_json=json)
+    _check(taking)
 
     async def work(client: Client) -> None:
         if mode in LOG_MODES:
@@ -111,6 +98,25 @@ def consume(
             await _take(client, taking, output)
 
     with_client(url, timeout, work)
+
+
+def _check(taking: Taking) -> None:
+    """What does not go together is told before anybody is connected."""
+    mode, group, ack = taking.mode, taking.group, taking.ack
+    if ack not in ACKS:
+        raise InvalidRequest(f"--ack: {', '.join(ACKS)}, not {ack!r}")
+    if taking.command is not None and ack == "never":
+        raise InvalidRequest("--exec settles by the exit status: --ack never does not go with it")
+    if mode in LOG_MODES and (taking.command is not None or ack != "after"):
+        raise InvalidRequest(f"--mode {mode} settles nothing: --exec and --ack do not go with it")
+    if not taking.standby and mode != "exclusive":
+        raise InvalidRequest("--no-standby goes with --mode exclusive")
+    if group is None and mode != "broadcast":
+        raise InvalidRequest(
+            "--group is missing", hint="--mode broadcast, or `tailrace read --follow`, needs no group"
+        )
+    if group is not None and mode == "broadcast":
+        raise InvalidRequest("--mode broadcast has no group: leave --group out")
 
 
 async def _next(messages: Any, wait: float | None) -> Any:
