@@ -60,8 +60,8 @@ class HeldLease:
         self.place = place
         self.generation = generation
         self.id = grant.lease
-        self._runs = sorted(grant.runs)
-        self._starts = [run[0] for run in self._runs]
+        self._runs = grant.runs
+        self._starts: list[int] | None = None
         self.open: set[int] = set()
         self.asked: set[int] = set()
         self.gone: set[int] = set()
@@ -86,6 +86,9 @@ class HeldLease:
 
     def counts(self, offset: int) -> tuple[int, int]:
         """Deliveries (with this one) and failures of a message."""
+        if self._starts is None:  # Most messages are never asked.
+            self._runs = sorted(self._runs)
+            self._starts = [run[0] for run in self._runs]
         run = self._runs[max(0, bisect_right(self._starts, offset) - 1)]
         return run[2], run[3]
 

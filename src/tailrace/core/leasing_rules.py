@@ -175,8 +175,8 @@ class LeaseRules:
             lease_ms = ledger.policy.lease_ms if command.lease_ms is None else command.lease_ms
             deadline_us = time_us + lease_ms * 1000
             if any(keys):
-                offsets = (offset for first, end, _, _ in runs for offset in range(first, end))
-                keys = [key for _, key in sorted(zip(offsets, keys, strict=True))]
+                offsets = [offset for first, end, _, _ in runs for offset in range(first, end)]
+                keys = list(map(keys.__getitem__, np.argsort(offsets, kind="stable").tolist()))
             else:
                 keys = []
             spans = flat(sorted([(first, end) for first, end, _, _ in runs]))

@@ -28,7 +28,7 @@ Piece = tuple[int, int, int, int, int, int, str, int]
 """Messages that leave where they were: first, end, deliveries, failures, first and last delivery, last
 member, key (0: none, or not known)."""
 
-FEW_BOUNDS = 32
+FEW_BOUNDS = 16
 """Spans with so many bounds are leased one by one."""
 NEAR = 8_192
 """A stretch of so many offsets is looked through at once; of a longer one mostly the beginning is wanted."""

@@ -19,11 +19,11 @@ from tailrace.core import run_blocks
 from tailrace.core.dense_chunks import BITS, CHUNK, Chunk, Offsets, by_chunk, spans_in
 from tailrace.core.run_blocks import Run, RunBlocks
 
-MANY = 16
+MANY = 8
 """So many spans in one call, or in one chunk, are worth an operation on all of them."""
 LONG = 64
 """Spans that are longer than that on average are taken one by one."""
-THIN = 64
+THIN = 32
 """A chunk with fewer offsets than that becomes runs again; one with less than twice as many is not made."""
 STEP = 512
 

@@ -33,6 +33,8 @@ from tailrace.format.schema import buffers_of, schema_of
 
 _LOOKED_AT = HAS_KEY | HAS_PRIORITY | HAS_EXPIRES_AT | HAS_OFFSET_DELTA
 _SPAN_END = 1 << 32
+COPIED_BYTES_MAX = 1024 * 1024
+"""Frames up to that size together are copied whole to pick rows from them, which takes fewer calls."""
 
 Run = tuple[int, int, int, int]
 """First offset, count, and what does not matter here: see `core.delivery_commands.Grant`."""
@@ -128,12 +130,7 @@ def _pick(frames: Sequence[Frame], offsets: Offsets, opened: Callable[[Frame], p
     for item in frames:
         columns |= item.header.columns
     columns &= ~HAS_OFFSET_DELTA
-    batches = []
-    for item in frames:
-        batch = opened(item)
-        batches.append(batch if item.header.columns == columns else widened(batch, columns))
-    rows = pa.array(_rows(frames, offsets))
-    picked = (batches[0] if len(batches) == 1 else pa.concat_batches(batches)).take(rows)
+    picked = _picked(frames, columns, *_places(frames, offsets), opened)
     base = int(offsets.min())
     span = int(offsets.max()) + 1 - base
     if span >= _SPAN_END:
@@ -144,25 +141,56 @@ def _pick(frames: Sequence[Frame], offsets: Offsets, opened: Callable[[Frame], p
     return _frame(frames, columns, body, base, span, len(offsets))
 
 
-def _rows(frames: Sequence[Frame], offsets: Offsets) -> Offsets:
-    """The row of each offset, counted over all frames."""
-    gaps = False
+def _picked(
+    frames: Sequence[Frame],
+    columns: int,
+    at: Offsets,
+    rows: Offsets,
+    opened: Callable[[Frame], pa.RecordBatch],
+) -> pa.RecordBatch:
+    """Rows of these frames, in the order of their places."""
+    batches = []
     for item in frames:
-        gaps = gaps or bool(item.header.columns & HAS_OFFSET_DELTA)
-    if gaps:
-        known = np.concatenate([_offsets_in(item) for item in frames])
-        rows = np.searchsorted(known, offsets)
-        good = rows.max() < len(known) and np.array_equal(known[rows], offsets)
-    else:
-        bases = np.array([item.header.base_offset for item in frames])
+        batch = opened(item)
+        batches.append(batch if item.header.columns == columns else widened(batch, columns))
+    if len(batches) == 1:
+        return batches[0].take(pa.array(rows))
+    if sum([item.size for item in frames]) <= COPIED_BYTES_MAX:
+        starts = np.cumsum([0, *[item.header.count for item in frames[:-1]]])
+        return pa.concat_batches(batches).take(pa.array(starts[at] + rows))
+    order = np.argsort(at, kind="stable")
+    parts = np.split(order, np.searchsorted(at[order], range(1, len(frames))))
+    taken = [batch.take(pa.array(rows[part])) for batch, part in zip(batches, parts, strict=True)]
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return pa.concat_batches(taken).take(pa.array(back))
+
+
+def _places(frames: Sequence[Frame], offsets: Offsets) -> tuple[Offsets, Offsets]:
+    """The frame of each offset, and the row in it."""
+    bases = np.array([item.header.base_offset for item in frames])
+    at = bases.searchsorted(offsets, "right") - 1
+    rows = offsets - bases[at]
+    good = bool((at >= 0).all())
+    if good and not any(item.header.columns & HAS_OFFSET_DELTA for item in frames):
         counts = np.array([item.header.count for item in frames])
-        at = bases.searchsorted(offsets, "right") - 1
-        rows = offsets - bases[at]
-        good = bool(((at >= 0) & (rows < counts[at])).all())
-        rows += (np.cumsum(counts) - counts)[at]
+        good = bool((rows < counts[at]).all())
+    elif good:
+        for number, item in enumerate(frames):
+            here = at == number
+            known = _deltas_in(item)
+            wanted = rows[here]
+            rows[here] = found = known.searchsorted(wanted)
+            good = good and bool((found < len(known)).all()) and np.array_equal(known[found], wanted)
     if not good:
         raise Corrupt("a message that shall be delivered is not in the frame that should hold it")
-    return rows
+    return at, rows
+
+
+def _deltas_in(item: Frame) -> npt.NDArray[Any]:
+    if item.header.columns & HAS_OFFSET_DELTA:
+        return _Plain(item.body, item.header.columns).numbers("offset_delta", "<u4")
+    return np.arange(item.header.count)
 
 
 def offsets_of(runs: Sequence[Run]) -> Offsets:
@@ -174,14 +202,6 @@ def offsets_of(runs: Sequence[Run]) -> Offsets:
         return firsts
     lengths = np.array(counts, np.int64)
     return np.arange(total) + np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
-
-
-def _offsets_in(item: Frame) -> Offsets:
-    header = item.header
-    if header.columns & HAS_OFFSET_DELTA:
-        deltas = _Plain(item.body, header.columns).numbers("offset_delta", "<u4")
-        return deltas.astype(np.int64) + header.base_offset
-    return np.arange(header.base_offset, header.base_offset + header.count, dtype=np.int64)
 
 
 def widened(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
