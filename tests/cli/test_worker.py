@@ -1,5 +1,6 @@
 """`tailrace worker` against a real broker: the handlers of a module, until a signal says stop."""
 
+import os
 import select
 import signal
 import subprocess
@@ -62,12 +63,13 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def lines_of(process: subprocess.Popen[bytes], count: int) -> list[str]:
+    """The next lines that it prints; nothing may stay in a buffer where `select` does not see it."""
     assert process.stdout is not None
-    lines: list[str] = []
-    while len(lines) < count:
-        assert select.select([process.stdout], [], [], 30)[0], lines
-        lines.append(process.stdout.readline().decode().strip())
-    return lines
+    printed = b""
+    while printed.count(b"\n") < count:
+        assert select.select([process.stdout], [], [], 30)[0], printed
+        printed += os.read(process.stdout.fileno(), 65_536)
+    return printed.decode().splitlines()
 
 
 def send(broker: Broker, folder: Path, *texts: str) -> None:
