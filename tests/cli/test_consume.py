@@ -123,6 +123,19 @@ def test_exec_hands_on_bytes_and_the_address_of_the_broker(
     assert out.decode().splitlines() == expected
 
 
+def test_exec_holds_little_for_itself(broker: Broker, topic: str) -> None:
+    broker.run("publish", topic, stdin=b"\n".join([b"x"] * 100))
+    group = f"{topic}-g"
+    consumer = broker.start(
+        *("consume", topic, "-g", group, "--exec", "echo started; sleep 60"), stdout=subprocess.PIPE
+    )
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == b"started\n"
+    assert 1 <= int(str(figures(broker, group)["in_flight"])) <= 10
+    consumer.send_signal(signal.SIGINT)
+    consumer.communicate(timeout=30)
+
+
 def test_exec_that_reads_nothing_is_fine(broker: Broker, topic: str) -> None:
     broker.rows("publish", topic, "x" * 900_000)
     done = broker.run("consume", topic, "-g", f"{topic}-g", "--exec", "true", "--max", "4")

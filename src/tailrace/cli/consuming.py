@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ACKS = ("after", "first", "never")
 EXIT_REJECT = 65
 """Exit status of a command that finds its message hopeless (EX_DATAERR)."""
+EXEC_BATCH = 10
+"""Messages that are held for a command: as many as it may get through before anybody would miss them."""
 LOG_MODES = ("stream", "broadcast")
 
 consuming = typer.Typer()
@@ -156,8 +158,10 @@ async def _follow(client: Client, taking: Taking, output: Output) -> None:
 
 
 async def _take(client: Client, taking: Taking, output: Output) -> None:
-    # With a count nothing is leased ahead: what somebody else could handle is not kept from them.
-    ahead = {} if taking.count is None else {"prefetch": 0, "batch_size": min(500, taking.count)}
+    # With a count, or a command that takes its time, little is leased: others could handle it meanwhile.
+    size = 500 if taking.command is None else EXEC_BATCH
+    slow = taking.command is not None or taking.count is not None
+    ahead = {"prefetch": 0, "batch_size": min(size, taking.count or size)} if slow else {}
     taken = 0
     async with client.consumer(
         taking.topics,
