@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from tailrace.broker.metrics import Metrics
+from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome
 from tailrace.cli.app import app
 from tailrace.core.policy import AT_MOST, CHOICES, RANGES, GroupPolicy
 from tailrace.core.topics import TopicOptions
@@ -117,3 +118,18 @@ def test_links_lead_somewhere() -> None:
             path = (page.parent / name).resolve() if name else page
             assert path.exists(), f"{page.name}: {target}"
             assert not anchor or anchor in anchors(path), f"{page.name}: {target}"
+
+
+def test_every_policy_of_the_bus() -> None:
+    words = {
+        Act.ACK: "ack",
+        Act.NACK: "nack",
+        Act.REJECT: "reject",
+        Act.GIVE_BACK: "given back",
+        Act.NOTHING: "the handler settles",
+    }
+    listed = {name.split("`")[0]: cells for name, cells in rows("semantics.md", "policy").items()}
+    assert list(listed) == [policy.name for policy in AckPolicy]
+    assert listed.pop("ACK_FIRST") == ["acked before the call", *"––––"]
+    for name, cells in listed.items():
+        assert cells == [words[TABLE[AckPolicy[name]][outcome]] for outcome in Outcome], name
