@@ -230,6 +230,43 @@ def add_fields(batch: Batch, fields: Fields) -> None:
             column.append(item)
 
 
+def are_alike(values: Sequence[Any], keys: Sequence[Any] | None, priorities: Sequence[Any] | None) -> bool:
+    """Whether all values are bytes with good keys and priorities, which is the rule and quickly told. When
+    they are not, somebody has to look at each for what is wrong with it, if anything is."""
+    if set(map(type, values)) != {bytes}:
+        return False
+    if keys is not None and (
+        len(keys) != len(values) or set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX
+    ):
+        return False
+    return priorities is None or (
+        len(priorities) == len(values)
+        and set(map(type, priorities)) == {int}
+        and min(priorities) >= 0
+        and max(priorities) <= PRIORITY_MAX
+    )
+
+
+def add_columns(
+    batch: Batch,
+    at: int,
+    keys: Sequence[Any] | None,
+    priorities: Sequence[int] | None,
+    deliver_at_us: int | None,
+) -> int:
+    """Fill the lists beside the values of a batch from place `at` of columns that were checked; bytes that
+    this adds."""
+    rows, more = len(batch.values), 0
+    if deliver_at_us is not None:
+        batch.deliver_ats, batch.fielded = [deliver_at_us] * rows, True
+    if priorities is not None:
+        batch.priorities, batch.fielded = list(priorities[at : at + rows]), True
+    if keys is not None:
+        batch.keys, batch.fielded = list(keys[at : at + rows]), True
+        more = sum(map(len, batch.keys))
+    return more
+
+
 def encode_batch(batch: Batch, ids: bytes, compression: str | None) -> None:
     """Turn the lists of a batch into its body."""
     values, rows = batch.values, len(batch.values)

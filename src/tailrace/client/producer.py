@@ -28,8 +28,10 @@ from tailrace.client.fields import (
     Delay,
     Fields,
     Headers,
+    add_columns,
     add_delay,
     add_fields,
+    are_alike,
     check_expectations,
     check_fields,
     encode_batch,
@@ -284,14 +286,11 @@ class Producer:
         due: Fields = {}
         if delay is not None or deliver_at is not None:
             add_delay(due, delay, deliver_at, self._now_us())
-        if (
-            keys is None
-            and headers is None
-            and timestamps is None
-            and priorities is None
-            and dedup_ids is None
-        ):
-            return await self._send_plain(values, partition, due.get("deliver_at"))
+        if all(column is None for column in (headers, timestamps, dedup_ids, expected_key_sequence)):
+            plain = keys is None and priorities is None
+            one_place = keys is None or partition is not None or len(self._flows) == 1
+            if plain or (one_place and are_alike(values, keys, priorities)):
+                return await self._send_alike(values, partition, due.get("deliver_at"), keys, priorities)
         columns: dict[str, Any] = {
             "key": keys,
             "headers": headers,
@@ -326,8 +325,13 @@ class Producer:
             ats.append(at)
         return Receipts(list(places.values()))
 
-    async def _send_plain(
-        self, values: Sequence[Buffer | None], partition: int | None, deliver_at_us: int | None
+    async def _send_alike(
+        self,
+        values: Sequence[Buffer | None],
+        partition: int | None,
+        deliver_at_us: int | None,
+        keys: Sequence[Any] | None,
+        priorities: Sequence[int] | None,
     ) -> Receipts:
         places: list[tuple[Any, range, None]] = []
         pieces: list[tuple[int, int, int]] = []
@@ -342,8 +346,7 @@ class Producer:
                 await self._yield()
             batch = self._follow(self._choose(None, partition))
             batch.values = list(values[at : at + rows])
-            if deliver_at_us is not None:
-                batch.deliver_ats, batch.fielded = [deliver_at_us] * rows, True
+            size += add_columns(batch, at, keys, priorities, deliver_at_us)
             batch.nbytes = size
             self._buffered += size
             self._enqueue(batch)
