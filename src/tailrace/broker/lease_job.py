@@ -100,14 +100,47 @@ class LeaseJob:
             for (partition, generation), shard in zip(request.partitions, shards, strict=True)
         ]
         self._pending: list[_Place] = []
+        self._begun = False
+        self._then: LeaseJob | None = None
+        """The next request of the same member, which begins when this one is answered."""
 
     # -- asking
 
     def start(self, first: int) -> None:
-        """Ask every partition, beginning with the one at place `first`, and set the deadline."""
-        self._pending = self._places[first:] + self._places[:first]
+        """Ask every partition, beginning with the one at place `first`, and set the deadline.
+
+        Another request of the same member that is still under way is answered before: two at a time would
+        lease messages that arrive in the wrong order.
+        """
+        self._places = self._places[first:] + self._places[:first]
+        older = [job for job in self._gate.fetches if isinstance(job, LeaseJob) and job.precedes(self)]
         self._gate.fetches.add(self)
         self._leasing.jobs.add(self)
+        if older:
+            older[0].supersede(self)
+        else:
+            self._begin()
+
+    def precedes(self, other: LeaseJob) -> bool:
+        """Whether it is the last request before the other of the same member."""
+        mine, its = self.request, other.request
+        same = (mine.topic, mine.group, mine.member) == (its.topic, its.group, its.member)
+        return same and self._then is None
+
+    def supersede(self, newer: LeaseJob) -> None:
+        """Its sender has sent another: ask no more, and answer with what there is."""
+        self._then = newer
+        if self._begun:
+            self._expired = True
+            self._pending.clear()
+            self._check()
+
+    def _begin(self) -> None:
+        self._begun = True
+        if self._then is not None:
+            self._answer(Leases([]))
+            return
+        self._pending = list(self._places)
         if not self._expired:
             wait_us = min(self.request.wait_ms, WAIT_MS_MAX) * 1000
             self._timer = self._pump.at(self._started_us + wait_us, self.expire)
@@ -297,6 +330,7 @@ class LeaseJob:
         self.drop()
         if respond is not None:
             respond(refusal, ())
+        self._go_on()
 
     def give_up(self) -> None:
         """The broker closes: there is nothing for whoever waits, and what was leased for it is not logged any
@@ -328,3 +362,9 @@ class LeaseJob:
             if sum(grant.nbytes for grant in self._grants) < PACE_BYTES:
                 self._gate.answered_us[self._pace_key()] = now_us
         respond(reply, self._parts)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        newer, self._then = self._then, None
+        if newer is not None and newer._respond is not None:
+            newer._begin()

@@ -89,11 +89,21 @@ class Runner:
             if key is None:
                 continue
             parked = self._parked[key]
+            missed: int | None = None
             while parked and not self._over:
-                delivery = parked.popleft()
+                if delivery.rows.lease.is_lost(delivery.offset):
+                    # It was settled too late: it comes again, and those behind it after it.
+                    missed = delivery.offset
+                following = parked.popleft()
                 self._parked_count -= 1
                 self._room.set()
-                if not delivery.rows.lease.is_lost(delivery.offset):
+                if following.rows.lease.is_lost(following.offset):
+                    missed = following.offset if missed is None else min(missed, following.offset)
+                    continue
+                if missed is not None and following.offset > missed:
+                    await self._return(following)
+                else:
+                    missed, delivery = None, following
                     await self._handle(delivery)
             if not parked:
                 del self._parked[key]
@@ -164,8 +174,12 @@ class Runner:
     async def _give_back(self) -> None:
         for parked in self._parked.values():
             for delivery in parked:
-                try:
-                    await delivery.nack(failure=False)
-                except TailraceError as error:
-                    log.warning("not given back: %s", error)
+                await self._return(delivery)
         self._parked.clear()
+
+    @staticmethod
+    async def _return(delivery: Delivery) -> None:
+        try:
+            await delivery.nack(failure=False)
+        except TailraceError as error:
+            log.warning("not given back: %s", error)

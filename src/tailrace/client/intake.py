@@ -43,7 +43,12 @@ class Intake:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self.settlement = Settlement(
-            verbs, request.group, timeout, failed=self._went_back, lost=self._lease_lost
+            verbs,
+            request.group,
+            timeout,
+            failed=self._went_back,
+            too_late=lambda late: self._went_back(late, self.settlement.give_back),
+            lost=self._lease_lost,
         )
         self.membership = Member(
             verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
@@ -53,7 +58,9 @@ class Intake:
         self._epoch = 0
         self._polling: set[str] = set()
         self._doubtful: set[str] = set()
-        """Topics of which an answer was lost: it may have granted leases that nobody here knows."""
+        """Topics of which an answer was lost: it may have granted leases that nobody here knows. The next
+        poll says what is held, and until it is answered no other goes out."""
+        self._clearing: set[str] = set()
         self._pause_s = PAUSE_S_MIN
         self._hungry = False
         self._buffer: deque[LeasedRows] = deque()
@@ -164,8 +171,11 @@ class Intake:
 
     # -- dropping what is not handed out
 
-    def _went_back(self, deliveries: Sequence[Leased]) -> None:
-        """Messages failed: the broker took back the later ones of their keys, so they are not handed out."""
+    def _went_back(
+        self, deliveries: Sequence[Leased], put: Callable[[HeldLease, Sequence[int]], None] | None = None
+    ) -> None:
+        """Messages have to come again: the broker took back the later ones of their keys (or is given them
+        now), so that they are not handed out before."""
         ordering = self.membership.policy.ordering
         for failed in deliveries:
             place, offset = failed.rows.lease.place, failed.offset
@@ -178,10 +188,18 @@ class Intake:
             ) -> Sequence[int]:
                 return _later(rows, offset, key) if rows.lease.place == place else ()
 
-            self._drop(later)
+            self._drop(later, put)
 
     def _lease_lost(self, lease: HeldLease) -> None:
+        """Its messages come again, and what is buffered behind them goes back to come after them."""
         self._drop(lambda rows: range(len(rows)) if rows.lease is lease else ())
+        if lease.gone and self.membership.policy.ordering != "none":
+            lowest = min(lease.gone)
+
+            def later(rows: LeasedRows) -> Sequence[int]:
+                return _later(rows, lowest, None) if rows.lease.place == lease.place else ()
+
+            self._drop(later, self.settlement.give_back)
 
     def _drop(
         self,
@@ -291,7 +309,7 @@ class Intake:
         else:
             room = options.batch_size
         for topic, partitions in self._ready.items():
-            if topic in self._polling:
+            if topic in self._polling or topic in self._clearing:
                 continue
             wanted = [(p, g) for p, g in partitions.items() if (topic, p) not in self._paused]
             if wanted:
@@ -301,16 +319,23 @@ class Intake:
     def _submit(self, topic: str, wanted: list[tuple[int, int]], count_max: int) -> None:
         epoch = self._epoch
         generations = dict(wanted)
+        held = self._held(topic) if topic in self._doubtful else None
+        if held is not None:
+            self._clearing.add(topic)
 
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             if epoch == self._epoch:
                 self._polling.discard(topic)
+            if held is not None:
+                self._clearing.discard(topic)
             if isinstance(reply, Refusal):
                 if reply.outcome != "none":
                     self._doubtful.add(topic)
-                if epoch == self._epoch:
+                if epoch == self._epoch or held is not None:
                     self._refused(reply)
                 return
+            if held is not None:
+                self._doubtful.discard(topic)
             assert isinstance(reply, Leases)
             self._pause_s = PAUSE_S_MIN
             self._arrived(topic, generations, reply, parts)
@@ -318,15 +343,14 @@ class Intake:
             self._loop.call_soon(self._poll)
 
         group, member = self._request.group, self._request.member
-        held = self._held(topic) if topic in self._doubtful else None
-        self._doubtful.discard(topic)
         size = self._options.fetch_bytes_max
-        request = Lease(topic, group, member, wanted, count_max, size, WAIT_MS, held=held)
+        wait_ms = WAIT_MS if held is None else 0
+        request = Lease(topic, group, member, wanted, count_max, size, wait_ms, held=held)
         self._verbs.submit(request, b"", respond)
 
     def _held(self, topic: str) -> list[int] | None:
-        """The leases of a topic; None when they are too many for a request (then unknown ones end by
-        themselves)."""
+        """The leases of a topic; None when they are too many for a request: then unknown ones end by
+        themselves."""
         leases = self.settlement.leases.of()
         held = [lease.id for lease in leases if lease.place[0] == topic and lease.error is None]
         return held if len(held) <= HELD_MAX else None

@@ -24,7 +24,8 @@ _SILENCE = Refusal("timeout", "no answer in time", "unknown")
 
 class Settlement:
     """See `deliveries.Settling`. `failed` is called after messages went back as failures, so that buffered
-    ones that had to go back with them are dropped; `lost` when a lease is over."""
+    ones that had to go back with them are dropped; `too_late` when messages could not be acknowledged, so
+    that those behind them wait until they are; `lost` when a lease is over."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Settlement:
         timeout: float,
         *,
         failed: Callable[[Sequence[Leased]], None],
+        too_late: Callable[[Sequence[Leased]], None],
         lost: Callable[[HeldLease], None],
     ) -> None:
         self.group = group
@@ -43,6 +45,7 @@ class Settlement:
         self._verbs = verbs
         self._timeout = timeout
         self._failed = failed
+        self._too_late = too_late
         self._lost = lost
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._skew_ms = 0.0
@@ -167,9 +170,17 @@ class Settlement:
             answers.append(answer)
             self.leases.ack(delivery.rows.lease, delivery.offset, _telling(answer))
         if len(answers) == 1:
-            await answers[0]
+            try:
+                await answers[0]
+            except LeaseLost:
+                self._too_late(deliveries)
+                raise
             return
-        for error in await asyncio.gather(*answers, return_exceptions=True):
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        late = [d for d, error in zip(deliveries, outcomes, strict=True) if isinstance(error, LeaseLost)]
+        if late:
+            self._too_late(late)
+        for error in outcomes:
             if error is not None:
                 raise error
 
