@@ -341,6 +341,50 @@ def refused(answers: Answers) -> Refusal:
 # -------------------------------------------------------------------------------------- receivers and ends
 
 
+def test_a_newer_request_of_a_member_is_served_after_the_older() -> None:
+    """Two at a time would hand over messages in the wrong order: here the older one waits for the disk."""
+    broker = make()
+    broker.send(b"old", b"one", expires_at=[broker.clock.now_us() + 1000, None])
+    broker.pass_s(1)
+    broker.send(b"two", b"three")
+    gate = Valve()
+    broker.threads.holding = True
+    older = broker.begin_lease(gate=gate, count_max=1, wait_ms=60_000)
+    between = broker.begin_lease(gate=gate, count_max=1, wait_ms=60_000)
+    newer = broker.begin_lease(gate=gate, count_max=1, wait_ms=60_000)
+    stranger = broker.begin_lease(gate=Valve(), count_max=1)
+    assert older == between == newer == []
+    assert values(got(stranger)) == [b"two"]
+    broker.threads.holding = False
+    broker.threads.run_held()
+    broker.settle()
+    assert values(got(older)) == [b"one"]
+    assert got(between) == [], "its sender has asked again"
+    broker.pass_s(1)
+    assert values(got(newer)) == [b"three"]
+    assert not gate.fetches
+
+
+def test_an_older_request_that_waits_makes_way_for_a_newer() -> None:
+    broker = make()
+    gate = Valve()
+    older = broker.begin_lease(gate=gate, wait_ms=60_000)
+    newer = broker.begin_lease(gate=gate, wait_ms=60_000)
+    assert got(older) == []
+    broker.send(b"a")
+    assert values(got(newer)) == [b"a"]
+
+
+def test_leases_of_which_a_member_never_heard_come_back_with_its_next_request() -> None:
+    broker = make()
+    broker.send(b"a", b"b", b"c")
+    (known,) = broker.lease(count_max=1)
+    broker.lease(count_max=1)
+    found = broker.lease(held=[known.lease])
+    assert [(m.value, m.deliveries, m.failures) for m in found] == [(b"b", 2, 0), (b"c", 1, 0)]
+    assert broker.ack(known) == Settled([])
+
+
 def test_a_receiver_that_goes_away_while_waiting_gets_nothing() -> None:
     broker = make()
     gate = Valve()

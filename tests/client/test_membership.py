@@ -273,6 +273,30 @@ def test_after_a_lost_answer_the_poll_says_what_is_held() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("ordering", ["partition", "none"])
+@pytest.mark.parametrize("found_out", ["ack", "extension"])
+def test_what_lies_behind_a_lost_message_goes_back(ordering: str, found_out: str) -> None:
+    async def scenario() -> None:
+        script = Script()
+        script.options = {"ordering": ordering}
+        async with make(script) as consumer:
+            (m,) = await take(script, consumer, b"a")
+            await rounds()
+            script.grant(b"b", lease=8, offset=1)
+            if found_out == "ack":
+                script.answers[Ack] = [Settled([(7, [0, 1])])]
+            else:
+                script.answers[Extend] = [Extended(0, [7])]
+                await asyncio.sleep(16)
+            with pytest.raises(LeaseLost):
+                await m.ack()
+            await rounds()
+            back = [(nack.lease, nack.spans, nack.failure) for nack in script.of(Nack)]
+            assert back == ([(8, [1, 2], False)] if ordering == "partition" else [])
+
+    run(scenario())
+
+
 def test_damaged_messages_are_told_and_not_held() -> None:
     async def scenario() -> None:
         script = Script()
