@@ -201,11 +201,13 @@ class Batch(list[Delivery]):
 def unpack(lease: HeldLease, settling: Settling, grant: Grant, data: Buffer) -> list[LeasedRows]:
     """The leased rows of a grant, frame by frame; raises `Corrupt`. Enters the offsets into the lease."""
     found: list[LeasedRows] = []
-    for header, body in frame.walk(data):
-        if header.kind != frame.DATA:
-            continue
+    frames = [(header, body) for header, body in frame.walk(data) if header.kind == frame.DATA]
+    # All that is granted is there; so a single frame of just as many rows holds nothing else.
+    exact = len(frames) == 1 and frames[0][0].count == sum([run[1] for run in grant.runs])
+    for header, body in frames:
         rows = LeasedRows(lease, settling, header, arrow.decode(body, header.columns))
-        _keep_leased(rows, grant.runs)
+        if not exact:
+            _keep_leased(rows, grant.runs)
         if len(rows):
             lease.open.update(rows.offsets())
             found.append(rows)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from tailrace.core.delivery_commands import Grant, Settled
 from tailrace.core.group_commands import Place
@@ -363,14 +364,12 @@ def spans_of(offsets: Sequence[int]) -> list[int]:
     first, last = offsets[0], offsets[-1]
     if last - first + 1 == len(offsets):
         return [first, last + 1]
-    spans = [first]
-    previous = first
-    for offset in offsets[1:]:
-        if offset != previous + 1:
-            spans += (previous + 1, offset)
-        previous = offset
-    spans.append(previous + 1)
-    return spans
+    rows = np.array(offsets)
+    breaks = np.flatnonzero(rows[1:] - rows[:-1] != 1)
+    spans = np.empty(2 * len(breaks) + 2, np.int64)
+    spans[0], spans[2::2] = first, rows[breaks + 1]
+    spans[-1], spans[1:-1:2] = last + 1, rows[breaks] + 1
+    return spans.tolist()
 
 
 def offsets_of(spans: Sequence[int]) -> Iterable[int]:

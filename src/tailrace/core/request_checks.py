@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from operator import le, lt
 
 from tailrace.core.delivery_commands import Ack, Extend, Nack, Reject, Reopen, SettleOffsets
 from tailrace.core.leasing_rules import LEASE_MS_MAX
@@ -62,6 +63,8 @@ def _spans(field: str, spans: list[int]) -> str | None:
         return f"{field}: at most {SPANS_MAX} spans, not {len(spans) // 2}"
     if not 0 <= spans[0] <= spans[-1] <= OFFSET_MAX:
         return f"{field}: offsets are from 0 to {OFFSET_MAX}"
+    if all(map(lt, spans[::2], spans[1::2])) and all(map(le, spans[1:-1:2], spans[2::2])):
+        return None
     for at, (one, other) in enumerate(pairwise(spans)):
         # Spans may touch, but none is empty.
         if other < one or (other == one and at % 2 == 0):
