@@ -485,3 +485,63 @@ def test_overload_is_waited_out_and_told_when_the_time_is_up() -> None:
             assert caught.value.outcome == "none"
 
     run(scenario())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.binary(max_size=5), st.none(), st.just(b"x" * 1001), st.builds(bytearray)),
+            st.one_of(st.binary(max_size=3), st.none(), st.just("text")),
+            st.one_of(st.integers(0, 4), st.integers(-1, 6), st.booleans()),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_many_are_refused_and_stored_as_each_would_be(
+    rows: list[tuple[Any, Any, Any]], with_keys: bool, with_priorities: bool
+) -> None:
+    """One by one they are checked one by one; together mostly all at once."""
+
+    async def one_by_one(verbs: Verbs) -> str:
+        async with make(verbs) as producer:
+            for value, key, priority in rows:
+                fields = {"key": key} if with_keys else {}
+                fields |= {"priority": priority} if with_priorities else {}
+                try:
+                    await producer.send(value, **fields)
+                except (InvalidRequest, TooLarge) as error:
+                    verbs.store()
+                    return str(error)
+            await rounds()
+            verbs.store()
+        return ""
+
+    async def together(verbs: Verbs) -> str:
+        async with make(verbs) as producer:
+            columns: dict[str, Any] = {"keys": [row[1] for row in rows]} if with_keys else {}
+            columns |= {"priorities": [row[2] for row in rows]} if with_priorities else {}
+            try:
+                await producer.send_many([row[0] for row in rows], **columns)
+            except (InvalidRequest, TooLarge) as error:
+                return str(error)
+            await rounds()
+            stored.extend(
+                row
+                for request, body, _ in verbs.waiting
+                for row in arrow.decode(body, request.columns).to_pylist()
+            )
+            verbs.store()
+        return ""
+
+    stored: list[dict[str, Any]] = []
+    alone, many = run(one_by_one(Verbs(auto=Published(0, 7)))), run(together(Verbs()))
+    assert bool(alone) == bool(many)
+    if not many:
+        assert [row["value"] for row in stored] == [row[0] for row in rows]
+        if with_keys and any(row[1] is not None for row in rows):
+            assert [row["key"] for row in stored] == [row[1] for row in rows]
+        if with_priorities:
+            assert [row["priority"] for row in stored] == [row[2] for row in rows]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.model import HASH_OF_EMPTY, key_hash
 from tailrace.errors import Corrupt
-from tailrace.format import batch, frame
+from tailrace.format import batch, frame, gathering
 from tailrace.format.frame import Frame, Header
 from tailrace.format.gathering import Run, columns_of, gather
 from tests.format.samples import Sample, samples
@@ -137,3 +137,17 @@ def test_a_row_that_is_not_there_is_noticed() -> None:
     (picked,) = gather([plain(20, 0)], [run(3, 1), run(9, 1), run(12, 1)])
     with pytest.raises(Corrupt):
         gather([picked], [run(4, 1)])
+
+
+@pytest.mark.parametrize("copied_max", [0, 1 << 20])
+def test_rows_of_many_frames_come_in_the_order_asked_for(
+    copied_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "COPIED_BYTES_MAX", copied_max)
+    frames = [plain(100, base) for base in (0, 100, 300)]
+    wanted = [399, 5, 120, 6, 7, 300, 199, 0]
+    found = rows_of(gather(frames, [run(offset, 1) for offset in wanted]))
+    assert [row["offset"] for row in found] == wanted
+    assert [row["value"] for row in found] == [b"%d" % offset for offset in wanted]
+    with pytest.raises(Corrupt):
+        gather(frames, [run(5, 1), run(250, 1)])
