@@ -267,7 +267,7 @@ def test_a_search_that_takes_long_ends_early() -> None:
 def test_only_within_the_time_that_traces_are_kept() -> None:
     traced = Traced()
     traced.publish(b"a", keys=[b"k"])
-    traced.broker.clock.set_us(traced.now_us + tracing.TRACE_RETENTION_US + 1)
+    traced.broker.clock.set_us(traced.now_us + 7 * 86_400_000_000 + 1)
     assert traced.ask(key=b"k").messages == []
     assert traced.one(key=b"k", full=True)["offset"] == 0
     assert traced.one(partition=0, offset=0)["offset"] == 0
@@ -369,7 +369,7 @@ def test_what_is_not_committed_is_not_shown() -> None:
     found: list[Any] = []
     source = tracing.source_of("t", 0, traced.broker.shard())
     traced.publish(b"b")
-    wanted = tracing.wanted_of(Trace("t"), traced.now_us)
+    wanted = tracing.wanted_of(Trace("t"), traced.now_us, 7 * 86_400_000_000)
     found += trace_search.search(wanted, source, trace_search.Budget())
     assert [message["offset"] for message in found] == [0]
 

@@ -64,6 +64,7 @@ def test_defaults() -> None:
         "max_bytes": None,
         "max_messages": None,
         "on_full": "refuse",
+        "trace_retention_ms": 7 * 24 * 3_600_000,
     }
 
 

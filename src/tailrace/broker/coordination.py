@@ -7,7 +7,7 @@ itself knows it, so that their first lease is not refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tailrace.broker.coordinators import Coordinators
@@ -117,6 +117,11 @@ class Coordination:
             self._ready(waiter, False)
 
     # -- looking things up
+
+    def topics_of(self, group: str) -> Collection[str]:
+        """The topics that a group is on; none when it does not exist."""
+        found = self.find(group)
+        return () if found is None else found.topics
 
     def find(self, group: str) -> Group | None:
         """A group as its coordinator has it."""

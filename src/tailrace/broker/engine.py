@@ -63,6 +63,7 @@ class Engine:
         self.coordination = Coordination(self.topics, self.pump, self.coordinators)
         self.topics.changed = self.coordination.topic_changed
         self.coordination.granting.evicted = self.leasing.evict
+        self.leasing.topics_of = self.coordination.topics_of
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]

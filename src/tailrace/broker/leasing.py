@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -54,6 +54,8 @@ class Leasing:
         self.metrics = metrics
         self.jobs: set[LeaseJob] = set()
         self._entropy = entropy
+        self.topics_of: Callable[[str], Collection[str]] = lambda group: ()
+        """The topics of a group."""
         self._ids: Iterator[int] = iter(())
         self._served: dict[tuple[str, str, str], int] = {}
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
@@ -107,13 +109,21 @@ class Leasing:
         if lease_ms is not None and not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {lease_ms}")
         shards = [self._shard(request.topic, partition) for partition, _ in places]
-        host = self.topics.get(request.topic)
         if request.held is not None:
             for shard in shards:
                 evict = EvictMember(request.group, request.member, request.held)
                 shard.submit(evict, b"", lambda reply, parts: None)
-        job = LeaseJob(request, shards, host.shards, self, gate, respond)
+        job = LeaseJob(request, shards, self._all_shards(request), self, gate, respond)
         job.start(self._after_served(request) if len(places) > 1 else 0)
+
+    def _all_shards(self, request: Lease) -> Sequence[Shard]:
+        """Every partition of the group, over which its limits count."""
+        shards = self.topics.get(request.topic).shards
+        topics = self.topics_of(request.group)
+        if len(topics) <= 1:
+            return shards
+        hosts = [self.topics.find(topic) for topic in topics]
+        return [shard for host in hosts if host is not None for shard in host.shards]
 
     def _after_served(self, request: Lease) -> int:
         """Which of its partitions to ask first: the one behind that which was served last."""

@@ -24,8 +24,6 @@ from tailrace.format.frame import Buffer
 from tailrace.format.wire import HEADER_BYTES_MAX
 from tailrace.ports import Respond
 
-TRACE_RETENTION_US = 7 * 86_400_000_000
-"""How far back searches go; facts that are older may be gone."""
 WAITING_MAX = 64
 COUNT_MAX = 1_000
 TIME_END_US = 1 << 62
@@ -45,11 +43,15 @@ class Tracing:
 
     def _trace(self, request: Trace, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._shards(request)
-        wanted_of(request, self._pump.clock.now_us())
+        self._wanted(request)
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} traces wait already", retry_after_ms=1000)
         self._waiting.append((request, respond))
         self._next()
+
+    def _wanted(self, request: Trace) -> Wanted:
+        kept_us = self._topics.get(request.topic).info.options.trace_retention_ms * 1000
+        return wanted_of(request, self._pump.clock.now_us(), kept_us)
 
     def _shards(self, request: Trace) -> list[tuple[int, Shard]]:
         shards = list(enumerate(self._topics.get(request.topic).shards))
@@ -69,7 +71,7 @@ class Tracing:
                 respond(refuse(error), NOTHING)
 
     def _run(self, request: Trace, respond: Respond) -> None:
-        wanted = wanted_of(request, self._pump.clock.now_us())
+        wanted = self._wanted(request)
         sources = [source_of(request.topic, partition, shard) for partition, shard in self._shards(request)]
         if wanted.offset is not None and not 0 <= wanted.offset < sources[0].end_offset:
             raise NotFound(f"offset {wanted.offset} is beyond the end, {sources[0].end_offset}")
@@ -92,8 +94,8 @@ class Tracing:
         self._pump.threads.read(work, done)
 
 
-def wanted_of(request: Trace, now_us: int) -> Wanted:
-    """What is looked for, and in which time; raises `InvalidRequest` naming the field."""
+def wanted_of(request: Trace, now_us: int, kept_us: int) -> Wanted:
+    """What is looked for, and in which time, `kept_us` back at most; raises `InvalidRequest`."""
     if request.status is not None and request.status not in STATUSES:
         raise InvalidRequest(f"status: one of {', '.join(STATUSES)}, not {request.status[:80]!r}")
     if not 1 <= request.count_max <= COUNT_MAX:
@@ -114,7 +116,7 @@ def wanted_of(request: Trace, now_us: int) -> Wanted:
         else:
             from_us, to_us = time_us - ID_WINDOW_US, time_us + ID_WINDOW_US
     elif not request.full:
-        from_us = max(from_us, now_us - TRACE_RETENTION_US)
+        from_us = max(from_us, now_us - kept_us)
     if from_us >= to_us:
         raise InvalidRequest("to_us: behind from_us, and within the time that traces are kept")
     return Wanted(max(from_us, 0), to_us, request.count_max, None, request.id, request.key, request.status)

@@ -234,7 +234,7 @@ def _keep_leased(rows: LeasedRows, runs: Sequence[tuple[int, int, int, int]]) ->
         rows.keep(np.flatnonzero(leased).tolist())
 
 
-def foreign_rows(rows: LeasedRows, group: str) -> list[int]:
+def foreign_rows(rows: Rows, group: str) -> list[int]:
     """Rows that were redriven from the dead letters for another group: this one has seen them already."""
     if not rows.header.columns & HAS_HEADERS:
         return []

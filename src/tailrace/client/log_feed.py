@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
 from tailrace.client.consumer_options import ConsumerOptions
+from tailrace.client.deliveries import foreign_rows
 from tailrace.client.results import Message, Rows
 from tailrace.core.commands import Fetch, Fetched, Reply
 from tailrace.core.group_commands import Place
@@ -43,8 +44,9 @@ class Cursor:
 class LogFeed:
     """Messages are taken from `current`; `last` is the one that was handed out."""
 
-    def __init__(self, verbs: BrokerVerbs, options: ConsumerOptions) -> None:
+    def __init__(self, verbs: BrokerVerbs, options: ConsumerOptions, group: str | None) -> None:
         self._verbs = verbs
+        self._group = group
         self._options = options
         self._loop = asyncio.get_running_loop()
         self.cursors: dict[Place, Cursor] = {}
@@ -107,6 +109,8 @@ class LogFeed:
 
     def _shown(self, rows: Rows, first: int) -> Iterator[Message]:
         messages = rows.messages(first)
+        if self._group and (foreign := set(foreign_rows(rows, self._group))):
+            messages = (m for m in messages if m.row not in foreign)
         if not self._options.skip_expired or not rows.header.columns & HAS_EXPIRES_AT:
             return messages
         now_us = time.time_ns() // 1000 + round(self.skew_ms * 1000)

@@ -22,7 +22,7 @@ from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, ask, error_of
 from tailrace.core.commands import Reply
 from tailrace.core.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membership, Place
 from tailrace.core.model import Refusal
-from tailrace.core.policy import GroupPolicy
+from tailrace.core.policy import GroupPolicy, warnings_of
 from tailrace.errors import Fenced, NotFound, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
@@ -117,6 +117,8 @@ class Member:
         membership = await ask(self._verbs, self._request, self._timeout)
         assert isinstance(membership, Membership)
         self._joined(membership)
+        for warning in warnings_of(self.policy):
+            log.warning("group %r: %s", self._request.group, warning)
 
     def _joined(self, membership: Membership) -> None:
         self.policy = msgspec.convert(membership.options, GroupPolicy)

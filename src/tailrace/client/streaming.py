@@ -185,12 +185,19 @@ class StreamConsumer:
 class _Source:
     """Where the partitions come from: work in the background, and something to do once in a while."""
 
-    def __init__(self, verbs: BrokerVerbs, timeout: float, options: ConsumerOptions, every_ms: int) -> None:
+    def __init__(
+        self,
+        verbs: BrokerVerbs,
+        timeout: float,
+        options: ConsumerOptions,
+        every_ms: int,
+        group: str | None = None,
+    ) -> None:
         self._verbs = verbs
         self._timeout = timeout
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self.feed = LogFeed(verbs, options)
+        self.feed = LogFeed(verbs, options, group)
         self.sought: dict[Place, int] = {}
         self._every_ms = every_ms
         self._due_ms = self._loop.time() * 1000 + every_ms
@@ -287,7 +294,7 @@ class _Seat(_Source):
         timeout: float,
         options: ConsumerOptions,
     ) -> None:
-        super().__init__(verbs, timeout, options, options.auto_commit_ms)
+        super().__init__(verbs, timeout, options, options.auto_commit_ms, group)
         self._group = group
         asked = {"mode": options.mode, **options.group}
         request = JoinGroup(group, options.member, list(topics), asked, options.wait, client_name())

@@ -49,6 +49,7 @@ class TopicOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
     max_messages: int | None = None
     on_full: str = "refuse"
+    trace_retention_ms: int = 7 * 86_400_000
 
 
 _MANY = (1 << 53) - 1  # what every JSON reader holds exactly
@@ -56,6 +57,7 @@ _MANY = (1 << 53) - 1  # what every JSON reader holds exactly
 RANGES: dict[str, tuple[int, int]] = {
     "partitions": (1, 10_000),
     "sync_interval_ms": (1, 3_600_000),
+    "trace_retention_ms": (1, _MANY),
     "retention_ms": (1, _MANY),
     "retention_bytes": (1, _MANY),
     "retention_count": (1, _MANY),
