@@ -66,13 +66,7 @@ class LeaseRules:
         if self._is_careful():
             return self._careful(room)
         cursor = backlog.cursor
-        if (
-            backlog.back
-            or backlog.dying
-            or backlog.fresh
-            or backlog.scanned > cursor
-            or traits.ending(cursor)
-        ):
+        if self._is_mixed(cursor):
             chosen = PlainSelection(ledger, traits, self._at_hand, self._time_us)
             chosen.select(room, command.bytes_max, command.end_offset)
             return self._decision(chosen.runs, [], chosen.lapsed, chosen.missing)
@@ -82,6 +76,22 @@ class LeaseRules:
         if end <= cursor:
             return Decision(NOTHING, Done(), missing=cursor)
         return self._decision([(cursor, end, 0, 0)], [], [], None)
+
+    def _is_mixed(self, cursor: int) -> bool:
+        """Whether anything else than the next messages of the log may have to go, be passed over or wait.
+        What came back and is not due yet does not matter, unless it holds others."""
+        backlog = self._ledger.backlog
+        if backlog.back:
+            backlog.advance(self._time_us)
+        return bool(
+            backlog.fresh
+            or backlog.ready
+            or backlog.renewed
+            or backlog.blockers
+            or backlog.scanned > cursor
+            or self._traits.ending(cursor)
+            or ((backlog.back or backlog.dying) and self._ledger.policy.ordering == "partition")
+        )
 
     # ------------------------------------------------------------------------------------------- who may what
 
