@@ -199,7 +199,7 @@ def test_a_plain_run_is_one_run_whatever_its_length() -> None:
     assert len(ledger.backlog.back) == 1000
     assert not ledger.leased
     assert ledger.backlog.fresh.total == 0
-    assert sum(map(len, ledger_image.image(ledger))) < 200_000
+    assert sum(map(len, ledger_image.freeze(ledger)())) < 200_000
     ledger_image.verify(ledger)
 
 
@@ -207,9 +207,9 @@ def test_a_broken_image_is_refused() -> None:
     ledger = Ledger(1, "g", GroupPolicy(), 0)
     ledger.lease(facts.Leased(1, 5, "m", [0, 3], 9, 1))
     ledger.nack(facts.Nacked(1, 5, [1, 2], 5, 2))
-    columns = [memoryview(bytes(column)) for column in ledger_image.image(ledger)]
+    columns = [memoryview(bytes(column)) for column in ledger_image.freeze(ledger)()]
     assert len(columns) == ledger_image.COLUMNS
-    assert ledger_image.image(ledger_image.ledger_of(columns, 5)) == ledger_image.image(ledger)
+    assert ledger_image.image(ledger_image.ledger_of(columns, 5)) == ledger_image.freeze(ledger)()
     for number in range(4, len(columns)):
         broken = list(columns)
         broken[number] = memoryview(bytes(columns[number]) + bytes(8))

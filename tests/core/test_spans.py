@@ -170,3 +170,19 @@ def test_spans_travel_flat() -> None:
     assert without(0, 10, [(2, 4), (9, 12)]) == [(0, 2), (4, 9)]
     assert without(3, 5, [(0, 10)]) == []
     assert without(3, 5, [(7, 8)]) == [(3, 5)]
+
+
+@given(st.lists(st.tuples(st.booleans(), STRETCHES), max_size=6), st.integers(0, 4 * CHUNK))
+def test_spans_of_a_part_are_found_at_once(
+    steps: list[tuple[bool, tuple[int, int, int, int, int]]], first: int
+) -> None:
+    spans = SpanSet()
+    spans.add(CHUNK // 2, 3 * CHUNK)
+    for adding, stretch in steps:
+        if adding:
+            spans.put_many(_spans(stretch))
+        else:
+            spans.cut_many(_spans(stretch))
+    for length in (1, 700, CHUNK, 2 * CHUNK):
+        assert spans.intersect(first, first + length) == list(spans.spans(first, first + length))
+    assert spans.frozen().columns() == spans.columns()
