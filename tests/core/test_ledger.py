@@ -209,7 +209,7 @@ def test_a_broken_image_is_refused() -> None:
     ledger.nack(facts.Nacked(1, 5, [1, 2], 5, 2))
     columns = [memoryview(bytes(column)) for column in ledger_image.freeze(ledger)()]
     assert len(columns) == ledger_image.COLUMNS
-    assert ledger_image.image(ledger_image.ledger_of(columns, 5)) == ledger_image.freeze(ledger)()
+    assert ledger_image.freeze(ledger_image.ledger_of(columns, 5))() == ledger_image.freeze(ledger)()
     for number in range(4, len(columns)):
         broken = list(columns)
         broken[number] = memoryview(bytes(columns[number]) + bytes(8))
