@@ -89,21 +89,16 @@ class Runner:
             if key is None:
                 continue
             parked = self._parked[key]
-            missed: int | None = None
-            while parked and not self._over:
+            while True:
                 if delivery.rows.lease.is_lost(delivery.offset):
                     # It was settled too late: it comes again, and those behind it after it.
-                    missed = delivery.offset
-                following = parked.popleft()
+                    await self._return_all(parked)
+                if self._over or not parked:
+                    break
+                delivery = parked.popleft()
                 self._parked_count -= 1
                 self._room.set()
-                if following.rows.lease.is_lost(following.offset):
-                    missed = following.offset if missed is None else min(missed, following.offset)
-                    continue
-                if missed is not None and following.offset > missed:
-                    await self._return(following)
-                else:
-                    missed, delivery = None, following
+                if not delivery.rows.lease.is_lost(delivery.offset):
                     await self._handle(delivery)
             if not parked:
                 del self._parked[key]
@@ -176,6 +171,15 @@ class Runner:
             for delivery in parked:
                 await self._return(delivery)
         self._parked.clear()
+
+    async def _return_all(self, parked: deque[Delivery]) -> None:
+        """Only those that are parked now: what comes meanwhile comes in its order."""
+        for _ in range(len(parked)):
+            delivery = parked.popleft()
+            self._parked_count -= 1
+            if not delivery.rows.lease.is_lost(delivery.offset):
+                await self._return(delivery)
+        self._room.set()
 
     @staticmethod
     async def _return(delivery: Delivery) -> None:
