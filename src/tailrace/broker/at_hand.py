@@ -11,7 +11,7 @@ from tailrace.broker.tail import Tail
 from tailrace.core.model import Columns
 from tailrace.errors import Corrupt
 from tailrace.format import frame
-from tailrace.format.batch import decode
+from tailrace.format.batch import stored
 from tailrace.format.frame import Frame
 from tailrace.format.gathering import Run, columns_of
 
@@ -103,7 +103,7 @@ class FramesAtHand:
         kept = self._opened.get(base)
         if kept is not None and kept[0] is item:
             return kept[1]
-        batch = decode(item.body, item.header.columns)
+        batch = stored(item.body, item.header.columns)
         if kept is not None or len(self._opened) >= _OPENED_MAX:
             self._opened.pop(base if kept is not None else next(iter(self._opened)))
         if item.size <= _OPENED_BYTES_MAX:

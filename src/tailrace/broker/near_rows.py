@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tailrace.core.wheel import AT, REF, ROW_BITS, Rows, end_of
 from tailrace.errors import Corrupt
-from tailrace.format.batch import decode
+from tailrace.format.batch import stored
 from tailrace.format.gathering import widened
 from tailrace.format.schema import schema_of
 from tailrace.ports import PartitionLog
@@ -42,16 +42,16 @@ class TooMuch(Exception):
 def pick(log: PartitionLog, refs: Sequence[int] | Rows, bytes_max: int) -> Picked:
     """The messages with these refs, in their order; blocking. Raises `TooMuch`, unless it is a single one."""
     wanted = np.asarray(refs, np.int64)
-    stored = np.sort(wanted)
-    entries, starts = np.unique(stored >> ROW_BITS, return_index=True)
-    ends = [*starts[1:].tolist(), len(stored)]
+    sorted_refs = np.sort(wanted)
+    entries, starts = np.unique(sorted_refs >> ROW_BITS, return_index=True)
+    ends = [*starts[1:].tolist(), len(sorted_refs)]
     batches: list[tuple[pa.RecordBatch, int]] = []
     columns = size = rows = 0
     for first in range(0, len(entries), _ENTRIES_AT_ONCE):
         frames = log.read_entries(entries[first : first + _ENTRIES_AT_ONCE].tolist())
         for number, (header, body) in enumerate(frames, first):
-            here = stored[starts[number] : ends[number]] & _ROW_MASK
-            batch = decode(body, header.columns)
+            here = sorted_refs[starts[number] : ends[number]] & _ROW_MASK
+            batch = stored(body, header.columns)
             if int(here[-1]) >= batch.num_rows:
                 raise Corrupt(f"entry {header.entry} has {batch.num_rows} rows, not row {int(here[-1])}")
             if len(here) < batch.num_rows:
@@ -59,10 +59,10 @@ def pick(log: PartitionLog, refs: Sequence[int] | Rows, bytes_max: int) -> Picke
             batches.append((batch, header.columns))
             columns |= header.columns
             size, rows = size + batch.nbytes, rows + len(here)
-            if size > bytes_max and len(stored) > 1:
+            if size > bytes_max and len(sorted_refs) > 1:
                 raise TooMuch(-(-size // rows))
     joined = _joined(batches, columns)
-    order = np.searchsorted(stored, wanted)
+    order = np.searchsorted(sorted_refs, wanted)
     if (order[1:] < order[:-1]).any():
         joined = joined.take(pa.array(order))
     return Picked(joined, columns)

@@ -25,7 +25,7 @@ from tailrace.core.model import (
 )
 from tailrace.errors import Corrupt
 from tailrace.format import frame
-from tailrace.format.batch import decode
+from tailrace.format.batch import decode, stored
 from tailrace.format.builder import body_of
 from tailrace.format.frame import Buffer, Frame, Header
 from tailrace.format.message import inspect
@@ -44,7 +44,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 def _opened(item: Frame) -> pa.RecordBatch:
-    return decode(item.body, item.header.columns)
+    return stored(item.body, item.header.columns)
 
 
 def columns_of(header: Header, body: Buffer) -> Columns:
