@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Protocol, TypeVar
 
@@ -50,6 +50,10 @@ class Settling(Protocol):
 
     async def extend(self, lease: HeldLease, ms: int) -> None:
         """Move the deadline."""
+        ...
+
+    def give_back(self, lease: HeldLease, offsets: Iterable[int] | None = None) -> None:
+        """Return messages without a failure, and without waiting for it."""
         ...
 
 

@@ -90,9 +90,8 @@ class Runner:
                 continue
             parked = self._parked[key]
             while True:
-                if delivery.rows.lease.is_lost(delivery.offset):
-                    # It was settled too late: it comes again, and those behind it after it.
-                    await self._return_all(parked)
+                if delivery.rows.lease.comes_again(delivery.offset):
+                    self._return_all(parked)  # They come after it.
                 if self._over or not parked:
                     break
                 delivery = parked.popleft()
@@ -169,21 +168,20 @@ class Runner:
     async def _give_back(self) -> None:
         for parked in self._parked.values():
             for delivery in parked:
-                await self._return(delivery)
+                try:
+                    await delivery.nack(failure=False)
+                except TailraceError as error:
+                    log.warning("not given back: %s", error)
         self._parked.clear()
 
-    async def _return_all(self, parked: deque[Delivery]) -> None:
-        """Only those that are parked now: what comes meanwhile comes in its order."""
-        for _ in range(len(parked)):
-            delivery = parked.popleft()
-            self._parked_count -= 1
-            if not delivery.rows.lease.is_lost(delivery.offset):
-                await self._return(delivery)
+    def _return_all(self, parked: deque[Delivery]) -> None:
+        """Give back what is parked behind a message."""
+        by_lease: dict[int, list[Delivery]] = {}
+        for delivery in parked:
+            by_lease.setdefault(delivery.lease, []).append(delivery)
+        for deliveries in by_lease.values():
+            rows = deliveries[0].rows
+            rows.settling.give_back(rows.lease, [delivery.offset for delivery in deliveries])
+        self._parked_count -= len(parked)
+        parked.clear()
         self._room.set()
-
-    @staticmethod
-    async def _return(delivery: Delivery) -> None:
-        try:
-            await delivery.nack(failure=False)
-        except TailraceError as error:
-            log.warning("not given back: %s", error)

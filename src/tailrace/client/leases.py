@@ -47,6 +47,7 @@ class HeldLease:
         "deadline_ms",
         "error",
         "extend_ms",
+        "failed",
         "generation",
         "gone",
         "id",
@@ -66,6 +67,7 @@ class HeldLease:
         self.open: set[int] = set()
         self.asked: set[int] = set()
         self.gone: set[int] = set()
+        self.failed: set[int] = set()
         self.kept: set[int] = set()
         """Not handed out and not to be: they go back together with the partition."""
         self.acks: list[int] = []
@@ -104,6 +106,10 @@ class HeldLease:
     def is_lost(self, offset: int) -> bool:
         """Whether the message went back to the broker."""
         return offset in self.gone
+
+    def comes_again(self, offset: int) -> bool:
+        """Whether the message is to be delivered again: it failed, or was settled too late."""
+        return offset in self.gone or offset in self.failed
 
     def forget(self, *offsets: int) -> None:
         """These messages went back to the broker."""

@@ -197,8 +197,14 @@ class Settlement:
             topic, partition = lease.place
             return Nack(topic, partition, self.group, lease.id, spans, delay_ms, text, failure)
 
-        await self._settle(deliveries, make)
+        try:
+            await self._settle(deliveries, make)
+        except LeaseLost:
+            self._too_late(deliveries)
+            raise
         if failure:
+            for delivery in deliveries:
+                delivery.rows.lease.failed.add(delivery.offset)
             self._failed(deliveries)
 
     async def reject(self, deliveries: Sequence[Leased], reason: str, poison: bool) -> None:
