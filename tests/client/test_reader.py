@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import tailrace
 from tailrace.client.reader import AHEAD_BYTES, Reader
 from tailrace.core.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model import Refusal
@@ -14,6 +15,7 @@ from tailrace.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Header, crc32c
+from tailrace.testing import LocalBroker
 from tests.client.virtual_loop import rounds, run
 
 LOST = Refusal("unavailable", "the connection broke", "unknown")
@@ -330,3 +332,27 @@ def test_closed_readers_say_so() -> None:
             await anext(reader)
 
     run(scenario())
+
+
+def test_a_range_ends_before_its_end() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        broker.create_topic("range", partitions=1)
+        async with client.producer("range") as producer:
+            await (await producer.send_many([b"%d" % number for number in range(10)]))
+        for start, end, expected in ((2, 5, range(2, 5)), (0, 10, range(10)), (7, {0: 8}, range(7, 8))):
+            async with client.reader("range", start=start, end=end) as reader:
+                assert [message.offset async for message in reader] == list(expected)
+                assert reader.position() == {0: expected[-1] + 1}
+            async with client.reader("range", start=start, end=end) as reader:
+                batches = [batch async for batch in reader.batches()]
+            assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(expected)
+        async with client.reader("range", start=5, end=5) as reader:
+            assert [message async for message in reader] == []
+
+    with LocalBroker() as broker:
+
+        async def main() -> None:
+            async with broker.client() as client:
+                await asyncio.wait_for(scenario(broker, client), 10)
+
+        asyncio.run(main())

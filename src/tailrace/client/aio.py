@@ -130,12 +130,14 @@ class Client:
         start: Start = "latest",
         partitions: Sequence[int] | None = None,
         stop_at_end: bool = False,
+        end: Start | None = None,
         timeout: float | None = None,
     ) -> Reader:
         """A broadcast reader with a cursor of its own. `start`: "earliest", "latest", an offset, a datetime,
         or {partition: offset}.
 
-        With `stop_at_end` it ends where the topic ended when it was opened, instead of waiting for more.
+        With `stop_at_end` it ends where the topic ended when it was opened, instead of waiting for more; with
+        `end` (as `start`) it ends before that point.
         """
         reader = Reader(
             self._open(),
@@ -144,6 +146,7 @@ class Client:
             start=start,
             partitions=partitions,
             stop_at_end=stop_at_end,
+            end=end,
         )
         self._parts.add(reader)
         return reader

@@ -46,13 +46,14 @@ class Reader:
         start: Start,
         partitions: Sequence[int] | None,
         stop_at_end: bool,
+        end: Start | None = None,
     ) -> None:
         self.topic = topic
         self._verbs = verbs
         self._timeout = timeout
         self._start = start
         self._only = None if partitions is None else sorted(set(partitions))
-        self._stop_at_end = stop_at_end
+        self._end: Start | None = "latest" if stop_at_end and end is None else end
         self._ends: dict[int, int] | None = None
         self._next: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
@@ -76,8 +77,8 @@ class Reader:
     async def __aenter__(self) -> Reader:
         self._loop = asyncio.get_running_loop()
         self._closed = None
-        if self._stop_at_end:
-            self._ends = dict(enumerate(await self._find("latest")))
+        if self._end is not None:
+            self._ends = await self._places(self._end, "end")
         await self.seek(self._start)
         return self
 
@@ -101,22 +102,23 @@ class Reader:
         assert isinstance(reply, Offsets)
         return reply.offsets
 
+    async def _places(self, at: Start, what: str) -> dict[int, int]:
+        """Offsets by partition of a point, as applications give it."""
+        if isinstance(at, bool) or not isinstance(at, str | int | datetime | Mapping):
+            raise InvalidRequest(f"{what}: earliest, latest, an offset, a datetime or a mapping, not {at!r}")
+        if isinstance(at, Mapping):
+            places = dict(enumerate(await self._find("earliest"))) if self._only is None else {}
+            return {**places, **at}
+        if isinstance(at, int):
+            return dict.fromkeys(range(len(await self._find("earliest"))), at)
+        return dict(enumerate(await self._find(at)))
+
     async def seek(self, start: Start) -> None:
         """Go on from another point: "earliest", "latest", an offset (of every partition), a time (datetime),
         or offsets by partition.
         """
         self._check_open()
-        if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
-            raise InvalidRequest(
-                f"start: earliest, latest, an offset, a datetime or a mapping, not {start!r}"
-            )
-        if isinstance(start, Mapping):
-            places = dict(enumerate(await self._find("earliest"))) if self._only is None else {}
-            places.update(start)
-        elif isinstance(start, int):
-            places = dict.fromkeys(range(len(await self._find("earliest"))), start)
-        else:
-            places = dict(enumerate(await self._find(start)))
+        places = await self._places(start, "start")
         if self._only is not None:
             missing = [partition for partition in self._only if partition not in places]
             if missing:
@@ -281,9 +283,10 @@ class Reader:
         if header.base_offset > wanted and not header.count < header.span:
             place = f"{self.topic}/{partition}"
             raise Corrupt(f"{place}: offsets {wanted} to {header.base_offset - 1} are missing")
-        if self._ends is None or header.base_offset < self._ends.get(partition, 0):
+        end = header.end_offset if self._ends is None else self._ends.get(partition, 0)
+        if header.base_offset < end:
             rows = Rows(self.topic, partition, header, arrow.decode(body, header.columns))
-            self._buffer.append((rows, rows.first_row(wanted)))
+            self._buffer.append((rows.before(end), rows.first_row(wanted)))
             self._ahead += header.size
         self._fetched[partition] = header.end_offset
 

@@ -107,6 +107,15 @@ class Rows:
             return max(0, offset - self.base_offset)
         return int(np.searchsorted(self.deltas, offset - self.base_offset))
 
+    def before(self, offset: int) -> Rows:
+        """Those below an offset."""
+        header = self.header
+        if offset >= header.end_offset:
+            return self
+        count = self.first_row(offset)
+        header = msgspec.structs.replace(header, count=count, span=offset - header.base_offset)
+        return Rows(self.topic, self.partition, header, self.batch.slice(0, count))
+
     def values(self, name: str) -> list[Any] | None:
         """A column as a list; None when the batch does not have it."""
         found = self._lists.get(name)

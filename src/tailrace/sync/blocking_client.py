@@ -112,12 +112,18 @@ class Client:
         start: Start = "latest",
         partitions: Sequence[int] | None = None,
         stop_at_end: bool = False,
+        end: Start | None = None,
         timeout: float | None = None,
     ) -> Reader:
         """A broadcast reader with a cursor of its own; see `tailrace.Client.reader`."""
         inner = self._make(
             lambda: self._inner.reader(
-                topic, start=start, partitions=partitions, stop_at_end=stop_at_end, timeout=timeout
+                topic,
+                start=start,
+                partitions=partitions,
+                stop_at_end=stop_at_end,
+                end=end,
+                timeout=timeout,
             )
         )
         return Reader(self._portal, inner)
