@@ -206,12 +206,21 @@ class GroupHistory:
                 if told is None or told.outcome != "lost":
                     yield Violation("G4", f"{row} after {ack}")
 
+    def _in_vain(self, row: Got) -> bool:
+        """Whether the lease of a delivery was over already. Where the broker was away for longer than a lease,
+        members work on what they have until they hear of it."""
+        told = self.outcome.get((row.spot, row.lease))
+        return bool(self.kills) and told is not None and told.outcome == "lost"
+
     def _disorder(self, may_die: frozenset[str]) -> Iterator[Violation]:
         in_doubt = self._in_doubt()
         by_key: dict[str, list[Got]] = defaultdict(list)
-        for row in self.first_got().values():
-            if row.key and row.key not in may_die:
-                by_key[row.key].append(row)
+        first: dict[Spot, Got] = {}
+        for row in self.got:
+            if row.key and row.key not in may_die and not self._in_vain(row):
+                first.setdefault(row.spot, row)
+        for row in first.values():
+            by_key[row.key].append(row)
         for key, rows in by_key.items():
             rows.sort(key=lambda row: row.offset)
             for before, after in pairwise(rows):

@@ -107,6 +107,12 @@ def test_g5_out_of_order() -> None:
     assert "G5: k: 2 was processed before 1" in broken([*GOOD, got(2, 15, "c", 4)])
 
 
+def test_g5_what_was_processed_in_vain_while_the_broker_was_away_does_not_count() -> None:
+    rows: list[Row] = [*GOOD, got(2, 15, "c", 4), acked(2, 16, "c", 4, "lost")]
+    assert "G5: k: 2 was processed before 1" in broken(rows)
+    GroupHistory(rows, SENT, kills=[9]).expect_clean()
+
+
 def test_g5_not_settled_before_the_next() -> None:
     rows: list[Row] = [*without(4), acked(1, 45, "b", 2)]
     assert "G5: k: 1 was not settled before 2" in broken(rows)
