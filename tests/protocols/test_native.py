@@ -582,7 +582,7 @@ def test_lost_connection_gives_everything_back() -> None:
     parked = Waiting()
     peer.link.blocked(parked)
     publish, fetch = bench.verbs.asked
-    peer.link.fetches.add(DroppedFetch(fetch.respond))
+    peer.link.fetches[DroppedFetch(fetch.respond)] = None
     peer.lose()
     assert not bench.listener.links
     assert bench.listener.partial_bytes == bench.listener.unsent_bytes == 0

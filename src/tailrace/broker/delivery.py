@@ -54,7 +54,7 @@ class Gate(Protocol):
         """Bytes that were reserved have been handed over, or are not needed."""
         ...
 
-    fetches: set[Waiting]
+    fetches: dict[Waiting, None]
     """Fetches and leases under way; a receiver that goes away drops them."""
     answered_us: dict[str, int]
     """When data was last handed over, by topic; kept by the fetches themselves."""
@@ -65,7 +65,7 @@ class OpenGate:
 
     def __init__(self) -> None:
         self.answered_us: dict[str, int] = {}
-        self.fetches: set[Waiting] = set()
+        self.fetches: dict[Waiting, None] = {}
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """Never."""
@@ -109,7 +109,7 @@ class FetchJob:
 
     def start(self) -> None:
         """Look for the first time; set the deadline when there is nothing yet."""
-        self._gate.fetches.add(self)
+        self._gate.fetches[self] = None
         self.look()
         if self._respond is not None and not self._expired:
             wait_us = min(self._fetch.wait_ms, WAIT_MS_MAX) * 1000
@@ -220,7 +220,7 @@ class FetchJob:
 
     def _answer(self, reply: Fetched | Refusal, parts: Sequence[Buffer]) -> None:
         respond, self._respond = self._respond, None
-        self._gate.fetches.discard(self)
+        self._gate.fetches.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         if self._pace is not None:

@@ -66,7 +66,7 @@ class Gateway:
         self._metrics = metrics
         self._closing = False
         self._gate = OpenGate()
-        self._jobs: set[FetchJob] = set()
+        self._jobs: dict[FetchJob, None] = {}
         verbs: dict[type[Any], Verb] = {
             Ping: self._ping,
             Publish: self._publish,
@@ -144,10 +144,13 @@ class Gateway:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
         shards = [self._shard(request.topic, partition) for partition, _ in request.positions]
         job = FetchJob(
-            request, shards, self._pump, self._metrics, gate, self._counted(respond), self._jobs.discard
+            request, shards, self._pump, self._metrics, gate, self._counted(respond), self._over
         )
-        self._jobs.add(job)
+        self._jobs[job] = None
         job.start()
+
+    def _over(self, job: FetchJob) -> None:
+        self._jobs.pop(job, None)
 
     def _find(self, request: FindOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
         host = self._topics.get(request.topic)

@@ -114,8 +114,8 @@ class LeaseJob:
         """
         self._places = self._places[first:] + self._places[:first]
         older = [job for job in self._gate.fetches if isinstance(job, LeaseJob) and job.precedes(self)]
-        self._gate.fetches.add(self)
-        self._leasing.jobs.add(self)
+        self._gate.fetches[self] = None
+        self._leasing.jobs[self] = None
         if older:
             older[0].supersede(self)
         else:
@@ -341,8 +341,8 @@ class LeaseJob:
 
     def _finish(self) -> Respond | None:
         respond, self._respond = self._respond, None
-        self._gate.fetches.discard(self)
-        self._leasing.jobs.discard(self)
+        self._gate.fetches.pop(self, None)
+        self._leasing.jobs.pop(self, None)
         for timer in (self._timer, self._pace):
             if timer is not None:
                 timer.cancel()

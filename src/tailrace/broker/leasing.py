@@ -52,7 +52,8 @@ class Leasing:
         self.topics = topics
         self.pump = pump
         self.metrics = metrics
-        self.jobs: set[LeaseJob] = set()
+        self.jobs: dict[LeaseJob, None] = {}
+        """In the order in which they came."""
         self._entropy = entropy
         self.topics_of: Callable[[str], Collection[str]] = lambda group: ()
         """The topics of a group."""

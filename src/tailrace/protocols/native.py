@@ -74,7 +74,7 @@ class Gate(Protocol):
     """See `broker.delivery.Gate`: whether a receiver has room."""
 
     answered_us: dict[str, int]
-    fetches: set[Any]
+    fetches: dict[Any, None]
 
     def blocked(self, resume: Callable[[], None]) -> bool: ...
 
@@ -220,7 +220,7 @@ class Link(asyncio.BufferedProtocol):
         self._heard_us = self._began_us = listener.clock.now_us()
         self._peer = "?"
         self.answered_us: dict[str, int] = {}
-        self.fetches: set[Any] = set()
+        self.fetches: dict[Any, None] = {}
         self._queued_bytes = 0
         self._unsent_bytes = 0
         self._left_bytes = 0

@@ -68,7 +68,13 @@ class Life:
         self.threads = LateThreads(world.random, self.later, world.store, self._drain, world.seen)
         stores: Any = {"file": world.store}
         self.engine = Engine(
-            world.clock, self.threads, stores, world.coordinator, wake=self._wake, arm=self._arm
+            world.clock,
+            self.threads,
+            stores,
+            world.coordinator,
+            wake=self._wake,
+            arm=self._arm,
+            entropy=world.random.randbytes,
         )
         self.engine.open()
 

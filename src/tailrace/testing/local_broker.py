@@ -361,7 +361,7 @@ class _Link:
         self.loop = loop
         self.thread = threading.get_ident()
         self.waiting: dict[int, Respond] = {}
-        self.fetches: set[Waiting] = set()
+        self.fetches: dict[Waiting, None] = {}
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`; the reply comes in a later round of the loop."""
