@@ -143,9 +143,7 @@ class Gateway:
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
         shards = [self._shard(request.topic, partition) for partition, _ in request.positions]
-        job = FetchJob(
-            request, shards, self._pump, self._metrics, gate, self._counted(respond), self._over
-        )
+        job = FetchJob(request, shards, self._pump, self._metrics, gate, self._counted(respond), self._over)
         self._jobs[job] = None
         job.start()
 
