@@ -207,7 +207,7 @@ class GroupHistory:
                     yield Violation("G4", f"{row} after {ack}")
 
     def _in_vain(self, row: Got) -> bool:
-        """Whether the lease of a delivery was over already. Where the broker was away for longer than a lease,
+        """Whether the lease of a delivery was over already. When the broker is away for longer than a lease,
         members work on what they have until they hear of it."""
         told = self.outcome.get((row.spot, row.lease))
         return bool(self.kills) and told is not None and told.outcome == "lost"
