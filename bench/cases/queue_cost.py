@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.harness import Case, Run
 from bench.results import Sample
-from bench.roles.costs import CostJob, Costs
+from bench.roles.costs import AHEAD, CostJob, Costs
 
 LARGE = 10_000_000
 SMALL = 10_000
@@ -32,6 +32,7 @@ def measure(run: Run) -> list[Sample]:
     said: dict[str, object] = {
         "payload_bytes": 100,
         "batch": 500,
+        "lease": AHEAD["batch_size"],
         "durability": "interval",
         "partitions": 1,
         "backlog": job.large,
