@@ -257,7 +257,7 @@ def test_retention_trims(tmp_path: Path, options: dict[str, int], later_s: int, 
             engine._sweep(verbs._host.clock.now_us() + later_s * 1_000_000)
             # What follows in the same queue comes back when the sweep has looked.
             swept = asyncio.Event()
-            shard._run(lambda: None, lambda result, error: swept.set())
+            shard.run_in_order(lambda: None, lambda result, error: swept.set())
             await swept.wait()
             await client.admin().trim_topic("kept", 0, 0)
             found = await numbers(client, "kept", start="earliest")
