@@ -617,3 +617,16 @@ def test_lease_ids_are_random_and_never_zero() -> None:
     leasing._ids = iter(())
     assert leasing.new_lease() == 0x0101010101010101
     assert grants(broker.begin_lease()) == []
+
+
+def test_who_hangs_up_is_given_nothing() -> None:
+    """A killed process has said its last word, but its connection still takes an answer."""
+    broker = make()
+    gate = Valve()
+    waiting = broker.begin_lease(wait_ms=60_000, gate=gate)
+    (job,) = gate.fetches
+    job.hang_up()
+    assert len(waiting) == 1
+    broker.send(b"a")
+    (message,) = broker.lease()
+    assert (message.value, message.deliveries) == (b"a", 1)

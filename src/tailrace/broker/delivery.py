@@ -30,6 +30,10 @@ _DROPPED = Refusal("unavailable", "the receiver is gone")
 class Waiting(Protocol):
     """A request of a receiver that waits for something to hand over."""
 
+    def hang_up(self) -> None:
+        """The receiver sends nothing more."""
+        ...
+
     def drop(self) -> None:
         """Nobody waits for the answer any more."""
         ...
@@ -119,6 +123,10 @@ class FetchJob:
         """The time is up: answer, be it with nothing."""
         self._expired = True
         self.look()
+
+    def hang_up(self) -> None:
+        """The receiver sends nothing more: it gets what there is, and does not wait."""
+        self.expire(0)
 
     def drop(self) -> None:
         """Nobody waits for the answer any more."""

@@ -326,10 +326,17 @@ class LeaseJob:
 
     def evict(self, refusal: Refusal) -> None:
         """The member is none any more: it is told so, and what was leased for it is given back."""
+        self._end(refusal)
+
+    def hang_up(self) -> None:
+        """The receiver sends nothing more, so nobody would settle what it was given: it is given nothing."""
+        self._end(Leases([]))
+
+    def _end(self, reply: Leases | Refusal) -> None:
         respond = self._respond
         self.drop()
         if respond is not None:
-            respond(refusal, ())
+            respond(reply, ())
         self._go_on()
 
     def give_up(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,6 +13,8 @@ LANES_ALL = (1 << LANES) - 1
 WEIGHTS = (50, 25, 15, 7, 3)
 
 EMPTY, READY, UNKNOWN = range(3)
+FEW = 8
+"""Fewer rows than that are taken one by one."""
 
 
 def smooth_pattern(weights: Sequence[int]) -> tuple[int, ...]:
@@ -82,6 +85,13 @@ class Turn:
         ready, unknown, starving = _masks(feeds, starved_us)
         missing, nbytes = None, 0.0
         while len(taken) < count_max and nbytes < bytes_max:
+            if starving and not unknown:
+                many = _starved(feeds, starving, count_max - len(taken), bytes_max - nbytes)
+                if many:
+                    taken += many[0]
+                    nbytes += many[1]
+                    ready, unknown, starving = _masks(feeds, starved_us)
+                    continue
             lane = _oldest(feeds, starving) if starving else _FIRST[pattern[position]][ready | unknown]
             if lane < 0:
                 break
@@ -106,6 +116,33 @@ class Turn:
     def skip(self, count: int) -> None:
         """Deliveries that were not drawn from here."""
         self.position = (self.position + count) % len(self.pattern)
+
+
+def _starved(
+    feeds: Sequence[Feed], starving: int, count_max: int, bytes_max: float
+) -> tuple[list[int], float] | None:
+    """Those that wait longest, from all lanes that have such, in one go: the same as one by one, as long as
+    none of the lanes runs out. None where one by one is as good."""
+    since_us = min(feed.since_us for lane, feed in enumerate(feeds) if starving >> lane & 1)
+    oldest = [feed for lane, feed in enumerate(feeds) if starving >> lane & 1 and feed.since_us == since_us]
+    last = min(feed.rows[-1] for feed in oldest)
+    row_bytes = max(feed.row_bytes for feed in oldest)
+    if row_bytes:
+        count_max = min(count_max, int(bytes_max / row_bytes))
+    ends = [bisect_right(feed.rows, last, feed.at) for feed in oldest]
+    if count_max < FEW or sum(ends) - sum(feed.at for feed in oldest) < FEW:
+        return None
+    rows = sorted(row for feed, end in zip(oldest, ends, strict=True) for row in feed.rows[feed.at : end])
+    rows = rows[:count_max]
+    nbytes = 0.0
+    for feed in oldest:
+        end = bisect_right(feed.rows, rows[-1], feed.at)
+        nbytes += feed.row_bytes * (end - feed.at)
+        feed.at = end
+    for feed in oldest:
+        if feed.at == len(feed.rows):
+            feed.refill()
+    return rows, nbytes
 
 
 def _masks(feeds: Sequence[Feed], starved_us: int) -> tuple[int, int, int]:

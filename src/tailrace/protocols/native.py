@@ -275,6 +275,10 @@ class Link(asyncio.BufferedProtocol):
         self.adjust()
 
     def eof_received(self) -> bool:
+        # A process that was killed looks like one that has said all it had to say. Answers that wait for
+        # something to happen leave now: nobody may be there when it happens.
+        for fetch in list(self.fetches):
+            fetch.hang_up()
         self.finish()
         return True
 
