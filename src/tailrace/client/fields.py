@@ -15,6 +15,7 @@ from typing import Any
 from tailrace.client.flow import Batch
 from tailrace.client.results import to_us
 from tailrace.core.model import (
+    ANY_KEY_SEQUENCE,
     DEDUP_ID_BYTES_MAX,
     HEADER_BYTES_MAX,
     KEY_BYTES_MAX,
@@ -137,10 +138,10 @@ def _check_times(
 
 
 def check_expectations(sequence: int, key_sequence: int | None) -> None:
-    """Refuse expectations that no log could meet."""
+    """Refuse expectations that no log could meet; of a key, -1 means any number."""
     if type(sequence) is not int or sequence < 0:
         raise InvalidRequest(f"expected_sequence: 0 (append) or the sequence to take, not {sequence!r}")
-    if key_sequence is not None and (type(key_sequence) is not int or key_sequence < 0):
+    if key_sequence is not None and (type(key_sequence) is not int or key_sequence < ANY_KEY_SEQUENCE):
         raise InvalidRequest(f"expected_key_sequence: how many the key has so far, not {key_sequence!r}")
 
 
