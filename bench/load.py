@@ -29,7 +29,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     """With a group, a consumer of it stands in for the reader."""
     group_options: dict[str, Any] = {}
-    stuck_every: int = 0
     priorities: bool = False
     """Messages have random priorities."""
     keys: int = 0

@@ -15,8 +15,6 @@ from bench.load import Job
 from bench.roles.producer import STAMP
 from bench.roles.reader import Tally, until_complete
 
-STUCK_DELAY_S = 3600.0
-
 
 async def consume_plain(consumer: Any, tally: Tally) -> None:
     """`async for message in consumer: message.ack_nowait()`."""
@@ -46,21 +44,6 @@ async def consume_stamps(consumer: Any, tally: Tally, warmup: int) -> None:
             tally.finish()
 
 
-async def consume_with_stuck(consumer: Any, tally: Tally, every: int) -> None:
-    """As `consume_plain`, but one message in `every` is put off for an hour: it stays with the broker."""
-    async for message in consumer:
-        tally.value_bytes += len(message.value)
-        tally.received += 1
-        if tally.received % every:
-            message.ack_nowait()
-        else:
-            await message.nack(delay=STUCK_DELAY_S)
-        if tally.received == 1:
-            tally.first_at, tally.first_count = time.perf_counter(), 1
-        if tally.received >= tally.expected:
-            tally.finish()
-
-
 async def consume(job: Job) -> None:
     """Work for a group from the beginning of the topic, and print the report when all is acknowledged."""
     load, tally = job.load, Tally()
@@ -72,8 +55,6 @@ async def consume(job: Job) -> None:
             print("{}", flush=True)
             if load.mode == "paced":
                 work = consume_stamps(consumer, tally, int(load.rate * load.warmup_s))
-            elif load.stuck_every:
-                work = consume_with_stuck(consumer, tally, load.stuck_every)
             else:
                 work = consume_plain(consumer, tally)
             consuming = asyncio.create_task(work)
@@ -81,7 +62,7 @@ async def consume(job: Job) -> None:
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
         # Everything is acknowledged only now: the time counts.
-        tally.last_at = max(tally.last_at, time.perf_counter()) if not load.stuck_every else tally.last_at
+        tally.last_at = max(tally.last_at, time.perf_counter())
         print(msgspec.json.encode(tally.report(load)).decode(), flush=True)
 
 
