@@ -73,3 +73,11 @@ def test_moved_offsets(first: int, last: int, keyed: bool) -> None:
     forged[at : at + 4] = first.to_bytes(4, "little", signed=True)
     forged[at + 8 : at + 12] = last.to_bytes(4, "little", signed=True)
     assert outcome(bytes(forged), columns, quick=True) == outcome(bytes(forged), columns, quick=False)
+
+
+@given(st.one_of(st.binary(max_size=200), st.integers(0, 70_000).map(bytes)), st.integers(0, 2**52))
+def test_one_plain_message_is_encoded_as_in_any_batch(value: bytes, time_us: int) -> None:
+    message_id = batch.make_ids(1, time_us // 1000, 7, 3)
+    assert batch.encode_one(value, message_id, time_us) == bytes(
+        batch.encode([value], ids=message_id, timestamps=time_us)[1]
+    )

@@ -274,7 +274,10 @@ def encode_batch(batch: Batch, ids: bytes, compression: str | None) -> None:
     batch.ids = ids
     now_us = time.time_ns() // 1000
     if not batch.fielded and compression is None:
-        batch.columns, batch.body = arrow.encode(values, ids=ids, timestamps=now_us)
+        if rows == 1 and type(values[0]) is bytes:
+            batch.body = arrow.encode_one(values[0], ids, now_us)
+        else:
+            batch.columns, batch.body = arrow.encode(values, ids=ids, timestamps=now_us)
         batch.crc = crc32c(batch.body)
         return
     timestamps: Any = now_us

@@ -1,8 +1,9 @@
 """Bodies of data and scheduled frames: everything that is done with them, and the check of every foreign one.
 
-`encode`, `encode_table` and `make_ids` are the producer's side. `open_body` is the broker's: it proves that a
-foreign body is exactly what its columns say, measures it and gives the core its `BatchView`. `view_of` makes
-the same view of a stored frame, `decode` and `with_positions` are for readers, `take` keeps some of the rows.
+`encode`, `encode_one`, `encode_table` and `make_ids` are the producer's side. `open_body` is the broker's: it
+proves that a foreign body is exactly what its columns say, measures it and gives the core its `BatchView`.
+`view_of` makes the same view of a stored frame, `decode` and `with_positions` are for readers, `take` keeps
+some of the rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tailrace.core.model import (
     Times,
 )
 from tailrace.errors import Corrupt, InvalidRequest, TailraceError, TooLarge
-from tailrace.format.builder import body_of, encode, hashes_of, make_ids
+from tailrace.format.builder import body_of, encode, encode_one, hashes_of, make_ids
 from tailrace.format.frame import Buffer, Header
 from tailrace.format.message import Message, inspect
 from tailrace.format.schema import buffers_of, schema_of
@@ -46,6 +47,7 @@ __all__ = [
     "body_of",
     "decode",
     "encode",
+    "encode_one",
     "encode_table",
     "make_ids",
     "open_body",
