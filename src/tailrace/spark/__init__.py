@@ -1,0 +1,1 @@
+"""The data pipeline on Spark: a data source for PySpark, and pipelines that run on it (extra `spark`)."""

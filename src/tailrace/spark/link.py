@@ -1,0 +1,114 @@
+"""A blocking connection for drivers and workers: verbs of the broker, one after another or many under way.
+
+Workers are reused from task to task, so links are kept, one per address, and opened again when they turn out
+to be closed, or when the process is another one (a fork does not take threads along).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.transport import NetworkVerbs, parse_hosts
+from tailrace.core.commands import FindOffsets, ListTopics, Offsets, Reply, Request, TopicInfo, TopicList
+from tailrace.core.model import Refusal
+from tailrace.errors import TailraceError, Timeout
+from tailrace.format.frame import Buffer
+from tailrace.sync.portal import Portal, shared_portal
+
+Answer = tuple[Reply, Sequence[Buffer]]
+
+
+class Link:
+    """One connection to a broker. Calls may come from any thread."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.url = url
+        self.timeout_s = timeout_s
+        self.pid = os.getpid()
+        self._portal: Portal = shared_portal()
+        self._verbs = NetworkVerbs(parse_hosts(url.removeprefix("tailrace://").rstrip("/")))
+        self._portal.call(lambda: self._verbs.open(timeout_s))
+
+    def close(self) -> None:
+        """Let go."""
+        self._portal.call(self._verbs.close)
+
+    def ask(self, request: Request, body: Buffer = b"") -> Any:
+        """The reply, or the refusal raised; see `begin`."""
+        return self.begin(request, body).result()[0]
+
+    def begin(self, request: Request, body: Buffer = b"") -> concurrent.futures.Future[Answer]:
+        """Send a request and do not wait: the future gives the reply and the parts of its body, or raises.
+        Retriable refusals are tried again until the time is up, so the request has to be repeatable. Requests
+        begun one after the other leave in that order; one that has to be tried again falls behind."""
+        return asyncio.run_coroutine_threadsafe(self._answer(request, body), self._portal.loop)
+
+    async def _answer(self, request: Request, body: Buffer) -> Answer:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.timeout_s
+        pause_s = PAUSE_S_MIN
+        while True:
+            answer: asyncio.Future[Answer] = loop.create_future()
+
+            def respond(
+                reply: Reply, parts: Sequence[Buffer], answer: asyncio.Future[Answer] = answer
+            ) -> None:
+                if not answer.done():
+                    answer.set_result((reply, parts))
+
+            self._verbs.submit(request, body, respond)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    reply, parts = await answer
+            except TimeoutError:
+                text = f"{type(request).__name__}: {self.url} did not answer within {self.timeout_s:g} s"
+                raise Timeout(text) from None
+            if not isinstance(reply, Refusal):
+                return reply, parts
+            error = error_of(reply)
+            if not error.retriable or loop.time() + pause_s > deadline:
+                raise error
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+
+    # -- what everybody asks
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics of users."""
+        reply = self.ask(ListTopics(""))
+        assert isinstance(reply, TopicList)
+        return list(reply.topics)
+
+    def offsets(self, topic: str, point: int) -> list[int]:
+        """The offset of EARLIEST, LATEST or a time in microseconds, for each partition."""
+        reply = self.ask(FindOffsets(topic, point))
+        assert isinstance(reply, Offsets)
+        return reply.offsets
+
+
+_links: dict[str, Link] = {}
+
+
+def link_to(url: str, timeout_s: float) -> Link:
+    """The link of this process to an address. It stays open; what fails on it for good is opened anew."""
+    known = _links.get(url)
+    if known is not None and known.pid == os.getpid():
+        known.timeout_s = timeout_s
+        return known
+    _links[url] = link = Link(url, timeout_s)
+    return link
+
+
+def drop_link(url: str) -> None:
+    """The next `link_to` opens a new one; what the old one fails at does not matter any more."""
+    link = _links.pop(url, None)
+    if link is not None and link.pid == os.getpid():
+        try:
+            link.close()
+        except TailraceError:
+            return
