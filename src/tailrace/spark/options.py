@@ -1,7 +1,7 @@
 """The options of the data source: their names, defaults and meaning, and what they become once checked.
 
-Spark hands options over as strings with lower-case names. Each is checked here, on the driver, before anything
-runs: an error names the option and says what it wants.
+Spark hands options over as strings with lower-case names. Each is checked here, on the driver, before
+anything runs: an error names the option and says what it wants.
 """
 
 from __future__ import annotations

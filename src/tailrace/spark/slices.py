@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
@@ -30,8 +31,8 @@ class Slice(InputPartition):
 
 
 def cut(spans: Mapping[Place, Span], rows_max: int = 0) -> list[Slice]:
-    """Slices of at most so many offsets (0: as they are), ordered by topic, partition and offset. Those of one
-    partition are about the same size."""
+    """Slices of at most so many offsets (0: as they are), ordered by topic, partition and offset. Those of
+    one partition are about the same size."""
     slices = []
     for (topic, partition), (start, end) in sorted(spans.items()):
         rows = end - start
@@ -39,15 +40,13 @@ def cut(spans: Mapping[Place, Span], rows_max: int = 0) -> list[Slice]:
             continue
         pieces = 1 if not rows_max else -(-rows // rows_max)
         bounds = [start + rows * piece // pieces for piece in range(pieces + 1)]
-        slices += [
-            Slice(topic, partition, first, stop) for first, stop in zip(bounds, bounds[1:], strict=False)
-        ]
+        slices += [Slice(topic, partition, first, stop) for first, stop in pairwise(bounds)]
     return slices
 
 
 def share(spans: Mapping[Place, Span], rows_max: int) -> dict[Place, Span]:
-    """The first parts of spans, `rows_max` offsets together, each in proportion to its length. There is always
-    some progress: where a proportion is less than one row, the longest come first."""
+    """The first parts of spans, `rows_max` offsets together, each in proportion to its length. There is
+    always some progress: where a proportion is less than one row, the longest come first."""
     lags = {place: max(0, end - start) for place, (start, end) in spans.items()}
     total = sum(lags.values())
     if total <= rows_max:
