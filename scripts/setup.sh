@@ -2,7 +2,8 @@
 # Prepare .venv for running (base) or developing (dev) Tailrace.
 #
 #   scripts/setup.sh base     the pinned packages of requirements/base.lock and tailrace itself
-#   scripts/setup.sh dev      the same, requirements/dev.lock, and strace (some tests inject faults with it)
+#   scripts/setup.sh dev      the same, requirements/dev.lock and spark.lock, strace (some tests inject faults with it)
+#                             and Java 17 (for Spark), where there is none as new as that
 #
 # Run it as often as you like: when nothing changed it returns at once and needs no network.
 # A stamp in .venv holds the hash of everything that the environment was made from.
@@ -24,6 +25,7 @@ cd "$root"
 venv=$root/.venv
 budget_s=${SETUP_BUDGET_S:-300}
 lock_wait_s=120
+java_oldest=17
 apt_lists=${APT_LISTS_DIR:-/var/lib/apt/lists}
 started=$SECONDS
 python=''
@@ -40,7 +42,7 @@ fingerprint() { # mode, interpreter
     local id
     id=$(identity "$2") || return 1
     { echo "$1 $root $id"; cat pyproject.toml requirements/base.lock scripts/setup.sh
-      if [ "$1" = dev ]; then cat requirements/dev.lock; fi; } | sha256sum | cut -d' ' -f1
+      if [ "$1" = dev ]; then cat requirements/dev.lock requirements/spark.lock; fi; } | sha256sum | cut -d' ' -f1
 }
 
 # True when .venv is complete and was made from the present inputs. Never touches the network.
@@ -171,9 +173,12 @@ make_venv() {
 
 install_locked() {
     local locks=(requirements/base.lock)
-    if [ "$mode" = dev ]; then locks+=(requirements/dev.lock); fi
+    if [ "$mode" = dev ]; then locks+=(requirements/dev.lock requirements/spark.lock); fi
     say "[2/3] installing $(cat "${locks[@]}" | grep -c '==') packages ..."
-    quietly "$venv/bin/python" -m pip install -q --only-binary :all: -r "${locks[-1]}"
+    quietly "$venv/bin/python" -m pip install -q --only-binary :all: -r "requirements/$mode.lock"
+    if [ "$mode" = dev ]; then # after the rest: it is built here, by the setuptools that was just installed
+        quietly "$venv/bin/python" -m pip install -q --no-deps --no-build-isolation --use-pep517 -r requirements/spark.lock
+    fi
     say "[3/3] installing tailrace from this directory"
     quietly "$venv/bin/python" -m pip install -q --no-deps --no-build-isolation -e .
 }
@@ -186,23 +191,36 @@ write_stamps() {
     done
 }
 
-# Only dev needs it, and only as a program: installed whenever missing, whatever the stamps say.
-need_strace() {
+# Release of the Java that Spark will find; 0 where there is none.
+java_release() {
+    local java=java said=''
+    if [ -n "${JAVA_HOME:-}" ]; then java=$JAVA_HOME/bin/java; fi
+    said=$("$java" -version 2>&1) || true
+    if [[ $said =~ version\ \"([0-9]+) ]]; then echo "${BASH_REMATCH[1]}"; else echo 0; fi
+}
+
+# Only dev needs these, and only as programs: installed whenever missing, whatever the stamps say.
+need_programs() {
     [ "$mode" = dev ] || return 0
     command -v strace >/dev/null || apt_install "strace is missing (tests inject faults with it)" strace
+    [ "$(java_release)" -ge "$java_oldest" ] && return 0
+    apt_install "Java $java_oldest or newer is missing (Spark runs on it)" "openjdk-$java_oldest-jre-headless"
+    hash -r
+    [ "$(java_release)" -ge "$java_oldest" ] \
+        || die "the java found first is still older than $java_oldest: set JAVA_HOME to a newer one, or put it first in PATH"
 }
 
 main() {
-    if ready; then need_strace; return 0; fi
+    if ready; then need_programs; return 0; fi
     [ -w "$root" ] || die "$root is not writable for $(id -un)"
     [ ! -e "$venv" ] || [ -w "$venv" ] || die "$venv belongs to someone else: remove it, or run as its owner"
     exec 9>"$root/.setup.lock"
     if ! flock -n 9; then
         say "another set-up runs in this directory: waiting for it"
         flock -w "$budget_s" 9 || over_budget
-        if ready; then need_strace; return 0; fi
+        if ready; then need_programs; return 0; fi
     fi
-    need_strace
+    need_programs
     find_python
     make_venv
     install_locked

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-INPUTS = ["pyproject.toml", "requirements/base.lock", "requirements/dev.lock", "scripts/setup.sh"]
+INPUTS = [
+    "pyproject.toml",
+    "scripts/setup.sh",
+    *(f"requirements/{name}.lock" for name in ("base", "dev", "spark")),
+]
 
 # `-m venv DIR` makes a directory with a python that calls this shim again; `-m pip` only takes notes.
 PYTHON_SHIM = """#!/bin/bash
@@ -29,11 +33,17 @@ APT_SHIM = """#!/bin/bash
 echo "apt-get $*" >>{here}/calls
 if [ -e {here}/apt-locked ]; then rm {here}/apt-locked; echo 'E: Could not get lock'; exit 100; fi
 case "$*" in *" install "*) touch {here}/has-ensurepip; rm -f {here}/too-old ;; esac
+case "$*" in *jre*) echo 17.0.15 >{here}/java-version ;; esac
 """
+JAVA_SHIM = """#!/bin/bash
+[ -s {here}/java-version ] || exit 127
+echo "openjdk version \\"$(<{here}/java-version)\\" 2025-04-15" >&2
+"""
+TOOLS = ["bash", "dirname", "sha256sum", "cut", "cat", "timeout", "flock", "mkdir", "rm", "cp", "grep", "env"]
 
 
 class Machine:
-    """A copy of the set-up's inputs and a PATH on which python3, apt-get, id and strace are ours."""
+    """A copy of the set-up's inputs and a PATH on which python3, apt-get, id, strace and java are ours."""
 
     def __init__(self, path: Path) -> None:
         self.here, self.bin, self.tree = path, path / "bin", path / "tree"
@@ -47,6 +57,8 @@ class Machine:
         self.program("python3", PYTHON_SHIM)
         self.program("apt-get", APT_SHIM)
         self.program("strace", "#!/bin/bash\n")
+        self.program("java", JAVA_SHIM)
+        self.have_java("21.0.2")
         self.be_user(0)
         self.mark("has-ensurepip")
 
@@ -57,6 +69,9 @@ class Machine:
 
     def be_user(self, uid: int) -> None:
         self.program("id", f"#!/bin/bash\necho {uid}\n")
+
+    def have_java(self, version: str) -> None:
+        (self.here / "java-version").write_text(version, encoding="utf-8")
 
     def mark(self, name: str) -> None:
         (self.here / name).touch()
@@ -189,25 +204,42 @@ def test_dev_asks_for_strace_even_when_the_environment_is_ready(machine: Machine
     machine.calls()
     (machine.bin / "strace").unlink()
     machine.be_user(1000)
-    tools = [
-        "bash",
-        "dirname",
-        "sha256sum",
-        "cut",
-        "cat",
-        "timeout",
-        "flock",
-        "mkdir",
-        "rm",
-        "cp",
-        "grep",
-        "env",
-    ]
-    for tool in tools:  # a PATH on which strace is missing for certain
+    for tool in TOOLS:  # a PATH on which strace is missing for certain
         os.symlink(shutil.which(tool) or tool, machine.bin / tool)
     done = machine.run("dev", PATH=str(machine.bin))
     assert done.returncode != 0
     assert "sudo apt-get install -y strace" in done.stdout
+
+
+@pytest.mark.parametrize("found", ["", "1.8.0_402", "11.0.22"])
+def test_dev_installs_java_where_it_is_missing_or_too_old(machine: Machine, found: str) -> None:
+    machine.run("dev")
+    machine.calls()
+    machine.have_java(found)
+    done = machine.run("dev")
+    assert done.returncode == 0, done.stderr
+    assert [call.split()[-1] for call in machine.calls()] == ["openjdk-17-jre-headless"]
+
+
+def test_java_of_java_home_is_the_one_that_counts(machine: Machine) -> None:
+    done = machine.run("dev", JAVA_HOME=str(machine.here / "absent"))
+    assert done.returncode != 0
+    assert "set JAVA_HOME to a newer one" in done.stderr
+
+
+def test_base_needs_no_java_and_no_spark(machine: Machine) -> None:
+    machine.have_java("")
+    assert machine.run("base").returncode == 0
+    calls = machine.calls()
+    assert kinds(calls) == ["venv", "pip install", "pip install"]
+    assert not any("spark" in call or "dev" in call for call in calls)
+
+
+def test_spark_is_built_with_what_was_installed_before(machine: Machine) -> None:
+    assert machine.run("dev").returncode == 0
+    installs = [call for call in machine.calls() if call.startswith("pip")]
+    assert ["dev.lock" in installs[0], "spark.lock" in installs[1], "-e ." in installs[2]] == [True] * 3
+    assert "--no-build-isolation" in installs[1]
 
 
 def test_over_budget_fails(machine: Machine) -> None:
