@@ -20,7 +20,7 @@ class Stopped(Exception):
 
 
 class Standing(msgspec.Struct):
-    """How far a pipeline is: its step, the rows that are done, and the tasks of the jobs that Spark runs now."""
+    """How far a pipeline is: its step, the rows that are done, and the tasks of the stages under way."""
 
     step: str = "starting"
     rows: int = 0
@@ -60,7 +60,7 @@ class Progress:
         return not self._stop.wait(seconds)
 
     def watch(self, query: StreamingQuery) -> None:
-        """Wait until a streaming query has ended, by itself or because it was asked to; its error is raised."""
+        """Wait until a streaming query has ended, by itself or because it was asked to; raises its error."""
         seen = -1
         while not query.awaitTermination(LOOK_EVERY_S):
             if self.stopping:
