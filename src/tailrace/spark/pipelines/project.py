@@ -11,6 +11,8 @@ anywhere.
 from __future__ import annotations
 
 import uuid
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -25,11 +27,10 @@ from tailrace.spark.pipelines.projections import (
     Offsets,
     Position,
     Positions,
-    Spans,
     advanced,
     as_option,
     check_topics,
-    first_of,
+    distance,
     known,
     lost,
     pending,
@@ -132,9 +133,13 @@ class Plan(NamedTuple):
 
     topics: dict[str, int]
     begins: Offsets
+    starts: Offsets
     ends: Offsets
-    """When it is done."""
-    spans: Spans
+
+    @property
+    def events(self) -> int:
+        """How many offsets it reads."""
+        return distance(self.starts, self.ends)
 
 
 class Projection:
@@ -170,15 +175,14 @@ class Projection:
     def _table_round(self, newest: Position | None, rebuild: bool) -> int:
         base = None if rebuild else newest
         plan = self._plan(newest, base, 0 if rebuild else self._options.rows_per_round)
-        if not plan.spans:
+        if not plan.events:
             return 0
         version = newest.version + 1 if newest else 1
-        events = _offsets(plan.spans)
-        self._progress.step(f"version {version}: {events:,} events")
+        self._progress.step(f"version {version}: {plan.events:,} events")
         kept = base.folders if base is not None and self._options.mode == "append" else []
         whole = self._options.mode == "replace" or len(kept) >= FOLDERS_MAX
         previous = self._previous(base) if whole else None
-        result = self._program(self._events(plan.spans), previous)
+        result = self._program(self._events(plan.starts, plan.ends), previous)
         if base is not None and _columns(result) != base.columns:
             raise InvalidRequest(
                 f"the program makes other columns than those of {self._options.table}: {result.columns}",
@@ -204,7 +208,7 @@ class Projection:
             )
         )
         self.positions.tidy()
-        return events
+        return plan.events
 
     def _previous(self, base: Position | None) -> DataFrame | None:
         if base is not None:
@@ -217,12 +221,14 @@ class Projection:
 
     def _topic_round(self, newest: Position | None, rebuild: bool) -> int:
         if newest is not None and not newest.written:
-            done = self._write(newest)
             if not rebuild:
-                return done
+                self._check_program(newest)
+                return self._write(newest)
+            # Its rows may be decided already, and must be there before they can be trimmed.
+            self._write(newest)
         base = None if rebuild else newest
         plan = self._plan(newest, base, self._options.rows_per_round)
-        if not plan.spans:
+        if not plan.events:
             return 0
         ends = self._link.offsets(self._options.to_topic, LATEST) if rebuild and newest else []
         planned = Position(
@@ -232,7 +238,7 @@ class Projection:
             begins=plan.begins,
             ends=plan.ends,
             writer=newest.writer if newest else f"project-{uuid.uuid4().hex}",
-            starts=first_of(plan.spans),
+            starts=plan.starts,
             written=False,
             trims=dict(enumerate(ends)),
         )
@@ -241,17 +247,12 @@ class Projection:
 
     def _write(self, planned: Position) -> int:
         """Do a round that was planned, be it for the second time: its version is written once at most."""
-        spans = {
-            (topic, partition): (start, planned.ends[topic][partition])
-            for topic, partitions in planned.starts.items()
-            for partition, start in partitions.items()
-        }
-        events = _offsets(spans)
+        events = distance(planned.starts, planned.ends)
         for partition, offset in planned.trims.items():
             self._progress.step(f"version {planned.version}: trimming {self._options.to_topic}")
             self._link.ask(TrimTopic(self._options.to_topic, partition, offset))
         self._progress.step(f"version {planned.version}: {events:,} events")
-        result = self._program(self._events(spans), None)
+        result = self._program(self._events(planned.starts, planned.ends), None)
         writing = result.write.format("tailrace").mode("append").option("url", self._url)
         writing = writing.option("timeout_s", str(self._options.timeout_s))
         writing = writing.option("topic", self._options.to_topic)
@@ -272,11 +273,7 @@ class Projection:
         earliest = {topic: dict(enumerate(self._earliest(topic))) for topic in self._topics}
         latest = {topic: dict(enumerate(self._link.offsets(topic, LATEST))) for topic in self._topics}
         if base is not None:
-            if base.program != self._program.text:
-                raise InvalidRequest(
-                    f"the projection was made by {base.program!r}, not by {self._program.text!r}",
-                    hint="--option rebuild=true makes it anew; another projection needs another folder",
-                )
+            self._check_program(base)
             check_topics(base.topics, topics)
             # What came to be since then begins at 0; if that is gone already, the reader says so.
             earliest = {topic: dict.fromkeys(found, 0) for topic, found in earliest.items()}
@@ -286,13 +283,19 @@ class Projection:
                 hint="--option archive=FOLDER reads them from an archive",
             )
         begins = known(base.begins if base else {}, earliest)
-        ends = known(base.ends if base else {}, earliest)
-        spans = pending(ends, latest)
-        if rows:
-            spans = {place: span for place, span in share(spans, rows).items() if span[1] > span[0]}
-        if base is None and newest is not None and not spans:
+        starts = known(base.ends if base else {}, earliest)
+        spans = pending(starts, latest)
+        plan = Plan(topics, begins, starts, advanced(starts, share(spans, rows) if rows else spans))
+        if base is None and newest is not None and not plan.events:
             raise InvalidRequest("it cannot be made anew, because there are no events any more")
-        return Plan(topics, begins, advanced(ends, spans), spans)
+        return plan
+
+    def _check_program(self, base: Position) -> None:
+        if base.program != self._program.text:
+            raise InvalidRequest(
+                f"the projection was made by {base.program!r}, not by {self._program.text!r}",
+                hint="--option rebuild=true makes it anew; another projection needs another folder",
+            )
 
     def _earliest(self, topic: str) -> list[int]:
         """Where each partition begins, in the archive or else in the log."""
@@ -308,10 +311,16 @@ class Projection:
             for begin, cover in zip(in_log, covers, strict=True)
         ]
 
-    def _events(self, spans: Spans) -> DataFrame:
+    def _events(self, starts: Offsets, ends: Offsets) -> DataFrame:
+        from pyspark.sql.functions import col
+
         reading = self._session.read.format("tailrace").options(**self._given).option("url", self._url)
-        starts, ends = first_of(spans), advanced({}, spans)
-        return reading.option("start", as_option(starts)).option("end", as_option(ends)).load()
+        events = reading.option("start", as_option(starts)).option("end", as_option(ends)).load()
+        # Partitions that came to be since the plan was made belong to the next round.
+        planned = [
+            (col("topic") == topic) & (col("partition") < len(found)) for topic, found in starts.items()
+        ]
+        return events.where(reduce(or_, planned))
 
 
 def _check(options: Options) -> None:
@@ -347,7 +356,3 @@ def _local(folder: str, name: str) -> Path:
 def _columns(frame: DataFrame) -> str:
     """Names and types; whether they may be null does not matter to a table."""
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema.fields)
-
-
-def _offsets(spans: Spans) -> int:
-    return sum(end - start for start, end in spans.values())

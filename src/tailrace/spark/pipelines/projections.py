@@ -172,9 +172,13 @@ def advanced(ends: Offsets, spans: Spans) -> Offsets:
     return result
 
 
-def first_of(spans: Spans) -> Offsets:
-    """Where spans begin."""
-    return advanced({}, {place: (start, start) for place, (start, _) in spans.items()})
+def distance(starts: Offsets, ends: Offsets) -> int:
+    """How many offsets lie between."""
+    return sum(
+        end - starts[topic][partition]
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    )
 
 
 def as_option(offsets: Offsets) -> str:
