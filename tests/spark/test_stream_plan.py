@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tailrace.core.commands import EARLIEST, LATEST, TopicInfo
 from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.spark import stream_plan as plan
+from tailrace.spark.options import Point, ReadOptions
 from tailrace.spark.slices import Slice, cut
 from tailrace.spark.stream_plan import Head, Reached
 
@@ -91,24 +92,32 @@ def test_foreign_offsets_are_refused(stored: dict[str, Any], words: str) -> None
 # ----------------------------------------------------------------------------------------------- the start
 
 
+def begun(heads: plan.Heads, start: Point, found: dict[plan.Place, int] | None = None) -> plan.Aligned:
+    options = ReadOptions(url="tailrace://nowhere", topics=list(heads), start=start)
+    return plan.begin(heads, options, lambda place, us: (found or {})[place])
+
+
 def test_a_new_checkpoint_begins_where_the_option_says() -> None:
     heads = {"a": head(10, 20, starts=(3, 0)), "b": head(5, id=2)}
-    assert plan.begin(heads, EARLIEST, {}) == {"a": at(3, 0), "b": at(0, id=2)}
-    assert plan.begin(heads, LATEST, {}) == {"a": at(10, 20), "b": at(5, id=2)}
-    assert plan.begin(heads, 4, {}) == {"a": at(4, 4), "b": at(4, id=2)}
-    named = {"a": {1: 7, 0: LATEST}}
-    assert plan.begin(heads, named, {}) == {"a": at(10, 7), "b": at(0, id=2)}
+    assert begun(heads, EARLIEST) == ({"a": at(3, 0), "b": at(0, id=2)}, [])
+    assert begun(heads, LATEST) == ({"a": at(10, 20), "b": at(5, id=2)}, [])
+    assert begun(heads, 4) == ({"a": at(4, 4), "b": at(4, id=2)}, [])
+    assert begun(heads, {"a": {1: 7, 0: LATEST}}) == ({"a": at(10, 7), "b": at(0, id=2)}, [])
+    position, losses = begun(heads, 2)
+    assert position == {"a": at(3, 2), "b": at(2, id=2)}
+    assert losses == ["offsets 2 to 2 of a/0 are gone"]
 
 
 def test_a_time_counts_only_up_to_the_heads_that_are_known() -> None:
-    found = {"a": [4, 25]}
-    assert plan.begin({"a": head(10, 20)}, datetime(2026, 1, 1, tzinfo=UTC), found) == {"a": at(4, 20)}
+    found = {("a", 0): 4, ("a", 1): 25}
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    assert begun({"a": head(10, 20)}, time, found).position == {"a": at(4, 20)}
 
 
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (11, "a/0 has no offset 11, it ends at 10"),
+        (11, "a/0 has no offset 11"),
         ({"b": {0: 1}}, "'b' is not among"),
         ({"a": {2: 1}}, "'a' has no partition 2"),
         ({"a": {0: -5}}, "no offset -5"),
@@ -116,7 +125,7 @@ def test_a_time_counts_only_up_to_the_heads_that_are_known() -> None:
 )
 def test_a_start_that_is_not_there_is_refused(start: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:
-        plan.begin({"a": head(10, 20)}, start, {})
+        begun({"a": head(10, 20)}, start)
     assert caught.value.message.startswith("start: ")
 
 

@@ -11,17 +11,17 @@ Spark compares texts to find out whether there is anything new.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from tailrace.core.commands import EARLIEST, LATEST, TopicInfo
+from tailrace.core.commands import TopicInfo
 from tailrace.errors import InvalidRequest, StorageFault
-from tailrace.spark.options import Point
+from tailrace.spark.log_spans import AtTime, spans_of
+from tailrace.spark.options import ReadOptions
 from tailrace.spark.slices import Place, Slice, Span, share
 
 VERSION = 1
@@ -103,44 +103,20 @@ def decode(stored: Mapping[str, Any]) -> dict[str, Reached]:
 # ----------------------------------------------------------------------------------------------- the start
 
 
-def begin(heads: Heads, start: Point, found: Mapping[str, Sequence[int]]) -> dict[str, Reached]:
-    """The position that a new checkpoint begins with. `found` has the offsets of a time in each topic. What a
-    start by offsets does not name begins at its earliest; raises `InvalidRequest` for what is not there."""
-    if isinstance(start, dict):
-        _check_named(start, heads)
-    position = {}
-    for topic, head in heads.items():
-        if isinstance(start, datetime):
-            # The time was looked up after the heads: what has come in between is not known yet.
-            offsets = [min(offset, end) for offset, end in zip(found[topic], head.ends, strict=False)]
-        else:
-            asked = start.get(topic, {}) if isinstance(start, dict) else dict.fromkeys(range(len(head.ends)), start)
-            offsets = [_offset(topic, head, p, asked.get(p, EARLIEST)) for p in range(len(head.ends))]
-        position[topic] = Reached(head.id, dict(enumerate(offsets)))
-    return position
-
-
-def _check_named(start: Mapping[str, Mapping[int, int]], heads: Heads) -> None:
-    problems = [f"topic {topic!r} is not among those that are read" for topic in start if topic not in heads]
-    problems += [
-        f"topic {topic!r} has no partition {partition}"
-        for topic, given in start.items()
-        for partition in given
-        if topic in heads and not 0 <= partition < len(heads[topic].ends)
-    ]
-    if problems:
-        raise InvalidRequest(f"start: {'; '.join(problems)}")
-
-
-def _offset(topic: str, head: Head, partition: int, asked: int) -> int:
-    if asked == EARLIEST:
-        return head.starts[partition]
-    end = head.ends[partition]
-    if asked == LATEST:
-        return end
-    if not 0 <= asked <= end:
-        raise InvalidRequest(f"start: {topic}/{partition} has no offset {asked}, it ends at {end}")
-    return asked
+def begin(heads: Heads, options: ReadOptions, at_time: AtTime) -> Aligned:
+    """The position that a new checkpoint begins with, and what is asked for and gone. What a start by offsets
+    does not name begins at its earliest; raises `InvalidRequest` for what is not there."""
+    extents = {
+        (topic, partition): extent
+        for topic, head in heads.items()
+        for partition, extent in enumerate(zip(head.starts, head.ends, strict=True))
+    }
+    spans, losses = spans_of(options, extents, at_time)
+    position = {
+        topic: Reached(head.id, {p: spans[topic, p][0] for p in range(len(head.ends))})
+        for topic, head in heads.items()
+    }
+    return Aligned(position, losses)
 
 
 def ends_of(heads: Heads) -> dict[str, Reached]:

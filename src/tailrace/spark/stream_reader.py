@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tailrace.client.admin import point
 from tailrace.client.membership import client_name
 from tailrace.core.commands import DescribeTopic
 from tailrace.core.delivery_commands import Commit
@@ -37,7 +36,7 @@ from tailrace.spark import stream_plan as plan
 from tailrace.spark.frames import frames_of
 from tailrace.spark.link import Link, link_to
 from tailrace.spark.options import ReadOptions
-from tailrace.spark.row_batches import row_batches, unexpired
+from tailrace.spark.row_batches import check_schema, row_batches, unexpired
 from tailrace.spark.slices import Place, cut
 
 log = logging.getLogger("tailrace.spark")
@@ -51,7 +50,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = list(schema.names)
+        self._columns: list[str] = schema.fieldNames()
+        check_schema(self._columns, [field.dataType.simpleString() for field in schema.fields])
         self._heads: plan.Heads = {}
         self._looked = False
         self._target = False
@@ -65,14 +65,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where a new checkpoint begins; raises `NotFound` for a topic that is not there."""
-        heads, start = self._now(), self._options.start
+        heads = self._now()
         for topic in self._options.topics:
             if topic not in heads:
                 raise NotFound(f"topic: there is no topic {topic!r} at {self._options.url}", topic=topic)
-        found = {}
-        if isinstance(start, datetime):
-            found = {topic: self._link().offsets(topic, point(start)) for topic in heads}
-        return plan.encode(plan.begin(heads, start, found))
+        ask = cache(self._link().offsets)
+        position, losses = plan.begin(heads, self._options, lambda place, us: ask(place[0], us)[place[1]])
+        self._lost(losses)
+        return plan.encode(position)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What `max_rows_per_trigger` says."""
@@ -127,7 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if losses and self._options.fail_on_data_loss:
             shown = "; ".join(losses[:10]) + ("; …" if len(losses) > 10 else "")
             raise NotFound(
-                f"data is lost since the last micro-batch: {shown}. To go on with what is there, set "
+                f"messages are gone: {shown}. To go on with what is there, set "
                 "fail_on_data_loss=false; to begin anew, take a new checkpoint"
             )
         if losses != self._told:
