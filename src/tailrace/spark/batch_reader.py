@@ -74,12 +74,15 @@ def planned(link: Link, options: ReadOptions) -> dict[Place, Span]:
     if type(options.start) is type(options.end) is int and 0 <= options.end < options.start:
         raise InvalidRequest(f"start: {options.start} lies behind end, {options.end}")
     topics = chosen_topics(link, options)
-    for name in ("start", "end"):
-        _check_places(getattr(options, name), topics, name)
+    points = {"start": options.start, "end": options.end}
+    for name, point in points.items():
+        _check_places(point, topics, name)
     spans: dict[Place, Span] = {}
     for topic in topics:
         # In this order: what is appended meanwhile makes the end later, never earlier than the start.
         earliest = link.offsets(topic, EARLIEST)
+        for name, point in points.items():
+            _check_partitions(point, topic, len(earliest), name)
         starts = offsets_at(link, topic, options.start, EARLIEST)
         latest = link.offsets(topic, LATEST)
         ends = offsets_at(link, topic, options.end, LATEST) if options.end != LATEST else latest
@@ -135,6 +138,13 @@ def _check_places(point: Point, topics: list[str], name: str) -> None:
                     f"{name}: {topic}/{partition}: an offset, {EARLIEST} (earliest) or {LATEST} (latest), "
                     f"not {offset}"
                 )
+
+
+def _check_partitions(point: Point, topic: str, count: int, name: str) -> None:
+    named = point.get(topic, {}) if isinstance(point, dict) else {}
+    for partition in named:
+        if partition >= count:
+            raise InvalidRequest(f"{name}: {topic} has no partition {partition}, only {count}")
 
 
 def _within(name: str, place: Place, offset: int, bounds: Span, options: ReadOptions) -> int:
