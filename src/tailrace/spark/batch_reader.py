@@ -71,26 +71,27 @@ class FilteringReader(BatchReader):
 
 def planned(link: Link, options: ReadOptions) -> dict[Place, Span]:
     """Which offsets of which partitions lie between start and end now."""
-    if type(options.start) is type(options.end) is int and 0 <= options.end < options.start:
-        raise InvalidRequest(f"start: {options.start} lies behind end, {options.end}")
+    start, end = options.start, options.end
+    if isinstance(start, int) and isinstance(end, int) and 0 <= end < start:
+        raise InvalidRequest(f"start: {start} lies behind end, {end}")
     topics = chosen_topics(link, options)
-    points = {"start": options.start, "end": options.end}
+    points = {"start": start, "end": end}
     for name, point in points.items():
         _check_places(point, topics, name)
     spans: dict[Place, Span] = {}
     for topic in topics:
-        # In this order: what is appended meanwhile makes the end later, never earlier than the start.
+        # In this order: what is appended or deleted meanwhile moves no point out of its bounds.
         earliest = link.offsets(topic, EARLIEST)
         for name, point in points.items():
             _check_partitions(point, topic, len(earliest), name)
-        starts = offsets_at(link, topic, options.start, EARLIEST)
+        starts = earliest if start == EARLIEST else offsets_at(link, topic, start, EARLIEST)
+        ends = None if end == LATEST else offsets_at(link, topic, end, LATEST)
         latest = link.offsets(topic, LATEST)
-        ends = offsets_at(link, topic, options.end, LATEST) if options.end != LATEST else latest
         for partition, low in enumerate(earliest):
-            bounds = (low, latest[partition])
-            start = _within("start", (topic, partition), starts[partition], bounds, options)
-            end = _within("end", (topic, partition), ends[partition], bounds, options)
-            spans[topic, partition] = (start, max(start, end))
+            place, bounds = (topic, partition), (low, latest[partition])
+            first = _within("start", place, starts[partition], bounds, options)
+            stop = _within("end", place, (ends or latest)[partition], bounds, options)
+            spans[place] = (first, max(first, stop))
     return spans
 
 

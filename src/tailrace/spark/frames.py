@@ -53,6 +53,8 @@ class _Feed:
             try:
                 reply, parts = self._answer()
             except NotFound as error:
+                if "start_offset" not in error.details:
+                    raise
                 self._lost(error)
                 continue
             assert isinstance(reply, Fetched)
