@@ -51,6 +51,11 @@ class Disk(Protocol):
         """As `read`, for large pieces that are handed on as they are."""
         ...
 
+    def map(self, handle: int, position: int, length: int) -> memoryview:
+        """As `view`, without a copy in memory: the pages are the file's own. For very large pieces of what is
+        never cut off while somebody looks at it; errors of the disk are told now, not later."""
+        ...
+
     def sync(self, handle: int) -> None:
         """fdatasync."""
         ...

@@ -9,8 +9,16 @@ import pytest
 from tailrace.broker import roll_forward
 from tailrace.core.commands import AlterTopic, DeleteTopic, Done, Reply, TrimTopic
 from tailrace.core.coordinator import TOPIC, home_of
-from tailrace.core.delivery_commands import AbortStaged, DecideStaged, Stage, StagedDecision
+from tailrace.core.delivery_commands import (
+    AbortStaged,
+    CancelScheduled,
+    DecideStaged,
+    ListScheduled,
+    Stage,
+    StagedDecision,
+)
 from tailrace.core.model import Refusal, hash128
+from tailrace.core.staging import attempt_number
 from tailrace.errors import Full, StorageFault
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
@@ -27,10 +35,11 @@ class Writer:
         self.name = name
 
     def stage(self, topic: str, attempt: str, *values: bytes, number: int = 0, **fields: Any) -> Any:
-        body_fields = {name: fields.pop(name) for name in ("keys", "dedup_ids") if name in fields}
-        columns, body = arrow.encode(
-            list(values), ids=bytes(16 * len(values)), timestamps=self.broker.clock.now_us(), **body_fields
-        )
+        names = ("keys", "dedup_ids", "deliver_at", "priorities")
+        body_fields = {name: fields.pop(name) for name in names if name in fields}
+        now_us = self.broker.clock.now_us()
+        ids = fields.pop("ids", bytes(16 * len(values)))
+        columns, body = arrow.encode(list(values), ids=ids, timestamps=now_us, **body_fields)
         crc = fields.pop("crc", crc32c(body))
         partition = fields.pop("partition", 0)
         request = Stage(topic, partition, self.name, attempt, columns, crc, number)
@@ -310,6 +319,123 @@ def test_large_versions_are_read_back_piece_by_piece(monkeypatch: pytest.MonkeyP
         writer.stage(topic, "x", bytes(2000))
     assert writer.decide(1, *((topic, "x") for topic in topics)).applied
     assert all(broker.values(topic) == [bytes(2000)] for topic in topics)
+
+
+def test_many_targets_in_groups() -> None:
+    broker = HeldEngine()
+    broker.create("a", partitions=30)
+    writer = Writer(broker)
+    attempts = [f"task-{task}" for task in range(4)]
+    for attempt in attempts:
+        for partition in range(30):
+            writer.stage("a", attempt, attempt.encode(), partition=partition)
+    grouped = [(attempt, "a", list(range(30))) for attempt in attempts]
+    lost = [("other", "a", [3, 4])]
+    writer.stage("a", "other", b"lost", partition=3)
+    assert code(broker.ask(DecideStaged("w", 1, [], [2] * 120, grouped))) == "not_found"
+    assert broker.ask(DecideStaged("w", 1, [], [1] * 120, grouped)).applied
+    assert [broker.values("a", partition) for partition in range(30)] == [
+        [attempt.encode() for attempt in attempts]
+    ] * 30
+    assert broker.ask(AbortStaged("w", [], lost)) == Done()
+    assert all(shard.state.staging.nbytes == 0 for shard in broker.engine.topics.get("a").shards)
+    broker.restart()
+    assert broker.ask(DecideStaged("w", 1, [], [1] * 120, grouped)).won
+
+
+# ------------------------------------------------------------------------------------------------ delays
+
+SECOND_US = 1_000_000
+
+
+def test_delayed_messages_of_a_version_come_when_they_are_due() -> None:
+    broker = broker_with("a")
+    writer = Writer(broker)
+    now_us = broker.clock.now_us()
+    later = [now_us + seconds * SECOND_US for seconds in (20, 0, 5, 20)]
+    writer.stage("a", "x", b"20", b"0", b"5", b"20 too", deliver_at=later)
+    writer.stage("a", "x", b"plain", number=1)
+    broker.pass_s(1)
+    assert writer.decide(1, ("a", "x")).applied
+    assert broker.values("a") == [b"0", b"plain"]
+    broker.pass_s(3.5)
+    assert broker.values("a") == [b"0", b"plain"]
+    broker.restart()
+    broker.pass_s(1)
+    assert broker.values("a") == [b"0", b"plain", b"5"]
+    assert staged_bytes(broker, "a") == 0
+    broker.shard("a").upkeep.save_snapshot()
+    broker.settle()
+    broker.restart()
+    broker.pass_s(20)
+    assert broker.values("a") == [b"0", b"plain", b"5", b"20", b"20 too"]
+    broker.shard("a").state.check()
+
+
+def test_a_delayed_message_that_was_staged_can_be_cancelled_and_listed() -> None:
+    broker = broker_with("a")
+    writer = Writer(broker)
+    at_us = broker.clock.now_us() + 10 * SECOND_US
+    ids = arrow.make_ids(2, broker.clock.now_us() // 1000, 3, 3)
+    writer.stage("a", "x", b"1", b"2", deliver_at=[at_us, at_us], ids=ids)
+    assert broker.ask(CancelScheduled("a", 0, [ids[:16]])).done == [False], "not before the decision"
+    writer.decide(1, ("a", "x"))
+    assert [message["value"] for message in broker.ask(ListScheduled("a")).messages] == [b"1", b"2"]
+    assert broker.ask(CancelScheduled("a", 0, [ids[:16]])).done == [True]
+    broker.pass_s(11)
+    assert broker.values("a") == [b"2"]
+
+
+def test_batches_of_which_only_some_rows_are_due_are_parted_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = broker_with("a")
+    writer = Writer(broker)
+    now_us = broker.clock.now_us()
+    times = [now_us + 5 * SECOND_US, now_us]
+    for number in range(3):
+        value = b"%d" % number
+        writer.stage("a", "x", value + b" late", value, number=number, deliver_at=times, priorities=[1, 2])
+    shard = broker.shard("a")
+    frames = shard.log.read_entries(shard.state.staging.entries([attempt_number("w", "x")]))
+    room = sum(header.length for header, _ in frames[:2])
+    monkeypatch.setattr(roll_forward, "PARTED_BYTES_MAX", room)
+    parts = roll_forward.parted(frames, False, now_us)
+    assert [part.count for part, _, _ in parts] == [1, 1, 1, 1, 2]
+    assert all(part.nbytes == len(body) and crc == crc32c(body) for part, crc, body in parts)
+    writer.decide(1, ("a", "x"))
+    broker.pass_s(0.02)
+    assert broker.values("a") == [b"0", b"1", b"2"], "the third was released at the next tick"
+    broker.pass_s(6)
+    assert broker.values("a") == [b"0", b"1", b"2", b"0 late", b"1 late", b"2 late"]
+
+
+@pytest.mark.parametrize("crash_after", range(10))
+def test_a_crash_between_any_two_steps_with_delays(crash_after: int) -> None:
+    broker = broker_with("a", "b")
+    writer = Writer(broker)
+    writer.decide(0)
+    now_us = broker.clock.now_us()
+    for topic in "ab":
+        writer.stage(topic, "x", b"now", b"late", deliver_at=[now_us, now_us + 5 * SECOND_US])
+    broker.threads.holding = True
+    broker.submit(writer.request(1, ("a", "x"), ("b", "x")))
+    for _ in range(crash_after):
+        broker.threads.run_held(1)
+        broker.settle()
+    broker.threads.holding = False
+    broker.restart()
+    broker.settle()
+    assert broker.values("a") == broker.values("b")
+    assert broker.values("a") in ([], [b"now"])
+    assert writer.decide(1, ("a", "x"), ("b", "x")).won
+    assert broker.values("a") == broker.values("b") == [b"now"]
+    broker.restart()
+    broker.pass_s(5)
+    for _ in range(2):
+        assert broker.values("a") == broker.values("b") == [b"now", b"late"]
+        broker.restart()
+        broker.pass_s(1)
 
 
 def decide_and_crash(crash_after: int, *, snapshot: bool) -> tuple[HeldEngine, Writer, list[Any]]:

@@ -305,6 +305,13 @@ def test_a_collected_message_is_shown_while_its_bytes_are_there() -> None:
     assert traced.refused(partition=0, offset=0) == "not_found"
 
 
+STAGED_AND_DELAYED = [
+    (30, 10, ["published", "staged", "scheduled", "released"]),
+    (300, 200, ["published", "staged", "scheduled", "released"]),
+    (5, 10, ["published", "staged", "applied"]),
+]
+
+
 def test_a_staged_message(traced: Traced) -> None:
     def stage(attempt: str, value: bytes) -> bytes:
         ids = arrow.make_ids(1, traced.now_us // 1000, hash(attempt) & 0xFFFF, 5)
@@ -326,6 +333,26 @@ def test_a_staged_message(traced: Traced) -> None:
     dropped = traced.one(id=lost)
     assert (events(dropped), dropped["status"]) == (["published", "staged", "dropped"], "dropped")
     assert dropped["offset"] is None
+
+
+@pytest.mark.parametrize(("delay_s", "wait_s", "story"), STAGED_AND_DELAYED)
+def test_a_staged_message_with_a_delay(traced: Traced, delay_s: int, wait_s: int, story: list[str]) -> None:
+    ids = arrow.make_ids(1, traced.now_us // 1000, 99, 5)
+    due_us = traced.now_us + delay_s * 1_000_000
+    bits, body = arrow.encode([b"1"], ids=ids, timestamps=traced.now_us, deliver_at=[due_us])
+    traced.broker.ask(Stage("t", 0, "w", "x", bits, crc32c(body)), body)
+    traced.broker.pass_s(wait_s)
+    assert traced.one(id=ids)["status"] == "staged"
+    traced.broker.ask(DecideStaged("w", 3, [("t", 0, "x")]))
+    if delay_s > wait_s:
+        waiting = traced.one(id=ids)
+        assert (waiting["status"], events(waiting)) == ("scheduled", story[:-1])
+        assert (waiting["events"][2]["writer"], waiting["events"][2]["deliver_at_us"]) == ("w", due_us)
+        traced.broker.pass_s(delay_s - wait_s)
+    found = traced.one(id=ids)
+    assert (events(found), found["offset"], found["status"]) == (story, 0, "free")
+    by_place = traced.one(partition=0, offset=0)
+    assert by_place["events"] == found["events"]
 
 
 def test_a_delayed_message(traced: Traced) -> None:

@@ -14,7 +14,7 @@ from tailrace.core import delivery_commands as wire
 from tailrace.core import inner_commands as inner
 from tailrace.core.commands import Done, Publish, Published, TrimTopic
 from tailrace.core.decisions import Decision
-from tailrace.core.facts import Appended, Scheduled
+from tailrace.core.facts import Appended, Scheduled, Staged
 from tailrace.core.model import (
     HAS_DELIVER_AT,
     HAS_EXPIRES_AT,
@@ -102,7 +102,7 @@ class ModelledPartition:
         self.last_hard = 0
         self.earlier: list[tuple[int, dict[str, DeliveryModel]]] = []
         """After each soft decision since the last hard one: how many facts there were, and the models."""
-        self.lease_count = self._checks = 0
+        self.lease_count = self._checks = self._versions = 0
         self.delays = DelayModel()
         self._keep(soft=False)
 
@@ -110,7 +110,7 @@ class ModelledPartition:
 
     def decide(self, command: Any) -> Decision:
         """Decide, load what is missing, apply; choices of the partition's own go to the models."""
-        self.partition.next_entry = sum(isinstance(fact, Appended | Scheduled) for fact in self.facts)
+        self.partition.next_entry = self._entries()
         for _ in range(ROUNDS_MAX):
             decision = self.partition.decide(command, self.now_us)
             if decision.missing is None:
@@ -208,6 +208,41 @@ class ModelledPartition:
             else:
                 self._grow([letters[row] for row in range(len(letters)) if row not in late])
         self.after(decision)
+
+    def stage(self, letters: list[Letter], delays_us: list[int], pause_us: int) -> None:
+        """A writer's version with a time for each message, applied after a pause; what is due is ordinary."""
+        times = [self.now_us + delay_us for delay_us in delays_us]
+        ids, halves = self.delays.halves(len(letters))
+        view = BatchView(
+            len(letters), HAS_DELIVER_AT, ROW_BYTES * len(letters), self.now_us,
+            deliver_at_us=np.array(times, np.int64), ids=halves,
+        )  # fmt: skip
+        self._versions += 1
+        attempt, entry = f"try-{self._versions}", self._entries()
+        staged = self.decide(inner.StageBatch("w", attempt, view, 0))
+        assert staged.reply == Done(), staged.reply
+        self.after(staged)
+        self.pass_time(pause_us, look=True)
+        late = [row for row, time_us in enumerate(times) if time_us > self.now_us]
+        due = [row for row in range(len(letters)) if row not in late]
+        parts = [view.take(np.array(rows, np.int64)) for rows in (late, due) if rows]
+        none = [b""] * len(parts)
+        command = inner.ApplyStaged("w", self._versions, [attempt], [entry], parts, [0] * len(parts), none)
+        decision = self.decide(command)
+        assert decision.reply == Done(), decision.reply
+        for fact in decision.facts:
+            if isinstance(fact, Scheduled):
+                assert fact.entry == self._entries() - len(parts)
+                rows = [(letters[row], ids[row], times[row]) for row in late]
+                self.delays.schedule(fact, *(list(column) for column in zip(*rows, strict=True)))
+            elif isinstance(fact, Appended):
+                self._grow([letters[row] for row in due])
+        self.after(decision)
+        assert not self.decide(command).facts, "applied twice"
+
+    def _entries(self) -> int:
+        """How many frames with a body there are."""
+        return sum(isinstance(fact, Appended | Scheduled | Staged) for fact in self.facts)
 
     def _grow(self, letters: list[Letter]) -> None:
         """Messages were appended that are not on the shelf yet."""

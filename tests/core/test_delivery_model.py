@@ -81,6 +81,15 @@ class Groups(RuleBasedStateMachine):
         delays = st.sampled_from([0, 1, 5_000, 700_000, 5_000_000])
         self.play.schedule(batch, [data.draw(delays) for _ in batch])
 
+    @rule(
+        batch=st.lists(PLAIN, min_size=1, max_size=4),
+        pause_us=st.sampled_from([0, 0, 5_000, 1_000_000]),
+        data=st.data(),
+    )
+    def stage(self, batch: list[Letter], pause_us: int, data: Any) -> None:
+        delays = st.sampled_from([0, 1, 5_000, 700_000, 5_000_000])
+        self.play.stage(batch, [data.draw(delays) for _ in batch], pause_us)
+
     @rule(limit=st.sampled_from([1, 2, 100]), between=st.sampled_from([False, False, True]))
     def release(self, limit: int, between: bool) -> None:
         self.play.release(limit, cancel_between=between)

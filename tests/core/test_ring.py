@@ -27,6 +27,7 @@ from tailrace.core.inner_commands import (
 from tailrace.core.model import HAS_DELIVER_AT, BatchView, Refusal
 from tailrace.core.partition import Partition
 from tailrace.core.policy import GroupPolicy
+from tailrace.core.staging import attempt_number
 from tailrace.core.topics import TopicOptions
 from tests.core.oracle import hashes
 
@@ -330,7 +331,8 @@ def test_a_decided_write_larger_than_the_ring_waits_until_it_is_empty() -> None:
     assert life.do(StageBatch("w", "x", batch, 0, 0)) == Done()
     assert life.do(StageBatch("w", "x", batch, 0, 1)) == Done()
     life.publish(1)
-    applying = ApplyStaged("w", 1, ["x"], [batch, batch], [0, 0], [b"", b""])
+    entries = life.partition.staging.entries([attempt_number("w", "x")])
+    applying = ApplyStaged("w", 1, ["x"], entries, [batch, batch], [0, 0], [b"", b""])
     assert life.do(applying).code == "overloaded"
     life.options = TopicOptions(ephemeral=True)  # The model knows no exceptions.
     life.settle("a", 0, 1)

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tailrace.core import staged_decisions, staging
 from tailrace.core.commands import Done
 from tailrace.core.delivery_commands import DecideStaged, StagedDecision
-from tailrace.core.facts import Appended, Fact, StageApplied, Staged, StageDropped
-from tailrace.core.inner_commands import ApplyStaged, CheckStaged, DropStaged, StageBatch
+from tailrace.core.facts import Appended, Fact, Scheduled, StageApplied, Staged, StageDropped
+from tailrace.core.inner_commands import ApplyStaged, CheckStaged, DropStaged, ReleaseDue, StageBatch
 from tailrace.core.model import HAS_DEDUP_ID, HAS_DELIVER_AT, HAS_KEY, BatchView, Refusal
 from tailrace.core.partition import Partition
-from tailrace.core.staged_decisions import FinishStaged, StagedDecisions, Target
+from tailrace.core.staged_decisions import FinishStaged, StagedDecisions, Target, grouped_of, targets_of
 from tailrace.core.staging import attempt_number
 from tailrace.core.topics import TopicOptions
+from tailrace.core.wheel import AT, NEVER, REF, ROW_BITS
 
 T0 = 1_700_000_000_000_000
 HOUR_US = 3_600_000_000
@@ -28,6 +29,22 @@ WEEK_US = 7 * 24 * HOUR_US
 
 def view(count: int = 1, nbytes: int = 100, columns: int = 0, **fields: Any) -> BatchView:
     return BatchView(count, columns, nbytes, T0, **fields)
+
+
+def delayed(*times_us: int) -> BatchView:
+    """Messages with a time each."""
+    count = len(times_us)
+    ids = np.arange(2 * count, dtype=np.uint64).reshape(-1, 2)
+    return view(count, columns=HAS_DELIVER_AT, deliver_at_us=np.array(times_us, np.int64), ids=ids)
+
+
+def parts_of(batch: BatchView, now_us: int) -> list[BatchView]:
+    """A staged batch as the shell hands it back: rows that wait and rows that are due apart."""
+    if batch.deliver_at_us is None:
+        return [batch]
+    late = batch.deliver_at_us > now_us
+    pieces = [batch.take(np.flatnonzero(late)), batch.take(np.flatnonzero(~late))]
+    return [piece for piece in pieces if piece.count]
 
 
 class Life:
@@ -55,12 +72,19 @@ class Life:
     ) -> Any:
         return self.do(StageBatch(writer, attempt, batch or view(), 7, number))
 
-    def apply(self, version: int, *attempts: str, writer: str = "w", count: int = 1) -> Any:
+    def apply(self, version: int, *attempts: str, writer: str = "w") -> Any:
         stored = self.partition.staging.entries(attempt_number(writer, name) for name in attempts)
-        views = [view(count) for _ in stored]
+        views = [part for entry in stored for part in parts_of(self.facts[entry].view, self.now_us)]
         return self.do(
-            ApplyStaged(writer, version, list(attempts), views, [7] * len(views), [b""] * len(views))
+            ApplyStaged(writer, version, list(attempts), stored, views, [7] * len(views), [b""] * len(views))
         )
+
+    def release(self) -> int:
+        """Give offsets to all that is due; how many there were."""
+        refs, until_us, until_ref = self.partition.timetable.due(self.now_us, 1000)
+        if len(refs):
+            self.do(ReleaseDue(view(len(refs)), 7, until_us, until_ref, refs))
+        return len(refs)
 
     def drop(self, *attempts: str) -> Any:
         return self.do(DropStaged([attempt_number("w", name) for name in attempts]))
@@ -70,7 +94,7 @@ class Life:
         for number, fact in enumerate(self.facts):
             if number == cut:
                 partition = Partition.restore(self.options, partition.snapshot())
-            if not isinstance(fact, Appended | Staged):
+            if not isinstance(fact, Appended | Scheduled | Staged):
                 fact = msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=Fact)
             partition.apply(fact)
         return partition
@@ -129,7 +153,6 @@ def test_a_gap_in_an_attempt_is_refused() -> None:
     ("batch", "expected"),
     [
         (view(columns=HAS_DEDUP_ID, dedup_ids=np.ones((1, 2), np.uint64)), "invalid_request"),
-        (view(columns=HAS_DELIVER_AT, deliver_at_us=np.zeros(1, np.int64)), "invalid_request"),
         (view(value_bytes_max=1 << 30), "too_large"),
         (BatchView(1, 0, 100, T0 + 2 * HOUR_US), "invalid_request"),
     ],
@@ -153,6 +176,7 @@ def test_names_that_join_to_the_same_text_are_different() -> None:
 
 def test_staged_bytes_are_bounded_and_come_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "STAGED_BYTES_MAX", 2000)
+    monkeypatch.setattr(staging, "BATCH_COST", 512)
     life = Life()
     assert life.stage("a", batch=view(nbytes=1200)) == Done()
     assert code(life.stage("b", batch=view(nbytes=900))) == "overloaded"
@@ -171,7 +195,7 @@ def test_keys_are_counted_when_rows_are_appended() -> None:
     assert len(life.partition.keys) == 0
     number = attempt_number("w", "a")
     assert len(life.partition.staging.entries([number])) == 1
-    life.do(ApplyStaged("w", 1, ["a"], [batch], [7], [b""]))
+    life.apply(1, "a")
     assert len(life.partition.keys) == 2
     other = np.array([[5, 6]], np.uint64)
     assert code(life.stage("b", batch=view(columns=HAS_KEY, keys=other))) == "overloaded"
@@ -180,8 +204,57 @@ def test_keys_are_counted_when_rows_are_appended() -> None:
 def test_what_changed_since_it_was_read_is_not_applied() -> None:
     life = Life()
     life.stage("a")
-    assert code(life.do(ApplyStaged("w", 1, ["a"], [], [], []))) == "unavailable"
+    assert code(life.do(ApplyStaged("w", 1, ["a"], [], [], [], []))) == "unavailable"
+    assert code(life.do(ApplyStaged("w", 1, ["a"], [5], [view()], [7], [b""]))) == "unavailable"
     assert life.partition.end_offset == 0
+
+
+def test_delayed_rows_wait_for_their_time_after_their_version_is_applied() -> None:
+    life = Life()
+    soon, late = T0 + 1000, T0 + HOUR_US
+    life.stage("a", batch=delayed(late, soon, T0, late))
+    life.stage("a", 1)
+    assert len(life.partition.timetable) == 0
+    assert life.apply(1, "a") == Done()
+    assert [type(fact) for fact in life.facts] == [
+        Staged,
+        Staged,
+        Scheduled,
+        Appended,
+        Appended,
+        StageApplied,
+    ]
+    assert (life.partition.end_offset, len(life.partition.timetable)) == (2, 3)
+    assert life.facts[2].released
+    assert life.partition.lowest_entry() == 2, "the frame that they wait in is needed"
+    rows = life.partition.timetable.wheel.first(NEVER, 10)
+    assert [(int(at), ref & 0xFFFFF) for at, ref in rows[:, AT : REF + 1]] == [
+        (soon, 1),
+        (late, 0),
+        (late, 2),
+    ]
+    life.now_us = soon
+    assert (life.release(), life.partition.end_offset) == (1, 3)
+    life.now_us = late
+    assert (life.release(), life.partition.end_offset) == (2, 5)
+
+
+def test_a_row_that_fell_due_since_it_was_read_comes_at_the_next_tick() -> None:
+    life = Life()
+    life.stage("a", batch=delayed(T0 + 1, T0 + 2))
+    parts = parts_of(life.facts[0].view, T0)
+    life.now_us = T0 + 1
+    life.do(ApplyStaged("w", 1, ["a"], [0], parts, [7], [b""]))
+    assert (life.partition.end_offset, len(life.partition.timetable)) == (0, 2)
+    assert (life.release(), life.partition.end_offset) == (1, 1)
+
+
+def test_what_was_due_before_the_decision_is_appended_with_the_rest() -> None:
+    life = Life()
+    life.stage("a", batch=delayed(T0 + 1, T0 + 2))
+    life.now_us = T0 + 2
+    life.apply(1, "a")
+    assert (life.partition.end_offset, len(life.partition.timetable)) == (2, 0)
 
 
 def test_a_lost_attempt_does_not_hold_up_the_version() -> None:
@@ -294,9 +367,41 @@ def test_bad_decisions_are_refused() -> None:
     assert code(machine.do(DecideStaged("w", 1, targets("a"), [1, 2]))) == "invalid_request"
     many = [("t", number, "a") for number in range(staged_decisions.TARGETS_MAX + 1)]
     assert code(machine.do(DecideStaged("w", 1, many))) == "too_large"
-    long = [("t" * 200, number, "a" * 200) for number in range(2000)]
+    long = [("t" * 200, number, f"{number:0200}") for number in range(2000)]
     assert code(machine.do(DecideStaged("w", 1, long))) == "too_large"
+    twice = DecideStaged("w", 1, targets("a"), grouped=[("a", "t", [1, 0])])
+    assert code(machine.do(twice)) == "invalid_request"
+    assert code(machine.do(DecideStaged("w", 1, [], grouped=[("", "t", [1])]))) == "invalid_request"
+    assert code(machine.do(DecideStaged("w", 1, [], [1], [("a", "t", [1, 2])]))) == "invalid_request"
     assert machine.facts == []
+
+
+def test_many_targets_are_decided_in_groups() -> None:
+    machine = Machine()
+    grouped = [(f"attempt-{task}", "topic", list(range(100))) for task in range(200)]
+    asked = DecideStaged("w", 1, [], [1] * 20_000, grouped)
+    assert machine.do(asked) == StagedDecision(1, [], True, False, grouped)
+    assert len(msgspec.msgpack.encode(machine.facts)) < 64 * 1024
+    last = machine.decisions.last("w")
+    assert last is not None
+    assert last.targets == targets_of([], grouped)
+    assert machine.do(DecideStaged("w", 1, targets_of([], grouped))).won, "the form does not matter"
+    assert not machine.do(DecideStaged("w", 1, [], grouped=grouped[:-1])).won
+
+
+@given(st.lists(st.tuples(st.sampled_from("tu"), st.integers(0, 3), st.sampled_from("ab")), max_size=20))
+def test_groups_keep_the_order_of_targets(found: list[Target]) -> None:
+    assert targets_of([], grouped_of(found)) == found
+
+
+def test_decisions_of_releases_without_groups_are_understood() -> None:
+    machine = Machine()
+    machine.decisions.apply(staged_decisions.StagedDecided("w", 1, targets("a", "b"), T0))
+    assert machine.choose(1, "a", "b").won
+    data = msgspec.msgpack.encode([("w", [1, targets("a"), T0, True])])
+    machine.decisions.load(data)
+    machine.decisions.verify()
+    assert machine.choose(1, "a") == StagedDecision(1, targets("a"), True, True)
 
 
 def test_old_writers_make_room_for_new_ones() -> None:
@@ -315,32 +420,70 @@ def test_old_writers_make_room_for_new_ones() -> None:
 # ------------------------------------------------------------------------------------------------- any life
 
 NAMES = st.sampled_from("abc")
+DELAYS_US = st.lists(st.sampled_from([-1, 0, 1, 1000, HOUR_US, 2 * HOUR_US]), min_size=1, max_size=4)
 STEPS = st.one_of(
     st.tuples(st.just("stage"), NAMES, st.integers(0, 2)),
+    st.tuples(st.just("delay"), st.tuples(NAMES, DELAYS_US), st.integers(0, 2)),
+    st.tuples(st.just("release"), st.just(""), st.just(0)),
     st.tuples(st.just("apply"), st.lists(NAMES, unique=True, max_size=3), st.integers(0, 4)),
     st.tuples(st.just("drop"), NAMES, st.just(0)),
     st.tuples(st.just("pass"), st.just(""), st.sampled_from([0, 1000, HOUR_US])),
 )
 
 
+def expected(life: Life, version: int, *attempts: str) -> tuple[int, list[int]]:
+    """What applying a version gives: how many messages now, and when the others are due."""
+    if version <= life.partition.staging.applied_version("w"):
+        return 0, []
+    due, later = 0, []
+    for entry in life.partition.staging.entries(attempt_number("w", name) for name in attempts):
+        batch = life.facts[entry].view
+        times = [0] * batch.count if batch.deliver_at_us is None else batch.deliver_at_us.tolist()
+        later += [at for at in times if at > life.now_us]
+        due += sum(at <= life.now_us for at in times)
+    return due, later
+
+
+def waits(life: Life) -> list[int]:
+    """When those that wait are due, as told by the frames that the timetable says they are in."""
+    refs = life.partition.timetable.wheel.first(NEVER, 1000)[:, REF].tolist()
+    assert len(set(refs)) == len(refs)
+    frames = [life.facts[ref >> ROW_BITS] for ref in refs]
+    assert all(isinstance(fact, Scheduled) for fact in frames)
+    rows = [ref & (1 << ROW_BITS) - 1 for ref in refs]
+    return sorted(int(fact.view.deliver_at_us[row]) for fact, row in zip(frames, rows, strict=True))
+
+
 @given(st.lists(STEPS, min_size=10, max_size=40), st.integers(0, 60))
 def test_a_partition_can_be_rebuilt_from_its_facts(steps: list[Any], cut: int) -> None:
     life = Life()
     applied: dict[int, int] = {}
+    waiting: list[int] = []
     for what, name, number in steps:
         end = life.partition.end_offset
         if what == "stage":
             life.stage(name, number)
+        elif what == "delay":
+            life.stage(name[0], number, batch=delayed(*(life.now_us + delay_us for delay_us in name[1])))
         elif what == "apply":
+            due, later = expected(life, number, *name)
             life.apply(number, *name)
-            if life.partition.end_offset > end:
+            assert life.partition.end_offset == end + due
+            waiting += later
+            if due or later:
                 applied[number] = applied.get(number, 0) + 1
+        elif what == "release":
+            ripe = [at for at in waiting if at <= life.now_us]
+            assert life.release() == len(ripe)
+            waiting = [at for at in waiting if at > life.now_us]
+            assert life.partition.end_offset == end + len(ripe)
         elif what == "drop":
             life.drop(name)
         else:
             life.now_us += number
-        if what != "apply":
+        if what not in ("apply", "release"):
             assert life.partition.end_offset == end
+        assert waits(life) == sorted(waiting)
     assert all(count == 1 for count in applied.values())
     assert list(applied) == sorted(applied)
     for partition in (life.rebuilt(), life.rebuilt(cut)):

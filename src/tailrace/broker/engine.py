@@ -16,6 +16,7 @@ from tailrace.broker.coordination import Coordination
 from tailrace.broker.coordinators import Coordinators
 from tailrace.broker.cron import Cron
 from tailrace.broker.delays import Delays
+from tailrace.broker.fact_reading import FactReading
 from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.group_figures import figures_of
 from tailrace.broker.group_reports import GroupReports
@@ -68,7 +69,7 @@ class Engine:
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
         parts.append(Delays(self.topics, self.pump))
-        parts.append(Tracing(self.topics, self.pump))
+        parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump)]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:

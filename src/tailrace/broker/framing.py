@@ -40,9 +40,9 @@ def facts_of(
             Staged(header.entry, view, header.append_time_us, header.producer_id, header.producer_sequence),
         )
     producer = header.producer_id, header.producer_epoch, header.producer_sequence
-    if kind == frame.SCHEDULED:
-        return (Scheduled(header.entry, view, header.append_time_us, *producer),)
     released = bool(header.flags & frame.RELEASED)
+    if kind == frame.SCHEDULED:
+        return (Scheduled(header.entry, view, header.append_time_us, *producer, released),)
     return (Appended(header.base_offset, view, header.append_time_us, *producer, released),)
 
 
@@ -104,12 +104,12 @@ class TurnFrames:
         kind, flags, base, span = frame.SCHEDULED, view.columns, 0, 0
         if isinstance(fact, Appended):
             kind, base, span = frame.DATA, fact.base_offset, view.count
-            if fact.released:
-                flags |= frame.RELEASED
         if isinstance(fact, Staged):
             kind, producer = frame.STAGED, (fact.attempt, 0, fact.number)
         else:
             producer = fact.producer_id, fact.producer_epoch, fact.producer_sequence
+            if fact.released:
+                flags |= frame.RELEASED
         header = Header(
             kind,
             flags,

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from tailrace.broker.coordinators import Coordinators
 from tailrace.broker.host import Topics
@@ -17,21 +20,28 @@ from tailrace.broker.pump import Pump
 from tailrace.broker.shard import Shard
 from tailrace.core.commands import Reply
 from tailrace.core.inner_commands import ApplyStaged
-from tailrace.core.model import Refusal
+from tailrace.core.model import HAS_DELIVER_AT, BatchView, Refusal
+from tailrace.core.publish_limits import late_rows
 from tailrace.core.staged_decisions import FinishStaged, Target
 from tailrace.core.staging import attempt_number
 from tailrace.errors import NotFound
 from tailrace.format import batch
-from tailrace.format.frame import Buffer, Header
+from tailrace.format.frame import Buffer, Header, crc32c
 
 log = logging.getLogger("tailrace.staged")
 
 READ_BYTES_MAX = 128 * 1024 * 1024
-"""Staged batches in memory on their way into the log, of all targets together; one target may be above."""
+"""Staged batches on their way into the log, of all targets together; one target may be above: large ones are
+not copied into memory."""
+PARTED_BYTES_MAX = 64 * 1024 * 1024
+"""Of one target: batches of which some rows are due and others are not, parted in memory. Those beyond wait
+as a whole, and what is due of them is released at the next tick."""
 PAUSE_US_MIN = 100_000
 PAUSE_US_MAX = 30_000_000
 
 Place = tuple[str, int]
+Part = tuple[BatchView, int, Buffer]
+"""A batch to append: its view, checksum and body."""
 Heard = Callable[[bool], None]
 """Told at the end of a round: whether all targets have it."""
 
@@ -120,20 +130,18 @@ class RollForward:
             if not all(each):
                 text = "%s: version %d of writer %r was decided, and its staged batches are lost"
                 log.error(text, shard.name, roll.version, roll.writer)
-        partition_log, want_keys = shard.log, shard.options.key_index
+        partition_log, want_keys, now_us = shard.log, shard.options.key_index, self._pump.clock.now_us()
 
-        def work() -> list[tuple[Header, Buffer, Any]]:
-            frames = partition_log.read_entries(entries) if entries else []
-            return [(header, body, batch.view_of(header, body, want_keys)) for header, body in frames]
+        def work() -> list[Part]:
+            return parted(partition_log.read_entries(entries) if entries else (), want_keys, now_us)
 
         def read(result: Any, error: Exception | None) -> None:
             if error is not None:
                 log.error("%s: staged batches cannot be read: %s", shard.name, error)
                 self._failed(roll, place, size)
                 return
-            crcs, views = [header.body_crc for header, _, _ in result], [view for _, _, view in result]
-            bodies = [body for _, body, _ in result]
-            command = ApplyStaged(roll.writer, roll.version, attempts, views, crcs, bodies)
+            views, crcs, bodies = ([part[at] for part in result] for at in range(3))
+            command = ApplyStaged(roll.writer, roll.version, attempts, entries, views, crcs, bodies)
             shard.submit(command, b"", answered)
 
         def answered(reply: Reply, parts: Any) -> None:
@@ -175,3 +183,23 @@ class RollForward:
         waiting, roll.waiting = roll.waiting, []
         for heard in waiting:
             heard(done)
+
+
+def parted(frames: Iterable[tuple[Header, Buffer]], want_keys: bool, now_us: int) -> list[Part]:
+    """Staged batches as they are appended: one of which only some rows are due yet comes in two parts, first
+    the rows that go on to wait."""
+    parts: list[Part] = []
+    room = PARTED_BYTES_MAX
+    for header, body in frames:
+        delayed = bool(header.columns & HAS_DELIVER_AT)
+        view = batch.view_of(header, body, want_keys, want_ids=delayed)
+        late = late_rows(view, now_us)
+        if late is None or late.all() or header.length > room:
+            parts.append((view, header.body_crc, body))
+            continue
+        room -= header.length
+        for rows in (np.flatnonzero(late), np.flatnonzero(~late)):
+            piece = batch.take(body, header.columns, rows)
+            part = msgspec.structs.replace(view.take(rows), nbytes=len(piece))
+            parts.append((part, crc32c(piece), piece))
+    return parts

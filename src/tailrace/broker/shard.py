@@ -400,6 +400,11 @@ class Shard:
         return self.tail.end_offset
 
     @property
+    def end_entry(self) -> int:
+        """End of the frames that are committed."""
+        return self._turns[0].frames[0].header.entry if self._turns else self.entry
+
+    @property
     def start_offset(self) -> int:
         """The first offset that can be read. Messages may be overwritten before they are committed: the start
         that is decided may lie above what is."""

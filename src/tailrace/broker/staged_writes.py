@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from tailrace.broker.coordinators import Coordinators
 from tailrace.broker.delivery import Gate
 from tailrace.broker.gateway import Verb
@@ -28,7 +30,7 @@ from tailrace.core.coordinator import home_of
 from tailrace.core.delivery_commands import AbortStaged, DecideStaged, Stage, StagedDecision
 from tailrace.core.inner_commands import CheckStaged, DropStaged, StageBatch
 from tailrace.core.model import Refusal
-from tailrace.core.staged_decisions import Settled, Target, malformed
+from tailrace.core.staged_decisions import Settled, Target, malformed, targets_of
 from tailrace.core.staging import attempt_number
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import frame
@@ -101,7 +103,7 @@ class StagedWrites:
             respond(problem, NOTHING)
             return
         self._require_well(request.writer)
-        numbers = _numbers(request.writer, request.attempts)
+        numbers = _numbers(request.writer, targets_of(request.attempts, request.grouped))
         self._guarded.update(numbers)
 
         def over(reply: Reply) -> None:
@@ -130,11 +132,13 @@ class StagedWrites:
 
     def _check(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
         """Ask every target whether it has what it is said to have, durably; then decide."""
-        batches = request.batches or [-1] * len(request.attempts)
+        targets = targets_of(request.attempts, request.grouped)
+        batches = request.batches or [-1] * len(targets)
+        numbers = _numbers(request.writer, targets)
         work: dict[Place, CheckStaged] = {}
-        for (topic, partition, attempt), count in zip(request.attempts, batches, strict=True):
+        for (topic, partition, _), number, count in zip(targets, numbers, batches, strict=True):
             check = work.setdefault((topic, partition), CheckStaged([], []))
-            check.attempts.append(attempt_number(request.writer, attempt))
+            check.attempts.append(number)
             check.batches.append(count)
 
         def checked(problem: Refusal | None) -> None:
@@ -154,30 +158,31 @@ class StagedWrites:
             if not isinstance(reply, StagedDecision):
                 over(reply)
                 return
-            version, attempts = reply.version, reply.attempts
+            answer, winners = reply, targets_of(reply.attempts, reply.grouped)
             last = self._last(writer)
-            applied = last is None or last.version != version or last.done
+            applied = last is None or last.version != reply.version or last.done
             if reply.won and not applied:
                 self._rolls.begin(
                     writer,
-                    version,
-                    attempts,
-                    lambda done: over(StagedDecision(version, attempts, True, done)),
+                    reply.version,
+                    winners,
+                    lambda done: over(msgspec.structs.replace(answer, applied=done)),
                 )
                 return
-            over(StagedDecision(version, attempts, reply.won, applied))
+            over(msgspec.structs.replace(answer, applied=applied))
             if not reply.won:
-                self._drop(writer, set(request.attempts) - set(attempts))
+                self._drop(writer, set(targets_of(request.attempts, request.grouped)) - set(winners))
 
         self._coordinators.submit(writer, request, decided)
 
     def _abort(self, request: AbortStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
-        problem = malformed(DecideStaged(request.writer, 0, request.attempts))
+        problem = malformed(DecideStaged(request.writer, 0, request.attempts, grouped=request.grouped))
         if problem is not None:
             respond(problem, NOTHING)
             return
         self._require_well(request.writer)
-        self._drop(request.writer, request.attempts, lambda refusal: respond(refusal or Done(), NOTHING))
+        dropped = targets_of(request.attempts, request.grouped)
+        self._drop(request.writer, dropped, lambda refusal: respond(refusal or Done(), NOTHING))
 
     # -- dropping
 
@@ -191,7 +196,7 @@ class StagedWrites:
         last = self._last(writer)
         kept = set(self._guarded)
         if last is not None and not last.done:
-            kept.update(_numbers(writer, last.attempts))
+            kept.update(_numbers(writer, last.targets))
         work: dict[Place, DropStaged] = {}
         for topic, partition, attempt in attempts:
             number = attempt_number(writer, attempt)
@@ -228,7 +233,7 @@ class StagedWrites:
         decided = set(self._guarded)
         for _, coordinator in self._coordinators.machines():
             for writer, last in coordinator.staged.pending():
-                decided.update(_numbers(writer, last.attempts))
+                decided.update(_numbers(writer, last.targets))
         return decided
 
     # -- rolling forward
@@ -241,14 +246,15 @@ class StagedWrites:
             for writer, last in coordinator.staged.pending():
                 if not self._rolls.under_way(writer):
                     # Asked again only to hear of it when it is durable.
-                    again = DecideStaged(writer, last.version, last.attempts)
+                    again = DecideStaged(writer, last.version, last.attempts, grouped=last.grouped)
                     self._coordinators.submit(writer, again, self._resumed(writer))
 
     def _resumed(self, writer: str) -> Respond:
         def decided(reply: Reply, parts: Any) -> None:
             last = self._last(writer)
             if isinstance(reply, StagedDecision) and last is not None and not last.done:
-                self._rolls.begin(writer, reply.version, reply.attempts, lambda done: None)
+                winners = targets_of(reply.attempts, reply.grouped)
+                self._rolls.begin(writer, reply.version, winners, lambda done: None)
 
         return decided
 
@@ -277,4 +283,6 @@ def _well(shard: Shard) -> bool:
 
 
 def _numbers(writer: str, attempts: Iterable[Target]) -> list[int]:
-    return [attempt_number(writer, attempt) for _, _, attempt in attempts]
+    names = [attempt for _, _, attempt in attempts]
+    numbers = {name: attempt_number(writer, name) for name in set(names)}
+    return [numbers[name] for name in names]

@@ -150,14 +150,18 @@ class _Walk:
         log = self._source.log
         first = log.entry_at(max(time_us - ID_WINDOW_US, 0))
         for earlier, read in log.scan(first, header.entry):
-            if earlier.append_time_us > time_us + ID_WINDOW_US or not self._spend(earlier):
+            staged = life.attempt >= 0
+            if (not staged and earlier.append_time_us > time_us + ID_WINDOW_US) or not self._spend(earlier):
                 return
-            if earlier.kind not in (frame.SCHEDULED, frame.STAGED):
+            # A delayed row that was staged is stored twice: it went on to wait when its version was applied.
+            again = earlier.kind == frame.SCHEDULED and earlier.flags & frame.RELEASED
+            if not (again if staged else earlier.kind in (frame.SCHEDULED, frame.STAGED)):
                 continue
             rows = batch.decode(read(), earlier.columns)
-            for row in _rows_with_id(rows, life.known["id"]):
+            for row in _rows_with_id(rows, life.known["id"])[:1]:
                 self._stored_event(life, earlier, rows, row)
-                return
+                if earlier.kind == frame.SCHEDULED or not header.columns & HAS_DELIVER_AT:
+                    return
 
     def through(self, entry: int) -> None:
         """Walk from an entry to the end."""
@@ -187,17 +191,17 @@ class _Walk:
         return not self.lives.lives and header.append_time_us > self._wanted.to_us
 
     def _messages(self, header: Header, read: Callable[[], Buffer]) -> None:
-        data = header.kind == frame.DATA
+        data, staged_before = header.kind == frame.DATA, header.flags & frame.RELEASED
         if data and not self._first_offset < header.end_offset <= self._source.end_offset:
             return  # Settled by all, or not committed when the search began.
-        released = data and header.flags & frame.RELEASED and self._waiting
+        released = staged_before and self._waiting
         if not released and not self._in_time(header):
             return
         if self._wanted.key is not None and not header.columns & HAS_KEY and not released:
             return
         rows = batch.decode(read(), header.columns)
         offsets = _offsets(header, rows) if data else None
-        known = self._release(header, rows, offsets) if released and offsets is not None else set()
+        known = self._release(header, rows, offsets) if released else set()
         if not self._in_time(header):
             return
         for row in self._matching(rows):
@@ -209,12 +213,17 @@ class _Walk:
             self._found(header, rows, row, None if offsets is None else int(offsets[row]))
 
     def _release(self, header: Header, rows: pa.RecordBatch, offsets: Any) -> set[int]:
-        """Messages that waited for an offset get it here."""
+        """Messages that waited for an offset get it here; those that were staged may go on to wait."""
         known: set[int] = set()
         for row, id_bytes in enumerate(rows.column("id").to_pylist()):
-            life = self._waiting.pop(id_bytes, None)
-            if life is not None:
-                known.add(row)
+            life = self._waiting.get(id_bytes)
+            if life is None:
+                continue
+            known.add(row)
+            if offsets is None:
+                self._stored_event(life, header, rows, row)
+            else:
+                del self._waiting[id_bytes]
                 self._appended_event(life, header, int(offsets[row]))
                 self.lives.appended(life, int(offsets[row]))
         return known
@@ -265,7 +274,8 @@ class _Walk:
     def _appended_event(life: Life, header: Header, offset: int) -> None:
         what = "appended"
         if header.flags & frame.RELEASED:
-            what = "released" if header.columns & HAS_DELIVER_AT else "applied"
+            applied = not header.columns & HAS_DELIVER_AT or (life.attempt >= 0 and life.ref < 0)
+            what = "applied" if applied else "released"
         life.event(header.append_time_us, what, offset=offset)
 
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any
 
 from tailrace.client.calls import ask
-from tailrace.client.fields import Fields, Headers, check_fields
+from tailrace.client.fields import Delay, Fields, Headers, check_fields
 from tailrace.core.commands import DescribeTopic, TopicInfo
 from tailrace.core.delivery_commands import AbortStaged, DecideStaged, Stage, StagedDecision
 from tailrace.core.model import PRIORITY_DEFAULT, partition_of
@@ -76,6 +77,8 @@ class Atomic:
         self.applied = False
         """Whether all partitions have it already. If not, the broker goes on until they have."""
         self._verbs = verbs
+        self._now_us: Callable[[], int] = getattr(verbs, "now_us", _wall_us)
+        """Time for delays and lifetimes: a broker for tests has a clock of its own."""
         self._timeout = timeout
         self._topics: dict[str, _Topic] = {}
         self._parts: dict[tuple[str, int], _Part] = {}
@@ -120,10 +123,13 @@ class Atomic:
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         priority: int | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | int | None = None,
         ttl: float | None = None,
         expires_at: datetime | int | None = None,
     ) -> None:
-        """Add a message. It is readable when the block has ended and the version was won."""
+        """Add a message. It is readable when the block has ended and the version was won; with a `delay`
+        (seconds or a timedelta from now) or a time to `deliver_at` not before that."""
         self._require_whole()
         if self._state != "open":
             raise InvalidRequest("send: only inside of `async with client.atomic(…)`")
@@ -137,6 +143,9 @@ class Atomic:
             priority=priority,
             ttl=ttl,
             expires_at=expires_at,
+            delay=delay,
+            deliver_at=deliver_at,
+            now_us=self._now_us(),
         )
         at = _place(known, fields.get("key"), partition)
         part = self._parts.get((topic, at))
@@ -164,17 +173,22 @@ class Atomic:
             if not part.rows:
                 return
             rows, part.rows, part.nbytes = part.rows, [], 0
-            number = part.batches
-            part.batches += 1
-            columns, body = _encode(rows)
-            request = Stage(
-                part.topic, part.partition, self.writer, self.attempt, columns, crc32c(body), number
-            )
             try:
-                await ask(self._verbs, request, self._timeout, body=body)
+                for delayed in (False, True):
+                    some = [fields for fields in rows if ("deliver_at" in fields) == delayed]
+                    if some:
+                        await self._stage_batch(part, some)
             except BaseException:
                 self._failed = True
                 raise
+
+    async def _stage_batch(self, part: _Part, rows: list[Fields]) -> None:
+        """One batch; delayed messages are batches of their own, because in those every row has its time."""
+        number = part.batches
+        part.batches += 1
+        columns, body = _encode(rows, self._now_us())
+        request = Stage(part.topic, part.partition, self.writer, self.attempt, columns, crc32c(body), number)
+        await ask(self._verbs, request, self._timeout, body=body)
 
     def _require_whole(self) -> None:
         if self._failed:
@@ -198,7 +212,11 @@ def _place(topic: _Topic, key: bytes | None, partition: int | None) -> int:
     return topic.turn if key is None else partition_of(key, topic.partitions)
 
 
-def _encode(rows: list[Fields]) -> tuple[int, Buffer]:
+def _wall_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _encode(rows: list[Fields], now_us: int) -> tuple[int, Buffer]:
     """The columns and the body of messages that were checked."""
 
     def column(name: str, default: Any = None) -> list[Any] | None:
@@ -207,7 +225,6 @@ def _encode(rows: list[Fields]) -> tuple[int, Buffer]:
             return None
         return [default if item is None else item for item in items]
 
-    now_us = time.time_ns() // 1000
     ids = arrow.make_ids(len(rows), now_us // 1000, secrets.randbits(62), secrets.randbits(12))
     return arrow.encode(
         [fields["value"] for fields in rows],
@@ -216,5 +233,6 @@ def _encode(rows: list[Fields]) -> tuple[int, Buffer]:
         keys=column("key"),
         headers=column("headers"),
         priorities=column("priority", PRIORITY_DEFAULT),
+        deliver_at=column("deliver_at"),
         expires_at=column("expires_at"),
     )

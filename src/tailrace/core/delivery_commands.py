@@ -168,19 +168,39 @@ class Stage(Command, frozen=True, tag="stage"):
 class DecideStaged(Command, frozen=True, tag="decide_staged"):
     """Decide a version of a writer: the attempts (topic, partition, attempt) that win. What an earlier
     decision of that or a later version said is the answer when there is one. `batches` has how many were
-    staged for each attempt; it is refused unless just these are there (left empty: unless any are)."""
+    staged for each attempt; it is refused unless just these are there (left empty: unless any are).
+
+    `grouped` is a shorter form for many targets: (attempt, topic, partitions) stands for that attempt on each
+    of these partitions. They come behind `attempts`, in this order."""
 
     writer: str
     version: int
     attempts: list[tuple[str, int, str]]
     batches: list[int] = []
+    grouped: list[tuple[str, str, list[int]]] = []
 
 
 class AbortStaged(Command, frozen=True, tag="abort_staged"):
-    """Drop attempts that were never decided; those of a decided version stay untouched."""
+    """Drop attempts that were never decided; those of a decided version stay untouched. `grouped` as in
+    `DecideStaged`."""
 
     writer: str
     attempts: list[tuple[str, int, str]]
+    grouped: list[tuple[str, str, list[int]]] = []
+
+
+# -------------------------------------------------------------------------------------------- the log itself
+
+
+class ReadFacts(Command, frozen=True, tag="read_facts"):
+    """What the log of a partition says has happened, from an entry on, and not before a time: facts of
+    delivery, and when messages were appended; about `bytes_max` bytes of it. Only what is committed."""
+
+    topic: str
+    partition: int
+    entry: int = 0
+    bytes_max: int = 1_048_576
+    from_us: int = 0
 
 
 DeliveryRequest = (
@@ -199,6 +219,7 @@ DeliveryRequest = (
     | Stage
     | DecideStaged
     | AbortStaged
+    | ReadFacts
 )
 
 # ------------------------------------------------------------------------------------------------ replies
@@ -258,12 +279,28 @@ class TraceFound(Command, frozen=True, tag="traced"):
 
 class StagedDecision(Command, frozen=True, tag="staged_decision"):
     """The version last decided for the writer, and its attempts; `won`: whether it is the one asked for.
-    Where a target failed, `applied` is false: the broker goes on trying until all of them have it."""
+    Where a target failed, `applied` is false: the broker goes on trying until all of them have it. Very many
+    attempts are `grouped`, see `DecideStaged`, and not listed one by one."""
 
     version: int
     attempts: list[tuple[str, int, str]]
     won: bool
     applied: bool = True
+    grouped: list[tuple[str, str, list[int]]] = []
 
 
-DeliveryReply = Leases | Settled | Extended | Cancelled | ScheduledList | TraceFound | StagedDecision
+class FactsRead(Command, frozen=True, tag="facts_read"):
+    """Facts frames from the log, as they lie there, are the body. `next_entry` is where to go on, `end_entry`
+    the end of what was committed: both are the same when there is no more. `groups` are the names of the
+    groups of today by number; `appended` are the data frames passed: (entry, base offset, span, append
+    time)."""
+
+    next_entry: int
+    end_entry: int
+    groups: dict[int, str]
+    appended: list[tuple[int, int, int, int]]
+
+
+DeliveryReply = (
+    Leases | Settled | Extended | Cancelled | ScheduledList | TraceFound | StagedDecision | FactsRead
+)

@@ -36,6 +36,8 @@ class Scheduled(msgspec.Struct, frozen=True, eq=False, array_like=True):
     producer_id: int = 0
     producer_epoch: int = 0
     producer_sequence: int = 0
+    released: bool = False
+    """Its rows were staged before."""
 
 
 class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -262,7 +264,8 @@ class ScheduleCancelled(msgspec.Struct, frozen=True, array_like=True, tag=22):
 
 
 class StageApplied(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """The staged batches of a decided version got their offsets in the data frames before this."""
+    """The staged batches of a decided version got their offsets in the data frames before this, or wait for
+    their time in the scheduled frames before this."""
 
     writer: str
     version: int

@@ -157,11 +157,13 @@ class CheckStaged(msgspec.Struct, frozen=True):
 
 class ApplyStaged(msgspec.Struct, frozen=True, eq=False):
     """A decision was made: append the staged batches of these attempts, in this order. The shell has read
-    them back: one view, checksum and body for each batch."""
+    them back, those of `entries`: one view, checksum and body for each batch. A batch of which some rows are
+    due and others not comes as two, so that each is appended, or waits, as a whole."""
 
     writer: str
     version: int
     attempts: list[str]
+    entries: list[int]
     views: list[BatchView]
     crcs: list[int]
     bodies: list[bytes | bytearray | memoryview]

@@ -41,6 +41,9 @@ EVENTS_MAX = 500
 TEXT_MAX = 300
 """Characters of an error that an event shows."""
 
+_APPLIED = ("applied", "scheduled")
+"""What becomes of a staged message when its version is applied."""
+
 Event = dict[str, Any]
 
 
@@ -362,7 +365,7 @@ class Lives:
     def _stage_applied(self, fact: f.StageApplied) -> None:
         numbers = set(fact.attempts)
         for life in self.lives:
-            if life.attempt in numbers and life.events and life.events[-1]["event"] == "applied":
+            if life.attempt in numbers and life.events and life.events[-1]["event"] in _APPLIED:
                 life.events[-1].update(writer=fact.writer, version=fact.version)
 
     def _stage_dropped(self, fact: f.StageDropped) -> None:

@@ -9,7 +9,7 @@ version has to wait until then, so that targets apply a writer's versions in ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,12 +23,15 @@ from tailrace.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 
 Target = tuple[str, int, str]
 """Topic, partition, attempt."""
+Group = tuple[str, str, list[int]]
+"""Attempt, topic, partitions: the targets that follow each other with the same attempt and topic. So a job of
+200 tasks that write to 100 partitions is 200 groups, not 20,000 targets."""
 
 VERSION_MAX = (1 << 63) - 1
-TARGETS_MAX = 10_000
+TARGETS_MAX = 50_000
 """Attempts of one decision."""
 TARGET_BYTES_MAX = 512 * 1024
-"""Names of one decision, so that it fits the head of a message on the wire."""
+"""Of one decision in groups, so that it fits the head of a message on the wire."""
 MEMORY_BYTES_MAX = 4 * 1024 * 1024
 """Writers and the attempts of their last decisions, together, on one coordinator."""
 WRITER_IDLE_US = 7 * 86_400_000_000
@@ -41,7 +44,9 @@ class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
     writer: str
     version: int
     attempts: list[Target]
+    """Only of releases that knew no groups."""
     time_us: int
+    grouped: list[Group] = []
 
 
 class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
@@ -67,8 +72,22 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     attempts: list[Target]
+    """Only in snapshots of releases that knew no groups; see `targets`."""
     time_us: int
     done: bool
+    grouped: list[Group] = []
+
+    @property
+    def targets(self) -> list[Target]:
+        """The attempts that won, in their order."""
+        return targets_of(self.attempts, self.grouped)
+
+    def answer(self, won: bool) -> StagedDecision:
+        """What a writer is told."""
+        targets = self.targets
+        if _names(targets, ()) > TARGET_BYTES_MAX:
+            return StagedDecision(self.version, [], won, self.done, grouped_of(targets))
+        return StagedDecision(self.version, targets, won, self.done)
 
 
 class StagedDecisions:
@@ -107,28 +126,31 @@ class StagedDecisions:
             return Decision(NOTHING, problem)
         last = self._last.get(command.writer)
         if last is not None and command.version <= last.version:
-            won = command.version == last.version and sorted(command.attempts) == sorted(last.attempts)
-            return Decision(NOTHING, StagedDecision(last.version, last.attempts, won, last.done))
+            asked = targets_of(command.attempts, command.grouped)
+            won = command.version == last.version and sorted(asked) == sorted(last.targets)
+            return Decision(NOTHING, last.answer(won))
         if last is not None and not last.done:
             text = f"version {last.version} of writer {command.writer!r} is still being applied"
             return Decision(NOTHING, Refusal(Unavailable.code, text, details={"version": last.version}))
         if self._bytes_after(command, now_us) > self.bytes_max:
             text = "too many writers with staged writes were active in the last days"
             return Decision(NOTHING, Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000}))
-        fact = StagedDecided(command.writer, command.version, command.attempts, now_us)
-        return Decision((fact,), StagedDecision(command.version, command.attempts, True, False))
+        grouped = grouped_of(targets_of(command.attempts, command.grouped))
+        fact = StagedDecided(command.writer, command.version, [], now_us, grouped)
+        return Decision((fact,), Settled(command.version, [], now_us, False, grouped).answer(True))
 
     def _bytes_after(self, command: DecideStaged, now_us: int) -> int:
         """How much there would be to remember, idle writers forgotten as far as needed."""
-        nbytes = self._bytes + _size(command.writer, command.attempts)
+        grouped = grouped_of(targets_of(command.attempts, command.grouped))
+        nbytes = self._bytes + 64 + len(command.writer) + _names((), grouped)
         known = self._last.get(command.writer)
         if known is not None:
-            nbytes -= _size(command.writer, known.attempts)
+            nbytes -= _size(command.writer, known)
         for writer, last in self._last.items():
             if nbytes <= self.bytes_max or last.time_us > now_us - WRITER_IDLE_US:
                 break
             if last.done and writer != command.writer:
-                nbytes -= _size(writer, last.attempts)
+                nbytes -= _size(writer, last)
         return nbytes
 
     # ----------------------------------------------------------------------------------------------- apply
@@ -139,17 +161,18 @@ class StagedDecisions:
         if isinstance(fact, StagedDone):
             assert last is not None, f"writer {fact.writer!r} has decided nothing"
             assert last.version == fact.version
-            self._last[fact.writer] = Settled(last.version, last.attempts, last.time_us, True)
+            self._last[fact.writer] = msgspec.structs.replace(last, done=True)
             del self._pending[fact.writer]
             return
         assert isinstance(fact, StagedDecided)
         assert last is None or (last.done and last.version < fact.version), "versions grow, one at a time"
         if last is not None:
             del self._last[fact.writer]
-            self._bytes -= _size(fact.writer, last.attempts)
-        self._bytes += _size(fact.writer, fact.attempts)
+            self._bytes -= _size(fact.writer, last)
+        settled = Settled(fact.version, fact.attempts, fact.time_us, False, fact.grouped)
+        self._bytes += _size(fact.writer, settled)
         self._forget(fact.time_us)
-        self._last[fact.writer] = Settled(fact.version, fact.attempts, fact.time_us, False)
+        self._last[fact.writer] = settled
         self._pending[fact.writer] = None
 
     def _forget(self, time_us: int) -> None:
@@ -160,7 +183,7 @@ class StagedDecisions:
                 return
             if last.done:
                 del self._last[writer]
-                self._bytes -= _size(writer, last.attempts)
+                self._bytes -= _size(writer, last)
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -172,37 +195,59 @@ class StagedDecisions:
         """The state that a snapshot holds."""
         self._last = dict(msgspec.msgpack.decode(data, type=list[tuple[str, Settled]]))
         self._pending = {writer: None for writer, last in self._last.items() if not last.done}
-        self._bytes = sum(_size(writer, last.attempts) for writer, last in self._last.items())
+        self._bytes = sum(_size(writer, last) for writer, last in self._last.items())
 
     def verify(self) -> None:
         """Assert the invariants."""
         assert set(self._pending) == {writer for writer, last in self._last.items() if not last.done}
-        assert self._bytes == sum(_size(writer, last.attempts) for writer, last in self._last.items())
+        assert self._bytes == sum(_size(writer, last) for writer, last in self._last.items())
+
+
+def targets_of(attempts: Iterable[Target], grouped: Iterable[Group]) -> list[Target]:
+    """All targets one by one: the listed ones, then those of the groups."""
+    return [*attempts, *((topic, place, attempt) for attempt, topic, places in grouped for place in places)]
+
+
+def grouped_of(targets: Iterable[Target]) -> list[Group]:
+    """The same targets in the same order, in as few groups as that allows."""
+    groups: list[Group] = []
+    for topic, partition, attempt in targets:
+        if groups and groups[-1][:2] == (attempt, topic):
+            groups[-1][2].append(partition)
+        else:
+            groups.append((attempt, topic, [partition]))
+    return groups
 
 
 def malformed(command: DecideStaged) -> Refusal | None:
     """What is wrong with a request to decide, whatever was decided before."""
     problem = bad_name("writer", command.writer)
-    for _, _, attempt in command.attempts:
+    for attempt in dict.fromkeys(
+        [item[2] for item in command.attempts] + [item[0] for item in command.grouped]
+    ):
         problem = problem or bad_name("attempts", attempt)
     if problem is not None:
         return problem
     if not 0 <= command.version <= VERSION_MAX:
         return Refusal(InvalidRequest.code, f"version: 0 to {VERSION_MAX}, not {command.version}")
-    if len(command.attempts) > TARGETS_MAX or _names(command.attempts) > TARGET_BYTES_MAX:
+    targets = targets_of(command.attempts, command.grouped)
+    if len(targets) > TARGETS_MAX or _names((), grouped_of(targets)) > TARGET_BYTES_MAX:
         text = f"attempts: at most {TARGETS_MAX}, and {TARGET_BYTES_MAX} bytes of names"
         return Refusal(TooLarge.code, text, details={"limit": TARGETS_MAX})
-    if len(set(command.attempts)) < len(command.attempts):
+    if len(set(targets)) < len(targets):
         return Refusal(InvalidRequest.code, "attempts: one is listed twice")
-    if command.batches and len(command.batches) != len(command.attempts):
+    if command.batches and len(command.batches) != len(targets):
         return Refusal(InvalidRequest.code, "batches: one number for each attempt")
     return None
 
 
-def _size(writer: str, attempts: list[Target]) -> int:
+def _size(writer: str, last: Settled) -> int:
     """What a decision counts: its names, and a little for each."""
-    return 64 + len(writer) + _names(attempts)
+    return 64 + len(writer) + _names(last.attempts, last.grouped)
 
 
-def _names(attempts: list[Target]) -> int:
-    return sum(len(topic) + len(attempt) + 16 for topic, _, attempt in attempts)
+def _names(attempts: Iterable[Target], grouped: Iterable[Group]) -> int:
+    listed = sum(len(topic) + len(attempt) + 16 for topic, _, attempt in attempts)
+    return listed + sum(
+        len(topic) + len(attempt) + 16 + 5 * len(places) for attempt, topic, places in grouped
+    )

@@ -3,11 +3,13 @@
 A writer stages batches under an *attempt*, then decides a *version* that names the attempts that win (see
 `core.staged_decisions`), and each partition appends what it holds of them:
 
-    StageBatch ──▶ Staged ──ApplyStaged──▶ Appended … + StageApplied     in one group of frames
-                        └──DropStaged────▶ StageDropped                  aborted, lost or too old
+    StageBatch ──▶ Staged ──ApplyStaged──▶ Appended or Scheduled … + StageApplied   in one group of frames
+                        └──DropStaged────▶ StageDropped                             aborted, lost, too old
 
-Batches of an attempt are numbered, so that a request that is sent again stores nothing twice. The version
-last applied is kept for each writer, so a version is applied at most once, however often that is asked for.
+Rows that are delayed and not yet due when their version is applied go on to wait in the timetable, like
+those of any delayed publish. Batches of an attempt are numbered, so that a request that is sent again stores
+nothing twice. The version last applied is kept for each writer, so a version is applied at most once, however
+often that is asked for.
 Whether an attempt may be dropped is not known here: only the shell sees the decisions.
 """
 
@@ -20,16 +22,15 @@ import msgspec
 
 from tailrace.core.commands import Done
 from tailrace.core.decisions import NOTHING, Decision
-from tailrace.core.facts import Appended, Fact, StageApplied, Staged, StageDropped, Stored
+from tailrace.core.facts import Appended, Fact, Scheduled, StageApplied, Staged, StageDropped, Stored
 from tailrace.core.inner_commands import ApplyStaged, CheckStaged, DropStaged, StageBatch
 from tailrace.core.model import (
     HAS_DEDUP_ID,
-    HAS_DELIVER_AT,
     HAS_OFFSET_DELTA,
     Refusal,
     hash128,
 )
-from tailrace.core.publish_limits import over_limit
+from tailrace.core.publish_limits import late_rows, over_limit
 from tailrace.core.table import Buffer
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Overloaded, Unavailable
 
@@ -38,17 +39,17 @@ if TYPE_CHECKING:
 
 STAGING_TTL_US = 3_600_000_000
 """An attempt that nothing was added to for so long, and that is not decided, may be dropped."""
-STAGED_BYTES_MAX = 128 * 1024 * 1024
-"""Of all attempts of a partition together."""
-BATCH_COST = 512
-"""What a batch counts at least, so that many tiny ones are bounded as well."""
+STAGED_BYTES_MAX = 1024 * 1024 * 1024
+"""Of all attempts of a partition together; they are on the disk, not in memory."""
+BATCH_COST = 64 * 1024
+"""What a batch counts at least: many tiny ones, which are all applied in one turn, are bounded so."""
 WRITERS_MAX = 100_000
 WRITER_IDLE_US = 7 * 86_400_000_000
 """When there are too many writers, those idle for so long are forgotten."""
 NAME_BYTES_MAX = 245
 
 
-_FORBIDDEN = ((HAS_DEDUP_ID, "dedup_id"), (HAS_DELIVER_AT, "deliver_at"), (HAS_OFFSET_DELTA, "offset_delta"))
+_FORBIDDEN = ((HAS_DEDUP_ID, "dedup_id"), (HAS_OFFSET_DELTA, "offset_delta"))
 
 
 def attempt_number(writer: str, attempt: str) -> int:
@@ -185,14 +186,17 @@ class Staging:
         if self.applied_version(command.writer) >= command.version:
             return Decision(NOTHING, Done())
         numbers = [attempt_number(command.writer, attempt) for attempt in command.attempts]
-        if len(self.entries(numbers)) != len(command.views):
+        if self.entries(numbers) != command.entries:
             # Something was added or dropped since the shell has read them: it looks again.
             return Decision(NOTHING, Refusal(Unavailable.code, "what is staged has changed meanwhile"))
         facts: list[Stored | Fact] = []
-        offset = self._partition.end_offset
-        for view in command.views:
-            facts.append(Appended(offset, view, time_us, released=True))
-            offset += view.count
+        offset, entry = self._partition.end_offset, self._partition.next_entry
+        for place, view in enumerate(command.views):
+            if late_rows(view, time_us) is None:
+                facts.append(Appended(offset, view, time_us, released=True))
+                offset += view.count
+            else:  # Should some be due since the shell parted them, they are released at the next tick.
+                facts.append(Scheduled(entry + place, view, time_us, released=True))
         known = [number for number in numbers if number in self._attempts]
         facts.append(StageApplied(command.writer, command.version, known, time_us))
         return self._partition.ring.admit(Decision(tuple(facts), Done()), accepted=True)

@@ -53,6 +53,7 @@ STATES = frozenset(
         "reset",
         "revoked by force",
         "settled too late",
+        "staged messages delayed",
         "staged version decided",
         "staged version given up",
         "tick",

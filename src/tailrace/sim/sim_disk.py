@@ -127,6 +127,10 @@ class SimDisk:
         """See `Disk.view`."""
         return memoryview(self.read(handle, position, length))
 
+    def map(self, handle: int, position: int, length: int) -> memoryview:
+        """See `Disk.map`."""
+        return self.view(handle, position, length)
+
     def sync(self, handle: int) -> None:
         """See `Disk.sync`."""
         file = self._file(handle)

@@ -12,6 +12,7 @@ from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.sim.delivery_history import Message
 from tailrace.sim.network import Line
+from tailrace.sim.virtual_time import SECOND_US
 
 if TYPE_CHECKING:
     from tailrace.sim.delivery_world import DeliveryWorld
@@ -34,12 +35,20 @@ class SimWriter:
         self._busy = True
         self._version += 1
         now_us, count = world.clock.now_us(), world.random.randint(1, world.partitions)
-        places = world.random.sample(range(world.partitions), count)
-        messages = [Message(world.value(), place, world.random.randbytes(16), now_us) for place in places]
+        batches = []
+        for place in world.random.sample(range(world.partitions), count):
+            rows = world.random.choice((1, 1, 3))
+            batch = [Message(world.value(), place, world.random.randbytes(16), now_us) for _ in range(rows)]
+            if world.chance(0.4):
+                for message in batch:
+                    ahead = world.random.choice((-SECOND_US, 5_000, 100_000, SECOND_US, 5 * SECOND_US))
+                    message.deliver_at_us = max(1, now_us + ahead)
+            batches.append(batch)
+        messages = [message for batch in batches for message in batch]
         for message in messages:
             world.history.messages[message.value] = message
         world.history.together.append(messages)
-        self._stage(messages, 0)
+        self._stage(batches, 0)
 
     def _ask(self, request: Request, body: Buffer, then: Callable[[Reply], None]) -> None:
         """Ask until the answer is certain."""
@@ -54,47 +63,56 @@ class SimWriter:
 
         self.line.submit(request, body, answered)
 
-    def _stage(self, messages: list[Message], at: int) -> None:
-        if at == len(messages):
-            self._decide(messages)
+    def _stage(self, batches: list[list[Message]], at: int) -> None:
+        if at == len(batches):
+            self._decide(batches)
             return
-        world, message = self.world, messages[at]
+        world, batch = self.world, batches[at]
         if world.chance(0.1):
-            self._over(messages, "none")
+            self._over(batches, "none")
             if world.chance(0.5):
-                attempts = self._attempts(messages)
+                attempts = self._attempts(batches)
                 self._ask(wire.AbortStaged(self.name, attempts), b"", lambda reply: None)
             return
-        columns, body = arrow.encode([message.value], ids=message.id, timestamps=message.sent_us)
-        attempt = self._attempts([message])[0][2]
-        request = wire.Stage(world.topic, message.partition, self.name, attempt, columns, crc32c(body))
+        columns, body = arrow.encode(
+            [message.value for message in batch],
+            ids=b"".join(message.id for message in batch),
+            timestamps=batch[0].sent_us,
+            deliver_at=[message.deliver_at_us for message in batch] if batch[0].deliver_at_us else None,
+        )
+        attempt = self._attempts([batch])[0][2]
+        request = wire.Stage(world.topic, batch[0].partition, self.name, attempt, columns, crc32c(body))
 
         def staged(reply: Reply) -> None:
             if isinstance(reply, Done):
-                self._stage(messages, at + 1)
+                self._stage(batches, at + 1)
             else:
-                self._over(messages, "none")
+                self._over(batches, "none")
 
         self._ask(request, body, staged)
 
-    def _attempts(self, messages: list[Message]) -> list[tuple[str, int, str]]:
-        return [(self.world.topic, message.partition, f"try-{self._version}") for message in messages]
+    def _attempts(self, batches: list[list[Message]]) -> list[tuple[str, int, str]]:
+        return [(self.world.topic, batch[0].partition, f"try-{self._version}") for batch in batches]
 
-    def _decide(self, messages: list[Message]) -> None:
-        attempts = self._attempts(messages)
+    def _decide(self, batches: list[list[Message]]) -> None:
+        attempts = self._attempts(batches)
         request = wire.DecideStaged(self.name, self._version, attempts, [1] * len(attempts))
 
         def decided(reply: Reply) -> None:
             won = isinstance(reply, wire.StagedDecision) and reply.won
             self.world.seen["staged version decided"] += won
-            self._over(messages, "ok" if won else "none")
+            now_us = self.world.clock.now_us()
+            late = any(message.deliver_at_us > now_us for batch in batches for message in batch)
+            self.world.seen["staged messages delayed"] += won and late
+            self._over(batches, "ok" if won else "none")
 
         self._ask(request, b"", decided)
 
-    def _over(self, messages: list[Message], outcome: str) -> None:
+    def _over(self, batches: list[list[Message]], outcome: str) -> None:
         self.world.seen["staged version given up"] += outcome == "none"
-        for message in messages:
-            message.outcome = outcome
+        for batch in batches:
+            for message in batch:
+                message.outcome = outcome
         self._busy = False
 
 

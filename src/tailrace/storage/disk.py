@@ -6,6 +6,7 @@ Handles are file descriptors. Files are 0600 and folders 0700, because they hold
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from tailrace.format.frame import Buffer
 _PARTS_MAX = os.sysconf("SC_IOV_MAX")
 _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
+_PROBE_BYTES = 1024 * 1024
 
 
 class RealDisk:
@@ -77,6 +79,19 @@ class RealDisk:
                 break
             got += count
         return view[:got]
+
+    def map(self, handle: int, position: int, length: int) -> memoryview:
+        """A mapping of the pages; it goes with the last view of it. A page that the disk cannot read would
+        end the process when it is touched, so all of them are read once before."""
+        length = min(length, os.fstat(handle).st_size - position)
+        if length <= 0:
+            return memoryview(b"")
+        probe = bytearray(min(length, _PROBE_BYTES))
+        for at in range(position, position + length, len(probe)):
+            os.preadv(handle, [probe], at)
+        skip = position % mmap.ALLOCATIONGRANULARITY
+        pages = mmap.mmap(handle, skip + length, access=mmap.ACCESS_READ, offset=position - skip)
+        return memoryview(pages)[skip:]
 
     def sync(self, handle: int) -> None:
         """fdatasync."""

@@ -22,6 +22,8 @@ from tailrace.storage.scan import CHUNK, damaged, scan
 from tailrace.storage.segment import INDEX_STEP, Point, Segment, decode_index, last_false
 
 _INDEXES_KEPT = 8
+MAPPED_BYTES = 8 * 1024 * 1024
+"""More than this of one segment is not copied into memory at once."""
 T = TypeVar("T")
 
 
@@ -52,7 +54,8 @@ class LogReader:
         return self._steady(lambda: self._read(offset, end, bytes_max))
 
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
-        """See `PartitionLog.read_entries`; bodies are views into larger pieces of the file."""
+        """See `PartitionLog.read_entries`; bodies are views into larger pieces of the file: copies of few, or
+        the pages of the file itself."""
 
         def find() -> list[tuple[Header, Buffer]]:
             wanted = sorted(set(entries))
@@ -76,8 +79,11 @@ class LogReader:
         limit, points, path = segment.size, self.points(segment), self.path(segment)
         handle = self.disk.open(path)
         try:
-            for start, end in _pieces(points, wanted, limit):
-                chunk, at = self.disk.view(handle, start, end - start), 0
+            pieces = _pieces(points, wanted, limit)
+            mapped = sum(end - start for start, end in pieces) > MAPPED_BYTES
+            for start, end in pieces:
+                see = self.disk.map if mapped else self.disk.view
+                chunk, at = see(handle, start, end - start), 0
                 while at < len(chunk):
                     try:
                         header = parse(chunk, at)

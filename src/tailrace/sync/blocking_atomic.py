@@ -6,7 +6,7 @@ from datetime import datetime
 from types import TracebackType
 
 from tailrace.client import atomic
-from tailrace.client.fields import Headers
+from tailrace.client.fields import Delay, Headers
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal
 
@@ -57,10 +57,13 @@ class Atomic:
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
         priority: int | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | int | None = None,
         ttl: float | None = None,
         expires_at: datetime | int | None = None,
     ) -> None:
-        """Add a message. It is readable when the block has ended and the version was won."""
+        """Add a message. It is readable when the block has ended and the version was won; with a `delay`
+        (seconds or a timedelta from now) or a time to `deliver_at` not before that."""
         self._portal.call(
             lambda: self._inner.send(
                 topic,
@@ -70,6 +73,8 @@ class Atomic:
                 headers=headers,
                 timestamp=timestamp,
                 priority=priority,
+                delay=delay,
+                deliver_at=deliver_at,
                 ttl=ttl,
                 expires_at=expires_at,
             )

@@ -1,0 +1,107 @@
+"""Facts out of the log: what happened to the messages of a partition, for those who analyse it elsewhere.
+
+The log is walked on a reader thread, headers first, a bounded piece at a time. One piece is read after the
+other, so that analyses do not take the reader threads from consumers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from tailrace.broker.delivery import Gate
+from tailrace.broker.gateway import Verb
+from tailrace.broker.host import Topics
+from tailrace.broker.pump import Pump
+from tailrace.broker.shard import NOTHING, refuse
+from tailrace.core.delivery_commands import FactsRead, ReadFacts
+from tailrace.errors import InvalidRequest, NotFound, Overloaded
+from tailrace.format import frame
+from tailrace.format.frame import Buffer, Frame
+from tailrace.ports import PartitionLog, Respond
+
+WAITING_MAX = 256
+BYTES_MAX = 8 * 1024 * 1024
+APPENDED_MAX = 10_000
+"""Data frames that one answer tells of: they travel in its head."""
+FRAMES_MAX = 20_000
+"""Frames that are looked at for one answer."""
+
+Piece = tuple[int, bool, list[tuple[int, int, int, int]], list[Buffer]]
+"""Where the next piece begins and whether there is one, the data frames passed, and facts frames in parts."""
+
+
+class FactReading:
+    """Answers `ReadFacts`."""
+
+    def __init__(self, topics: Topics, pump: Pump) -> None:
+        self.verbs: dict[type[Any], Verb] = {ReadFacts: self._read}
+        self._topics = topics
+        self._pump = pump
+        self._waiting: deque[tuple[ReadFacts, Respond]] = deque()
+        self._running = False
+
+    def _read(self, request: ReadFacts, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shards = self._topics.get(request.topic).shards
+        if not 0 <= request.partition < len(shards):
+            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}, not {request.partition}"
+            raise NotFound(text)
+        if not shards[request.partition].machine.delivers:
+            raise InvalidRequest(f"topic: {request.topic!r} is the broker's own, and has no messages")
+        if request.bytes_max < 1 or request.entry < 0:
+            raise InvalidRequest("bytes_max: at least 1; entry: 0 or more")
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} readers of facts wait already", retry_after_ms=100)
+        self._waiting.append((request, respond))
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and not self._running:
+            request, respond = self._waiting.popleft()
+            try:
+                self._run(request, respond)
+            except Exception as error:  # The topic went while it waited; the others still have their turn.
+                respond(refuse(error), NOTHING)
+
+    def _run(self, request: ReadFacts, respond: Respond) -> None:
+        shard = self._topics.get(request.topic).shards[request.partition]
+        log, end_entry, groups = shard.log, shard.end_entry, shard.state.queues.numbers()
+        bytes_max = min(request.bytes_max, BYTES_MAX)
+
+        def work() -> Piece:
+            entry = request.entry
+            if request.from_us > 0:
+                entry = max(entry, log.entry_at(request.from_us))
+            return facts_from(log, min(entry, end_entry), end_entry, bytes_max)
+
+        def done(result: Any, error: Exception | None) -> None:
+            self._running = False
+            if error is None:
+                next_entry, more, appended, parts = result
+                end = end_entry if more else next_entry
+                respond(FactsRead(next_entry, end, groups, appended), parts)
+            else:
+                respond(refuse(error), NOTHING)
+            self._next()
+
+        self._running = True
+        self._pump.threads.read(work, done)
+
+
+def facts_from(log: PartitionLog, entry: int, end: int, bytes_max: int) -> Piece:
+    """One piece of a log of at least one frame, or all there is; blocking."""
+    appended: list[tuple[int, int, int, int]] = []
+    parts: list[Buffer] = []
+    size = frames = 0
+    for header, read in log.scan(entry, end):
+        if header.kind == frame.FACTS:
+            if size and size + header.size > bytes_max:
+                return header.entry, True, appended, parts
+            size += header.size
+            parts += Frame(header, frame.pack(header), read()).parts()
+        elif header.kind == frame.DATA:
+            appended.append((header.entry, header.base_offset, header.span, header.append_time_us))
+        frames, entry = frames + 1, header.entry + 1
+        if len(appended) >= APPENDED_MAX or frames >= FRAMES_MAX:
+            return entry, entry < end, appended, parts
+    return entry, False, appended, parts
