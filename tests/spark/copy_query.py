@@ -1,9 +1,9 @@
 """A driver for tests: a streaming query that copies one topic to another, in a process that may be killed.
 
-`python -m tests.spark.copy_query SPEC`, with SPEC as JSON: master, url, source, target, checkpoint, and `read`, the
-further options of the read. It says `{"ready": …}`. To each line on its standard input it waits until the query
-has nothing left to do, and answers with the number of task attempts that failed, and with the errors that
-ended the query, which is started again on the same checkpoint every time.
+`python -m tests.spark.copy_query SPEC`, with SPEC as JSON: master, url, source, target, checkpoint, and
+`read`, the further options of the read. It says `{"ready": …}`. To each line on its standard input it waits
+until the query has nothing left to do, and answers with the number of task attempts that failed, and with the
+errors that ended the query, which is started again on the same checkpoint every time.
 """
 
 from __future__ import annotations

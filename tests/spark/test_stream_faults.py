@@ -47,9 +47,7 @@ def assert_copied(client: sync.Client, topic: str, counts: Counter[bytes]) -> No
         for message in reader:
             found.setdefault(bytes(message.key or b""), []).append(bytes(message.value or b""))
     wanted = {key: [b"%s:%d" % (key, n) for n in range(count)] for key, count in counts.items()}
-    lost_or_twice = {
-        key: (len(wanted.get(key, ())), len(found.get(key, ()))) for key in {*wanted, *found}
-    }
+    lost_or_twice = {key: (len(wanted.get(key, ())), len(found.get(key, ()))) for key in {*wanted, *found}}
     assert found == wanted, f"by key, wanted and found: {lost_or_twice}"
 
 

@@ -93,7 +93,9 @@ class Query:
         return json.dumps(end) == json.dumps(self.offset)
 
 
-def test_triggers_and_restarts_read_each_row_once(broker: BrokerProcess, client: Client, topic: MakeTopic) -> None:
+def test_triggers_and_restarts_read_each_row_once(
+    broker: BrokerProcess, client: Client, topic: MakeTopic
+) -> None:
     name = topic(partitions=2)
     rows = publish(client, name, 0, *numbered(30)) + publish(client, name, 1, *numbered(3))
     query = Query(broker.url, topic=name, max_rows_per_trigger=10)
@@ -185,7 +187,9 @@ def test_what_was_trimmed_unread_is_an_error_or_left_out(
     query = Query(broker.url, topic=name, max_rows_per_trigger=4)
     assert len(query.trigger()) == 4
     client.admin().trim_topic(name, 0, 7)
-    with pytest.raises(NotFound, match=rf"{name}/0 begins at 7: offsets 4 to 6 were trimmed.*fail_on_data_loss"):
+    with pytest.raises(
+        NotFound, match=rf"{name}/0 begins at 7: offsets 4 to 6 were trimmed.*fail_on_data_loss"
+    ):
         query.trigger()
     query.restart(fail_on_data_loss="false")
     assert [offset for _, _, offset, _ in query.trigger()] == [7, 8, 9]
@@ -196,7 +200,8 @@ def test_what_is_trimmed_between_plan_and_read_is_an_error_or_left_out(
     broker: BrokerProcess, client: Client, topic: MakeTopic
 ) -> None:
     name = topic(partitions=1)
-    publish(client, name, 0, *numbered(10))
+    publish(client, name, 0, *numbered(7))
+    publish(client, name, 0, *numbered(3))
     query = Query(broker.url, topic=name)
     _, tasks = query.plan()
     client.admin().trim_topic(name, 0, 7)
@@ -306,7 +311,7 @@ def test_few_rows_are_one_task_and_rows_per_partition_cuts(
 def test_wrong_topics_columns_and_addresses_are_named(broker: BrokerProcess, topic: MakeTopic) -> None:
     with pytest.raises(NotFound, match="topic: there is no topic 'nowhere'"):
         Query(broker.url, topic="nowhere")
-    with pytest.raises(Unavailable, match="127.0.0.1:1"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
         Query("tailrace://127.0.0.1:1", topic="any", timeout_s=0.2)
     options = read_options({"url": broker.url, "topic": topic()}, streaming=True)
     with pytest.raises(InvalidRequest, match="no column colour"):
@@ -332,7 +337,9 @@ class Seen:
         return [row for batch in sorted(self.batches) for row in self.batches[batch]]
 
 
-def start(spark: Any, url: str, seen: Seen, checkpoint: Path, available_now: bool = True, **options: Any) -> Any:
+def start(
+    spark: Any, url: str, seen: Seen, checkpoint: Path, available_now: bool = True, **options: Any
+) -> Any:
     frame = spark.readStream.format("tailrace").options(
         url=url, columns="topic,partition,offset,value", **options
     )
@@ -359,7 +366,11 @@ def test_a_query_reads_each_row_once_over_restarts_growth_and_limits(
     common = {"topic": name, "group": group, "max_rows_per_trigger": 25}
     query = run(spark, broker.url, seen, tmp_path / "c", **common)
     assert [len(batch) for _, batch in sorted(seen.batches.items())] == [25, 25, 10]
-    assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [25, 25, 10]
+    assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [
+        25,
+        25,
+        10,
+    ]
     assert client.groups().describe(group).lag == 0
     client.admin().alter_topic(name, partitions=4)
     rows += publish(client, name, 3, *numbered(7)) + publish(client, name, 0, *numbered(5, 50))
@@ -431,7 +442,7 @@ def test_errors_of_a_query_say_what_is_wrong(
     publish(client, name, 0, *numbered(5))
     with pytest.raises(StreamingQueryException, match="there is no topic 'nowhere'"):
         run(spark, broker.url, seen, tmp_path / "a", topic="nowhere")
-    with pytest.raises(StreamingQueryException, match="127.0.0.1:1"):
+    with pytest.raises(StreamingQueryException, match=r"127\.0\.0\.1:1"):
         run(spark, "tailrace://127.0.0.1:1", seen, tmp_path / "b", topic=name, timeout_s="0.5")
     run(spark, broker.url, seen, tmp_path / "c", topic=name)
     publish(client, name, 0, *numbered(5))

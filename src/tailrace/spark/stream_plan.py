@@ -4,9 +4,9 @@ The offsets in Spark's checkpoint, for each topic its id and the next offset of 
 
     {"version": 1, "topics": {"orders": {"id": 7, "offsets": {"0": 1500, "1": 1498}}}}
 
-A partition that is not in it begins at 0; so does a topic that was not there before. The id tells a topic from
-one of the same name that was made after it was deleted. The same position is always the same text, because
-Spark compares texts to find out whether there is anything new.
+A partition that is not in it begins at 0; so does a topic that was not there before. The id tells a topic
+from one of the same name that was made after it was deleted. The same position is always the same text,
+because Spark compares texts to find out whether there is anything new.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """A topic as the broker has it: of each partition the first offset, the end, and the fault if it has one."""
+    """A topic as the broker has it: of each partition the first offset, the end, and the fault if any."""
 
     id: int
     starts: list[int]
@@ -187,8 +187,8 @@ def advance(position: Position, aligned: Position, heads: Heads, rows_max: int =
 
 
 def limited(lags: Mapping[Place, Span], rows_max: int) -> dict[Place, int]:
-    """Where each partition ends under a limit (0: none). Each that has anything goes on by one row at least if
-    the limit is so high, so that none waits for a busier one; the rest is shared in proportion."""
+    """Where each partition ends under a limit (0: none). Each that has anything goes on by one row at least
+    if the limit is so high, so that none waits for a busier one; the rest is shared in proportion."""
     behind = {place: span for place, span in lags.items() if span[0] < span[1]}
     if not rows_max:
         taken: Mapping[Place, Span] = behind
@@ -217,9 +217,7 @@ def spans_between(start: Position, end: Position) -> dict[Place, Span]:
     return spans
 
 
-def readable(
-    spans: Mapping[Place, Span], end: Position, heads: Heads
-) -> tuple[dict[Place, Span], list[str]]:
+def readable(spans: Mapping[Place, Span], end: Position, heads: Heads) -> tuple[dict[Place, Span], list[str]]:
     """What of these spans is still there, and what is lost of them."""
     left: dict[Place, Span] = {}
     losses: list[str] = []

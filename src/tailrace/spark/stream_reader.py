@@ -1,11 +1,11 @@
 """Stream reads: the data source as Spark's micro-batches see it.
 
-Spark's checkpoint has the position (see `stream_plan`), and a restart goes on exactly there; the option `start`
-counts for a new checkpoint only. One object of this class plans all batches of a query, in a process of its own
-beside the driver; copies of it read, in the workers, and know nothing but the options.
+Spark's checkpoint has the position (see `stream_plan`), and a restart goes on exactly there; the option
+`start` counts for a new checkpoint only. One object of this class plans all batches of a query, in a process
+of its own beside the driver; copies of it read, in the workers, and know nothing but the options.
 
-A topic that was deleted and made anew is recognised by its id when the next batch is planned. Messages that were
-trimmed before they were read are noticed then, too, or by the worker that finds them gone.
+A topic that was deleted and made anew is recognised by its id when the next batch is planned. Messages that
+were trimmed before they were read are noticed then, too, or by the worker that finds them gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tailrace.client.membership import client_name
-from tailrace.core.commands import DescribeTopic
+from tailrace.core.commands import DescribeTopic, TopicInfo
 from tailrace.core.delivery_commands import Commit
 from tailrace.core.group_commands import DescribeGroup, JoinGroup
 from tailrace.errors import Fenced, InvalidRequest, NotFound
@@ -41,8 +41,8 @@ from tailrace.spark.slices import Place, cut
 
 log = logging.getLogger("tailrace.spark")
 MEMBER = "spark"
-"""The member that commits for a query. It is always the same: a query that starts again takes over at once what
-an earlier life of it had."""
+"""The member that commits for a query. It is always the same: a query that starts again takes over at once
+what an earlier life of it had."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -63,7 +63,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- where to begin, and how far to go
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+    def initialOffset(self) -> dict[str, Any]:
         """Where a new checkpoint begins; raises `NotFound` for a topic that is not there."""
         heads = self._now()
         for topic in self._options.topics:
@@ -74,21 +74,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lost(losses)
         return plan.encode(position)
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """What `max_rows_per_trigger` says."""
         rows = self._options.max_rows_per_trigger
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """From here on nothing is read that is not there now."""
         self._look()
         self._target = True
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends. It costs one call to the broker for each topic.
 
-        Spark asks when it is through with everything below `start`, so that is committed to the group here. It
-        would call `commit` only when it has planned one more batch, and never for the last one."""
+        Spark asks when it is through with everything below `start`, so that is committed to the group here.
+        It would call `commit` only when it has planned one more batch, and never for the last one."""
         position = plan.decode(start)
         heads = self._now()
         aligned, losses = plan.align(position, heads)
@@ -98,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
         return plan.encode(plan.advance(position, aligned, heads, rows_max))
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends of the topics when they were last looked at, for the progress of the query."""
         return plan.encode(plan.ends_of(self._heads)) if self._looked else None
 
@@ -117,9 +117,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         heads = {}
         for topic, answer in answers.items():
             try:
-                heads[topic] = plan.Head.of(answer.result()[0])
+                info = answer.result()[0]
             except NotFound:
                 continue  # Whether that is a loss or a wrong name, the caller knows.
+            assert isinstance(info, TopicInfo)
+            heads[topic] = plan.Head.of(info)
         self._heads, self._looked = heads, True
 
     def _lost(self, losses: list[str]) -> None:
