@@ -6,9 +6,14 @@ import concurrent.futures
 import logging
 from collections.abc import Iterator
 
+import msgspec
+import numpy as np
+
 from tailrace.core.commands import LATEST, Fetch, Fetched
+from tailrace.core.model import HAS_OFFSET_DELTA
 from tailrace.errors import Corrupt, NotFound, TailraceError, from_code
 from tailrace.format import frame
+from tailrace.format.batch import stored, take
 from tailrace.format.frame import Header
 from tailrace.spark.link import Answer, Link
 from tailrace.spark.slices import Slice
@@ -44,6 +49,8 @@ class _Feed:
         self._part = part
         self._strict = fail_on_data_loss
         self._next = part.start
+        self._floor = 0
+        """Where the log begins, if something of the slice is gone: what lies below is not shown any more."""
         self._row_bytes = float(ROW_BYTES_GUESS)
         self._ahead: concurrent.futures.Future[Answer] | None = None
 
@@ -123,7 +130,7 @@ class _Feed:
             except Corrupt as error:
                 offset = header.base_offset
                 raise Corrupt(f"{self._part.name}: the frame at offset {offset}: {error.message}") from error
-            yield header, body
+            yield (header, body) if header.base_offset >= self._floor else _above(header, body, self._floor)
 
     # -- what is not there
 
@@ -137,7 +144,7 @@ class _Feed:
         if self._next < start:
             stop = min(start, self._part.end)
             self._gone(self._next, stop, f"were deleted, its log begins at {start}")
-            self._next = stop
+            self._next = self._floor = stop
         else:
             self._gone(self._next, self._part.end, f"are not there any more, its log ends at {end}")
             self._next = self._part.end
@@ -159,3 +166,18 @@ class _Feed:
                 end=stop,
             )
         log.warning("%s; they are left out", text)
+
+
+def _above(header: Header, body: memoryview, floor: int) -> Stored:
+    """A frame without its rows below an offset."""
+    first = floor - header.base_offset
+    if header.columns & HAS_OFFSET_DELTA:
+        deltas = np.asarray(stored(body, header.columns).column("offset_delta"))
+        rows = np.flatnonzero(deltas >= first)
+        changed = msgspec.structs.replace(header, count=len(rows))
+    else:
+        rows = np.arange(first, header.count)
+        changed = msgspec.structs.replace(
+            header, base_offset=floor, count=len(rows), span=header.end_offset - floor
+        )
+    return changed, memoryview(take(body, header.columns, rows))

@@ -44,7 +44,7 @@ def from_json_value(
         raise InvalidRequest(f"value: the rows have no such column, only {', '.join(df.columns)}")
     if column in df.columns:
         raise InvalidRequest(f"column: the rows have a column {column} already; choose another name")
-    fields = _fields(df, schema)
+    fields = _fields(schema)
     if _RAW in fields.fieldNames():
         raise InvalidRequest(f"schema: {_RAW} is a name of Tailrace's own")
     # A struct with the raw text beside the fields: Spark fills it exactly where the rest does not fit.
@@ -65,13 +65,12 @@ def from_json_value(
     return decoded, rows.where(bad).withColumn("error", _place(df)).drop(_DECODED)
 
 
-def _fields(df: DataFrame, schema: StructType | str) -> StructType:
-    if isinstance(schema, str):
-        schema = StructType.fromDDL(schema)
-    if not len(schema.fields):
-        raise InvalidRequest("schema: at least one field")
+def _fields(schema: StructType | str) -> StructType:
+    given = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(given, StructType) or not given.fields:
+        raise InvalidRequest(f"schema: fields with their types, not {schema!r}")
     # What is not there is null, whatever the schema hopes for: Spark would invent values otherwise.
-    return StructType([type(f)(f.name, f.dataType, True, f.metadata) for f in schema.fields])
+    return StructType([type(f)(f.name, f.dataType, True, f.metadata) for f in given.fields])
 
 
 def _undecodable() -> Column:

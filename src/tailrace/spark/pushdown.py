@@ -93,8 +93,8 @@ def understood(filters: Iterable[Filter]) -> tuple[list[Condition], list[Filter]
 
 def _condition(given: Filter) -> Condition | None:
     negated = isinstance(given, Not)
-    inner = given.child if negated else given
-    path = getattr(inner, "attribute", ())
+    inner: Any = given.child if isinstance(given, Not) else given
+    path: tuple[str, ...] = getattr(inner, "attribute", ())
     if len(path) != 1 or path[0] not in _TYPES:
         return None
     column = path[0]
