@@ -1,0 +1,132 @@
+"""Mode `segments`: tasks read the sealed segments of topics from a folder, without a broker.
+
+The folder is the broker's data folder, shared with the workers, or a copy of it. `latest` is where the sealed
+part of a partition ends: messages in the segment that is still being written cannot be read this way, and an
+end beyond it is an error. A segment that retention deletes while it is read is data loss: see
+`fail_on_data_loss`. Nothing in the folder is written or locked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import StructType
+
+from tailrace.errors import Corrupt, InvalidRequest, NotFound, StorageFault
+from tailrace.format.frame import DATA, Header
+from tailrace.spark.log_spans import Place, Span, spans_of, topics_of
+from tailrace.spark.options import ReadOptions
+from tailrace.spark.row_batches import row_batches, unexpired
+from tailrace.spark.sealed_logs import TOPICS, SealedLog, find_time, load_catalog, load_index, sealed_log
+from tailrace.spark.slices import Slice, cut
+from tailrace.storage.inspect import ViewedDisk
+from tailrace.storage.log_reader import LogReader
+from tailrace.storage.scan import scan
+from tailrace.storage.segment import Segment, last_false
+
+log = logging.getLogger("tailrace.spark")
+END_IS = "the sealed part, which is all that mode segments reads, ends"
+
+
+class SegmentReader(DataSourceReader):
+    """Plans slices of sealed segments on the driver and reads them in workers."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = list(schema.names)
+
+    def partitions(self) -> list[Slice]:
+        """A slice per segment, or several of at most `rows_per_partition`, in the order of offsets."""
+        return planned(self._options)
+
+    def read(self, partition: Slice | None) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The rows of a slice."""
+        options = self._options
+        if partition is None or partition.end <= partition.start:
+            return
+        frames = segment_frames(options.data, partition, fail_on_data_loss=options.fail_on_data_loss)
+        choose = [unexpired(time.time_ns() // 1000)] if options.skip_expired else []
+        yield from row_batches(frames, partition, self._columns, choose)
+
+
+def planned(options: ReadOptions) -> list[Slice]:
+    """The slices of a read: what the folder has now. Each names the segment that holds it."""
+    catalog = load_catalog(options.data)
+    disk = ViewedDisk(f"{options.data}/{TOPICS}")
+    logs: dict[Place, SealedLog] = {}
+    for topic in topics_of(options, catalog.topics, options.data):
+        entry = catalog.topics[topic]
+        if entry.options.storage != "file":
+            raise InvalidRequest(f"topic: {topic!r} is kept in {entry.options.storage}, it has no segments")
+        for partition in range(entry.options.partitions):
+            logs[topic, partition] = sealed_log(disk, f"{entry.folder}/{partition}")
+    extents: dict[Place, Span] = {place: (found.start, found.end) for place, found in logs.items()}
+    spans, losses = spans_of(
+        options, extents, lambda place, time_us: find_time(disk, logs[place], time_us), END_IS
+    )
+    for loss in losses:
+        _lost(f"{loss}: the log was trimmed", options.fail_on_data_loss)
+    slices = []
+    for (topic, partition), (start, end) in sorted(spans.items()):
+        for segment in logs[topic, partition].segments:
+            span = max(start, segment.base_offset), min(end, segment.end_offset)
+            path = f"{logs[topic, partition].folder}/{segment.name}"
+            parts = cut({(topic, partition): span}, options.rows_per_partition)
+            slices += [Slice(topic, partition, part.start, part.end, path) for part in parts]
+    return slices
+
+
+def segment_frames(
+    data: str, part: Slice, *, fail_on_data_loss: bool = True
+) -> Iterator[tuple[Header, memoryview]]:
+    """The data frames that hold the offsets of a slice, checked; the first and the last may reach beyond
+    it."""
+    disk = ViewedDisk(f"{data}/{TOPICS}")
+    folder, _, name = part.source.rpartition("/")
+    at = part.start
+    try:
+        handle = disk.open(part.source)
+    except FileNotFoundError:
+        _lost(f"{part.name}: retention deleted {name} before it was read", fail_on_data_loss)
+        return
+    try:
+        position, size = _place(disk, folder, int(name.partition(".")[0]), at, disk.size(handle))
+        for header, _, body in scan(disk, handle, part.source, position, size):
+            if header.kind != DATA or header.end_offset <= at:
+                continue
+            if header.base_offset > at:
+                raise Corrupt(f"{part.name}: offset {at} is not in {disk.root}/{part.source}")
+            yield header, body
+            at = header.end_offset
+            if at >= part.end:
+                return
+    except OSError as error:
+        raise StorageFault(f"reading {disk.root}/{part.source} failed: {error}", outcome="none") from error
+    finally:
+        disk.close(handle)
+    raise Corrupt(f"{part.name}: {disk.root}/{part.source} ends at offset {at}")
+
+
+def _place(disk: ViewedDisk, folder: str, entry: int, offset: int, file_bytes: int) -> tuple[int, int]:
+    """Where in a segment to begin to look for an offset, and where its frames end."""
+    try:
+        segment: Segment | None = load_index(disk, folder, entry)
+    except FileNotFoundError:
+        segment = None  # Deleted since it was opened, which does not matter to who has it open.
+    if segment is None or segment.points is None:
+        return 0, file_bytes
+    points = LogReader(disk, folder).points(segment)
+    return points[last_false(points, lambda point: point.base_offset > offset)].position, segment.size
+
+
+def _lost(text: str, strict: bool) -> None:
+    if strict:
+        raise NotFound(
+            f"{text}. Read from a later start, read a copy of the folder, or let what is gone be left out "
+            "(fail_on_data_loss=false)"
+        )
+    log.warning("%s; it is left out", text)
