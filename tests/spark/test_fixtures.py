@@ -1,4 +1,4 @@
-"""What the fixtures promise: random messages come back from a plain reader as the rows they are said to be."""
+"""The fixtures: random messages come back from a plain reader as the rows they are said to be."""
 
 import pyarrow as pa
 
