@@ -11,7 +11,7 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +21,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from tailrace.core.commands import DescribeTopic, TopicInfo
 from tailrace.core.delivery_commands import AbortStaged, Stage
+from tailrace.core.staged_decisions import Target, grouped_of
 from tailrace.errors import NotFound, Overloaded, TailraceError
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.spark.link import Link
-from tailrace.spark.message_columns import MessageColumns, Parcel, Sorting, Target
+from tailrace.spark.message_columns import MessageColumns
+from tailrace.spark.parcels import Parcel, Sorting, TopicShape
 
 log = logging.getLogger("tailrace.spark")
 
@@ -32,14 +34,11 @@ WINDOW = 8
 """Parcels under way at a time."""
 ABORT_S = 5.0
 """How long dropping what was staged is tried; it expires by itself anyway."""
-ABORTED_AT_ONCE = 2_000
+ABORTED_AT_ONCE = 5_000
 _TOO_MUCH = (
     "A write is staged as a whole before any of it can be read: write fewer rows at a time (a stream: "
     "max_rows_per_trigger of its source), or to a topic with more partitions"
 )
-
-Place = tuple[str, int, str]
-"""Topic, partition, attempt."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class TaskStaged(WriterCommitMessage):
     places: list[PlaceStaged]
 
     @property
-    def targets(self) -> list[Place]:
+    def targets(self) -> list[Target]:
         """As decisions and aborts name them."""
         return [(place.topic, place.partition, self.attempt) for place in self.places]
 
@@ -102,7 +101,7 @@ def stage_task(
 def _parcels(
     link: Link, columns: MessageColumns, batches: Iterable[pa.RecordBatch], spark_partition: int
 ) -> Iterator[Parcel]:
-    sorting = Sorting(columns, lambda topic: _target(link, topic), spark_partition)
+    sorting = Sorting(columns, lambda topic: _shape(link, topic), spark_partition)
     for batch in batches:
         yield from sorting.add(batch, _now_us())
     yield from sorting.rest(_now_us())
@@ -112,17 +111,18 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _target(link: Link, topic: str) -> Target:
+def _shape(link: Link, topic: str) -> TopicShape:
     info = link.ask(DescribeTopic(topic))
     assert isinstance(info, TopicInfo)
-    return Target(len(info.partitions), info.options["message_bytes_max"])
+    return TopicShape(len(info.partitions), info.options["message_bytes_max"])
 
 
-def abort_places(link: Link, writer: str, places: list[Place]) -> None:
+def abort_places(link: Link, writer: str, places: Sequence[Target]) -> None:
     """Drop attempts that no decision names; those of a decision stay. What cannot be dropped expires."""
     for at in range(0, len(places), ABORTED_AT_ONCE):
+        grouped = grouped_of(places[at : at + ABORTED_AT_ONCE])
         try:
-            link.begin(AbortStaged(writer, places[at : at + ABORTED_AT_ONCE])).result(ABORT_S)
+            link.begin(AbortStaged(writer, [], grouped)).result(ABORT_S)
         except (TailraceError, TimeoutError) as error:
             log.warning("what %s has staged is left to expire: %r", writer, error)
             return
@@ -200,10 +200,10 @@ class _Staging:
         abort_places(self._link, self._writer, [(*place, self.attempt) for place in self._tallies])
 
     def places(self) -> list[PlaceStaged]:
-        """What is staged where."""
+        """What is staged where, by topic and partition."""
         return [
             PlaceStaged(topic, partition, len(tally.crcs), tally.rows, _joined(tally.crcs))
-            for (topic, partition), tally in self._tallies.items()
+            for (topic, partition), tally in sorted(self._tallies.items())
         ]
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tailrace.core.delivery_commands import DecideStaged, StagedDecision
-from tailrace.core.staged_decisions import TARGET_BYTES_MAX, TARGETS_MAX
+from tailrace.core.staged_decisions import TARGET_BYTES_MAX, TARGETS_MAX, Group, grouped_of
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, TooLarge
 from tailrace.spark.link import Link, link_to
 from tailrace.spark.message_columns import MessageColumns, message_columns
@@ -102,10 +102,10 @@ def decide(link: Link, writer: str, version: int, staged: Sequence[TaskStaged]) 
     """Decide a version for these attempts, unless that was done before; returns when every partition has
     what was decided."""
     in_order = sorted(staged, key=lambda task: task.spark_partition)
-    targets = [target for task in in_order for target in task.targets]
+    grouped = grouped_of([target for task in in_order for target in task.targets])
     batches = [place.batches for task in in_order for place in task.places]
-    _require_room(targets, len(staged))
-    request = DecideStaged(writer, version, targets, batches)
+    _require_room(grouped, len(staged))
+    request = DecideStaged(writer, version, [], batches, grouped)
     deadline_s = time.monotonic() + link.timeout_s
     pause_s = PAUSE_S_MIN
     while True:
@@ -115,8 +115,8 @@ def decide(link: Link, writer: str, version: int, staged: Sequence[TaskStaged]) 
             break
         if time.monotonic() + pause_s > deadline_s:
             raise Timeout(
-                f"version {decision.version} of {writer} is decided, and not on all partitions within "
-                f"{link.timeout_s:g} s; the broker goes on with it, and repeating the write writes nothing twice"
+                f"version {decision.version} of {writer} is decided, and not yet on all partitions within "
+                f"{link.timeout_s:g} s; the broker goes on with it, and a repeated write adds nothing to it"
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
@@ -179,17 +179,20 @@ def _whole(messages: Sequence[WriterCommitMessage | None], version: int) -> list
         text = f"{len(messages)} tasks, {len(staged)} messages, partitions {sorted(tasks)}, writers {writers}"
         raise InvalidRequest(f"commit: not one message of each task: {text}")
     if any(task.version != version for task in staged):
-        raise InvalidRequest(f"commit: messages of {sorted({task.version for task in staged})}, not {version}")
+        raise InvalidRequest(
+            f"commit: messages of {sorted({task.version for task in staged})}, not {version}"
+        )
     return staged
 
 
-def _require_room(targets: Sequence[tuple[str, int, str]], tasks: int) -> None:
-    nbytes = sum(len(topic) + len(attempt) + 16 for topic, _, attempt in targets)
-    share = max(len(targets) / TARGETS_MAX, nbytes / TARGET_BYTES_MAX)
+def _require_room(grouped: Sequence[Group], tasks: int) -> None:
+    places = sum(len(partitions) for _, _, partitions in grouped)
+    nbytes = sum(len(attempt) + len(topic) + 16 + 5 * len(places) for attempt, topic, places in grouped)
+    share = max(places / TARGETS_MAX, nbytes / TARGET_BYTES_MAX)
     if share > 1:
         raise TooLarge(
-            f"{tasks} tasks write to {len(targets)} places (tasks × partitions) together, more than one "
-            f"decision holds ({TARGETS_MAX}, or {TARGET_BYTES_MAX} bytes of names): use fewer tasks, as with "
+            f"{tasks} tasks write to {places} places (tasks × partitions) together, more than one decision "
+            f"holds ({TARGETS_MAX} places, {TARGET_BYTES_MAX} bytes of names): use fewer tasks, as with "
             f"df.coalesce({max(1, int(tasks / share))}), or write in several steps",
             limit=TARGETS_MAX,
         )

@@ -1,0 +1,40 @@
+"""A broker that kills a process when the first of several partitions has applied a decided version.
+
+    python falling_broker.py FILE python -m tailrace.cli serve …
+
+Partitions apply one after the other here. When one has and others have not, and FILE is there, the process
+whose number it holds is killed (0: the broker itself), and the file is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tailrace.broker import roll_forward
+from tailrace.broker.roll_forward import RollForward
+
+
+def fall_between(armed: Path) -> None:
+    """From now on."""
+    confirmed = RollForward._confirmed
+
+    def falling(self: RollForward, roll: Any, place: Any) -> None:
+        confirmed(self, roll, place)
+        if roll.todo and armed.exists():
+            pid = int(armed.read_text())
+            armed.unlink()
+            os.kill(pid or os.getpid(), signal.SIGKILL)
+
+    RollForward._confirmed = falling  # type: ignore[method-assign]
+    roll_forward.READ_BYTES_MAX = 0
+
+
+if __name__ == "__main__":
+    fall_between(Path(sys.argv[1]))
+    sys.argv = sys.argv[4:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
