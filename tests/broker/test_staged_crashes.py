@@ -17,6 +17,7 @@ from tailrace.storage.file_store import FileStore
 from tests.broker.held_engine import HeldEngine
 
 TOPICS = ("a", "b")
+LATE_US = 30_000_000
 Attempt = tuple[str, int, str]
 """Writer, version, name."""
 
@@ -61,8 +62,13 @@ class World:
     def stage(self, attempt: Attempt) -> None:
         writer, version, name = attempt
         for topic in TOPICS:
-            value = f"{writer}/{version}/{name}".encode()
-            columns, body = arrow.encode([value], ids=bytes(16), timestamps=self.broker.clock.now_us())
+            value, now_us = f"{writer}/{version}/{name}".encode(), self.broker.clock.now_us()
+            columns, body = arrow.encode(
+                [value, value + b"/late"],
+                ids=bytes(32),
+                timestamps=now_us,
+                deliver_at=[now_us, now_us + LATE_US],
+            )
             request = Stage(topic, 0, writer, f"{version}-{name}", columns, crc32c(body))
             self.staged[attempt, topic] = self.broker.submit(request, body)
 
@@ -92,16 +98,20 @@ class World:
         self.broker.threads.run_held()
         self.broker.pass_s(90)
 
-    def written(self, topic: str) -> list[Attempt]:
+    def written(self, topic: str, *, late: bool = False) -> list[Attempt]:
+        """The attempts whose message is there: the one that was due at once, or the delayed one."""
         found = []
         for value in self.broker.values(topic):
-            writer, version, name = value.decode().split("/")
-            found.append((writer, int(version), name))
+            writer, version, name, *delayed = value.decode().split("/")
+            if bool(delayed) == late:
+                found.append((writer, int(version), name))
         return found
 
     def check(self) -> None:
         first, second = (self.written(topic) for topic in TOPICS)
         assert sorted(first) == sorted(second), "all or nothing"
+        for topic in TOPICS:
+            assert sorted(self.written(topic, late=True)) == sorted(first), "delayed messages come, once"
         versions = [(writer, version) for writer, version, _ in first]
         assert len(set(versions)) == len(versions), "once"
         for found in (first, second):

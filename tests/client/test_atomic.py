@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,27 @@ def test_all_is_written_at_the_end_of_the_block(tailrace_broker: LocalBroker) ->
     assert first.id != second.id
     (third,) = tailrace_broker.published("u")
     assert third.timestamp.timestamp() == 1
+
+
+def test_delayed_messages_wait_after_the_end_of_the_block(tailrace_broker: LocalBroker) -> None:
+    async def scenario(client: tailrace.Client) -> None:
+        async with client.atomic("w", 1) as tx:
+            await tx.send("t", b"late", delay=60, key=b"k")
+            await tx.send("t", b"now")
+            await tx.send("t", b"past", deliver_at=1_000_000)
+            await tx.send("t", b"sooner", delay=timedelta(seconds=30))
+            with pytest.raises(InvalidRequest, match="delay"):
+                await tx.send("t", b"x", delay=-1)
+            with pytest.raises(InvalidRequest, match="delay"):
+                await tx.send("t", b"x", delay=1, deliver_at=1)
+        assert tx.applied
+        assert values(tailrace_broker, "t") == [b"now", b"past"]
+        await tailrace_broker.advance(31)
+        assert values(tailrace_broker, "t") == [b"now", b"past", b"sooner"]
+        await tailrace_broker.advance(30)
+
+    run(tailrace_broker, scenario)
+    assert values(tailrace_broker, "t") == [b"now", b"past", b"sooner", b"late"]
 
 
 def test_an_error_in_the_block_writes_nothing(
@@ -239,6 +261,7 @@ def test_the_blocking_form_has_the_same_names(tailrace_broker: LocalBroker) -> N
     with tailrace.sync.connect() as client:
         with client.atomic("w", 4) as tx:
             tx.send("t", b"1", key=b"k")
+            tx.send("t", b"late", delay=3600)
             assert tx.won is None
         assert (tx.won, tx.applied, tx.writer, tx.version) == (True, True, "w", 4)
         failing = client.atomic("w", 5)

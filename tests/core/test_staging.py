@@ -406,7 +406,7 @@ def test_decisions_of_releases_without_groups_are_understood() -> None:
 
 def test_old_writers_make_room_for_new_ones() -> None:
     machine = Machine()
-    machine.decisions.bytes_max = 210
+    machine.decisions.bytes_max = 250
     machine.choose(1, "a", "b", writer="u")
     machine.choose(1, "a", "b", writer="v")
     machine.do(FinishStaged("u", 1))
