@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import logging
 import time
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from functools import cache
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -15,12 +15,13 @@ from tailrace.core.commands import EARLIEST, LATEST
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.spark.frames import frames_of
 from tailrace.spark.link import Link, link_to
-from tailrace.spark.options import Point, ReadOptions
+from tailrace.spark.log_spans import spans_of, topics_of
+from tailrace.spark.options import ReadOptions
 from tailrace.spark.pushdown import Condition, narrowed, row_filter, since, understood
 from tailrace.spark.row_batches import Choose, check_schema, row_batches, unexpired
 from tailrace.spark.slices import Place, Slice, Span, cut
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+log = logging.getLogger("tailrace.spark")
 
 
 class BatchReader(DataSourceReader):
@@ -74,92 +75,27 @@ def planned(link: Link, options: ReadOptions) -> dict[Place, Span]:
     start, end = options.start, options.end
     if isinstance(start, int) and isinstance(end, int) and 0 <= end < start:
         raise InvalidRequest(f"start: {start} lies behind end, {end}")
-    topics = chosen_topics(link, options)
-    points = {"start": start, "end": end}
-    for name, point in points.items():
-        _check_places(point, topics, name)
-    spans: dict[Place, Span] = {}
-    for topic in topics:
-        # In this order: what is appended or deleted meanwhile moves no point out of its bounds.
-        earliest = link.offsets(topic, EARLIEST)
-        for name, point in points.items():
-            _check_partitions(point, topic, len(earliest), name)
-        starts = earliest if start == EARLIEST else offsets_at(link, topic, start, EARLIEST)
-        ends = None if end == LATEST else offsets_at(link, topic, end, LATEST)
-        latest = link.offsets(topic, LATEST)
-        for partition, low in enumerate(earliest):
-            place, bounds = (topic, partition), (low, latest[partition])
-            first = _within("start", place, starts[partition], bounds, options)
-            stop = _within("end", place, (ends or latest)[partition], bounds, options)
-            spans[place] = (first, max(first, stop))
+    extents: dict[Place, Span] = {}
+    for topic in topics_of(options, [info.name for info in link.topics()], link.url):
+        # In this order: what is deleted or appended meanwhile does not turn a span around.
+        earliest, latest = link.offsets(topic, EARLIEST), link.offsets(topic, LATEST)
+        for partition, span in enumerate(zip(earliest, latest, strict=False)):
+            extents[topic, partition] = span
+    found = cache(link.offsets)
+
+    def at_time(place: Place, time_us: int) -> int:
+        offsets = found(place[0], max(0, time_us))
+        return offsets[place[1]]
+
+    spans, losses = spans_of(options, extents, at_time)
+    for loss in losses:
+        if options.fail_on_data_loss:
+            raise NotFound(
+                f"start: {loss}. Begin later, read from the archive (mode=archive), or take what there is "
+                "(fail_on_data_loss=false)"
+            )
+        log.warning("%s; they are left out", loss)
     return spans
-
-
-def chosen_topics(link: Link, options: ReadOptions) -> list[str]:
-    """The topics that are named or whose names match the pattern, sorted; none is an error."""
-    known = [info.name for info in link.topics()]
-    if not options.pattern:
-        missing = sorted(set(options.topics) - set(known))
-        if missing:
-            raise NotFound(f"topic: {link.url} has no topic {', '.join(missing)}")
-        return sorted(set(options.topics))
-    found = sorted(name for name in known if re.fullmatch(options.pattern, name))
-    if not found:
-        raise NotFound(f"topic_pattern: no topic of {link.url} matches {options.pattern!r}")
-    return found
-
-
-def offsets_at(link: Link, topic: str, point: Point, absent: int) -> list[int]:
-    """The offset of a point in each partition of a topic; `absent` (EARLIEST or LATEST) is for those that a
-    point by partition leaves out."""
-    if isinstance(point, datetime):
-        return link.offsets(topic, max(0, (point - _EPOCH) // timedelta(microseconds=1)))
-    if point in (EARLIEST, LATEST):
-        return link.offsets(topic, int(point))
-    filled = link.offsets(topic, absent)
-    if isinstance(point, int):
-        return [point] * len(filled)
-    assert isinstance(point, dict)
-    for partition, offset in point.get(topic, {}).items():
-        known = offset >= 0 or offset == absent
-        filled[partition] = offset if known else link.offsets(topic, offset)[partition]
-    return filled
-
-
-def _check_places(point: Point, topics: list[str], name: str) -> None:
-    if not isinstance(point, dict):
-        return
-    strange = sorted(set(point) - set(topics))
-    if strange:
-        raise InvalidRequest(f"{name}: {', '.join(strange)} is not among the topics, {', '.join(topics)}")
-    for topic, offsets in point.items():
-        for partition, offset in offsets.items():
-            if partition < 0 or offset < EARLIEST:
-                raise InvalidRequest(
-                    f"{name}: {topic}/{partition}: an offset, {EARLIEST} (earliest) or {LATEST} (latest), "
-                    f"not {offset}"
-                )
-
-
-def _check_partitions(point: Point, topic: str, count: int, name: str) -> None:
-    named = point.get(topic, {}) if isinstance(point, dict) else {}
-    for partition in named:
-        if partition >= count:
-            raise InvalidRequest(f"{name}: {topic} has no partition {partition}, only {count}")
-
-
-def _within(name: str, place: Place, offset: int, bounds: Span, options: ReadOptions) -> int:
-    """An offset that is there, or the nearest one where loss is no failure."""
-    low, high = bounds
-    if low <= offset <= high:
-        return offset
-    if options.fail_on_data_loss:
-        what = f"deleted, its log begins at {low}" if offset < low else f"beyond the end, {high}"
-        raise NotFound(
-            f"{name}: offset {offset} of {place[0]}/{place[1]} is {what}. Choose another, or take what there "
-            "is (fail_on_data_loss=false)"
-        )
-    return min(max(offset, low), high)
 
 
 def _later(link: Link, spans: dict[Place, Span], time_us: int) -> dict[Place, Span]:
