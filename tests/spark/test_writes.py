@@ -146,7 +146,7 @@ def test_a_broker_that_is_killed_while_rows_are_staged(own_broker: BrokerProcess
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number in range(12):
-            if number in (4, 9):
+            if number == 6:
                 own_broker.restart()
             rows = [b"%d" % row + bytes(2000) for row in range(1000 * number, 1000 * number + 1000)]
             yield pa.record_batch({"value": rows, "key": [row[:5] for row in rows]})
@@ -257,7 +257,7 @@ def test_columns_become_fields(
         number = int(message.value)
         assert message.key == b"k%d" % (number % 7)
         assert message.partition == partition_of(message.key, 3)
-        assert message.headers == {"h": b"v%d" % number}
+        assert message.headers == [("h", b"v%d" % number)]
         assert message.priority == number % 5
         assert message.timestamp == at + timedelta(seconds=number)
         assert message.expires_at is not None
@@ -312,14 +312,14 @@ def test_rows_choose_their_topics(
 ) -> None:
     names = [topic(), topic()]
     frame = spark.range(100).selectExpr(
-        "cast(id as binary) value",
+        "cast(id as string) value",
         f"if(id % 2 = 0, '{names[0]}', '{names[1]}') topic",
         "int(id % 2) partition",
     )
     frame.write.format("tailrace").option("url", broker.url).mode("append").save()
     for place, name in enumerate(names):
         messages = read(client, name)
-        assert [int.from_bytes(message.value, "big") for message in messages] == list(range(place, 100, 2))
+        assert [int(message.value) for message in messages] == list(range(place, 100, 2))
         assert {message.partition for message in messages} == {place}
 
 
@@ -330,7 +330,7 @@ def test_nothing_is_written_of_nothing(
     empty = spark.createDataFrame([], "value binary")
     write(empty, broker.url, name)
     write(
-        spark.range(0).selectExpr("cast(id as binary) value"), broker.url, name, txn_app_id="a", txn_version=1
+        spark.range(0).selectExpr("cast(id as string) value"), broker.url, name, txn_app_id="a", txn_version=1
     )
     write(spark.range(8).where("id = 3").selectExpr("cast(id as string) value"), broker.url, name)
     assert values(client, name) == Counter([b"3"])
