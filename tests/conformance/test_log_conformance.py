@@ -10,6 +10,7 @@ from tailrace.errors import InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, STAGED, Buffer, Frame, Header, walk
 from tailrace.ports import LogStore, PartitionLog, Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
+from tailrace.storage import log_reader
 from tailrace.storage.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
 from tests.storage.frame_maker import FrameMaker, TestClock
@@ -315,7 +316,9 @@ def mixed(store: LogStore, count: int = 60) -> tuple[PartitionLog, list[Frame]]:
     return log, frames
 
 
-def test_frames_by_their_index(store: LogStore) -> None:
+@pytest.mark.parametrize("mapped_bytes", [log_reader.MAPPED_BYTES, 0])
+def test_frames_by_their_index(store: LogStore, mapped_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "MAPPED_BYTES", mapped_bytes)
     log, frames = mixed(store)
     for wanted in ([0], [59], [7, 3, 41], [1, 5, 9, 13, 57], list(range(60)), [8, 8], []):
         assert same(log.read_entries(wanted), [frames[entry] for entry in wanted])

@@ -37,6 +37,19 @@ def test_write_read_size_truncate(disk: Disk) -> None:
     assert caught.value.errno == errno.EBADF
 
 
+def test_a_mapping_shows_the_file_and_outlives_its_handle(disk: Disk) -> None:
+    handle = disk.open("file", create=True)
+    data = bytes(range(256)) * 100
+    disk.write(handle, [data], 0)
+    views = [disk.map(handle, at, length) for at, length in ((0, 25_600), (4_097, 300), (25_000, 10_000))]
+    assert len(disk.map(handle, 30_000, 10)) == 0
+    disk.close(handle)
+    assert views == [data, data[4_097:4_397], data[25_000:]]
+    other = disk.open("other", create=True)
+    disk.write(other, [views[1], views[2]], 0)
+    assert disk.read(other, 0, 1000) == data[4_097:4_397] + data[25_000:]
+
+
 def test_names(disk: Disk) -> None:
     with pytest.raises(FileNotFoundError):
         disk.open("missing")

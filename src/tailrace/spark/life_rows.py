@@ -150,10 +150,10 @@ class _Group:
 class LifeRows:
     """Gathers the rows of one partition; `take` gives them as batches."""
 
-    def __init__(self, topic: str, partition: int, names: dict[int, str]) -> None:
+    def __init__(self, topic: str, partition: int) -> None:
         self._topic = topic
         self._partition = partition
-        self._names = dict(names)
+        self._names: dict[int, str] = {}
         self._groups: dict[int, _Group] = {}
         self._rows: list[_Rows] = []
         self._first: int | None = None
@@ -182,6 +182,10 @@ class LifeRows:
         }
 
     # ------------------------------------------------------------------------------------------ what happens
+
+    def know(self, names: dict[int, str]) -> None:
+        """Groups of today by number; facts may name more."""
+        self._names = {**names, **self._names}
 
     def appended(self, base: int, span: int, time_us: int) -> None:
         """A data frame."""

@@ -156,15 +156,19 @@ class StorageThreads:
 
     def _write_loop(self) -> None:
         while (lane := self._ready.get()) is not None:
-            with lane.lock:
-                batch = list(lane.waiting)
-                lane.waiting.clear()
-            for completions in _run_batch(lane.log, batch):
-                self._results.add(completions)
-            with lane.lock:
-                lane.busy = again = bool(lane.waiting)
-            if again:
-                self._ready.put(lane)
+            self._empty(lane)
+
+    def _empty(self, lane: _Lane) -> None:
+        """Do what waits; what was written is not held on to until there is more."""
+        with lane.lock:
+            batch = list(lane.waiting)
+            lane.waiting.clear()
+        for completions in _run_batch(lane.log, batch):
+            self._results.add(completions)
+        with lane.lock:
+            lane.busy = again = bool(lane.waiting)
+        if again:
+            self._ready.put(lane)
 
     def _read_loop(self) -> None:
         while (act := self._reads.get()) is not None:
