@@ -21,6 +21,7 @@ from tailrace.cli.letter_commands import letters
 from tailrace.cli.message_commands import messages
 from tailrace.cli.offline import logs
 from tailrace.cli.output import ReaderGone, decorated
+from tailrace.cli.pipeline_commands import pipelines
 from tailrace.cli.schedule_commands import delayed, recurring
 from tailrace.cli.serving import serving
 from tailrace.cli.topic_commands import topics
@@ -78,6 +79,7 @@ app.add_typer(recurring, name="schedule")
 app.add_typer(delayed, name="delayed")
 app.add_typer(tracing)
 app.add_typer(working)
+app.add_typer(pipelines, name="pipeline")
 app.add_typer(logs, name="log")
 app.add_typer(about)
 

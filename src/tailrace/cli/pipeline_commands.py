@@ -18,6 +18,7 @@ from tailrace.errors import BY_CODE, InvalidRequest, TailraceError
 
 if TYPE_CHECKING:
     import msgspec
+    from pyspark.sql import SparkSession
 
     from tailrace.spark.pipelines import Pipeline
     from tailrace.spark.pipelines.progress import Progress, Standing
@@ -110,12 +111,11 @@ def _settings(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
 def _run(found: Pipeline, options: Any, master: str, conf: Mapping[str, str], output: Output) -> int:
     """Run a pipeline in a session of its own; the exit status."""
     from tailrace.spark.pipelines.progress import Progress, Stopped, Supervisor
-    from tailrace.spark.sessions import session
 
     with _display(output) as show:
         progress = Progress(show)
         progress.step(f"starting Spark on {master}")
-        spark = session(f"tailrace {found.NAME}", master=master, conf=conf)
+        spark, ours = _session(f"tailrace {found.NAME}", master, conf)
         try:
             with _signals(progress) as received, Supervisor(spark, progress):
                 summary = found.run(spark, options, progress)
@@ -127,7 +127,8 @@ def _run(found: Pipeline, options: Any, master: str, conf: Mapping[str, str], ou
             # What a cancelled job raises says nothing but that it was cancelled.
             summary = None
         finally:
-            spark.stop()
+            if ours:
+                spark.stop()
     if summary is not None:
         _print(output, summary)
     if received:
@@ -135,6 +136,16 @@ def _run(found: Pipeline, options: Any, master: str, conf: Mapping[str, str], ou
     if signal.SIGINT in received:
         return EXIT_INTERRUPTED
     return EXIT_TERMINATED if received and not options.follow else 0
+
+
+def _session(app: str, master: str, conf: Mapping[str, str]) -> tuple[SparkSession, bool]:
+    """A session, and whether it is ours to stop: a process that has one already keeps it."""
+    from tailrace.spark.sessions import session
+
+    # Not imported here: where it is missing, `session` says what to do.
+    spark_sql: Any = sys.modules.get("pyspark.sql")
+    before = spark_sql.SparkSession.getActiveSession() if spark_sql else None
+    return session(app, master=master, conf=conf), before is None
 
 
 def told(error: Exception) -> TailraceError:

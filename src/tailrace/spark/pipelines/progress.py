@@ -62,15 +62,17 @@ class Progress:
     def watch(self, query: StreamingQuery) -> None:
         """Wait until a streaming query has ended, by itself or because it was asked to; raises its error."""
         seen = -1
-        while not query.awaitTermination(LOOK_EVERY_S):
-            if self.stopping:
+        ended = False
+        while not ended:
+            ended = query.awaitTermination(LOOK_EVERY_S)
+            for batch in query.recentProgress:
+                if batch["batchId"] > seen:
+                    seen = batch["batchId"]
+                    self.standing.rows += batch["numInputRows"]
+            self.shown()
+            if self.stopping and not ended:
                 query.stop()
                 return
-            last = query.lastProgress
-            if last is not None and last["batchId"] > seen:
-                seen = last["batchId"]
-                self.standing.rows += last["numInputRows"]
-                self.shown()
 
     @property
     def stopping(self) -> bool:

@@ -152,6 +152,8 @@ class Projection:
         self._session = session
         self._options = options
         self._progress = progress
+        folder = options.table or options.state
+        self.positions = Positions(_local(folder, "table" if options.table else "state"))
         self._program = Program(session, options.function, options.sql, options.mode)
         self._topics = [name.strip() for name in options.topic.split(",") if name.strip()]
         given = {"topic": options.topic, "timeout_s": str(options.timeout_s)}
@@ -162,7 +164,6 @@ class Projection:
         self._given = given
         self._url = read_options(given).url
         self._link: Link = link_to(self._url, options.timeout_s)
-        self.positions = Positions(_local(options.table or options.state, "table"))
 
     def round(self, *, rebuild: bool) -> int:
         """Read what is new and put it into the result; how many offsets that were, 0 for nothing new."""
