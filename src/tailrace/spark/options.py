@@ -22,7 +22,6 @@ from tailrace.format.tabular import POSITIONED
 BATCH, STREAM, WRITE = "batch read", "stream read", "write"
 MODES = ("broker", "segments", "archive")
 VIEWS = ("messages", "lifecycle", "groups")
-FILTERS = ("auto", "true", "false")
 TIMEOUT_S = 30.0
 ROWS_MAX = 1 << 62
 
@@ -66,7 +65,10 @@ OPTIONS = (
     ),
     Option("skip_expired", (BATCH, STREAM), "false", "leave out messages that have outlived their TTL"),
     Option(
-        "filters", (BATCH,), "auto", "push filters down: true, false, or auto (where the session allows it)"
+        "filters",
+        (BATCH,),
+        "false",
+        "push filters down where the session allows it; only for a DataFrame that a single query uses",
     ),
     Option(
         "fail_on_data_loss", (BATCH, STREAM), "true", "whether messages that are gone already are an error"
@@ -102,7 +104,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """All of the view's when empty."""
     rows_per_partition: int = 0
     skip_expired: bool = False
-    filters: str = "auto"
+    filters: bool = False
     fail_on_data_loss: bool = True
     max_rows_per_trigger: int = 0
     group: str = ""
@@ -156,7 +158,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOp
         columns=columns,
         rows_per_partition=_count(texts, "rows_per_partition"),
         skip_expired=_flag(texts, "skip_expired", False),
-        filters=_one_of(texts, "filters", FILTERS),
+        filters=_flag(texts, "filters", False),
         fail_on_data_loss=_flag(texts, "fail_on_data_loss", True),
         max_rows_per_trigger=_count(texts, "max_rows_per_trigger"),
         group=texts.get("group", ""),
