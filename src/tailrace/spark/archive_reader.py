@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from tailrace.core.commands import EARLIEST, LATEST
@@ -88,11 +88,11 @@ class ArchiveReader(DataSourceReader):
         check_schema(self._columns, [field.dataType.simpleString() for field in schema.fields])
         self._now_us = time.time_ns() // 1000
 
-    def partitions(self) -> list[Slice]:
+    def partitions(self) -> list[InputPartition]:
         """A slice per file and one per partition of the log, or several of at most `rows_per_partition`."""
-        return planned(self._options, known(self._options))
+        return list(planned(self._options, known(self._options)))
 
-    def read(self, partition: Slice | None) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slice."""
         if not isinstance(partition, Slice):
             return iter(())

@@ -208,7 +208,7 @@ def check(manifest: Manifest) -> None:
 
 def chosen(cover: Cover, wanted: Range) -> list[ArchiveFile]:
     """The files that hold some of a range, in order."""
-    return [file for file in cover.files if file.first < wanted[1] and file.end > wanted[0]]
+    return [file for file in cover.files if max(file.first, wanted[0]) < min(file.end, wanted[1])]
 
 
 def holes(cover: Cover, wanted: Range) -> list[Range]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, StorageFault
@@ -39,18 +39,18 @@ class SegmentReader(DataSourceReader):
         self._options = options
         self._columns = list(schema.names)
 
-    def partitions(self) -> list[Slice]:
+    def partitions(self) -> list[InputPartition]:
         """A slice per segment, or several of at most `rows_per_partition`, in the order of offsets."""
-        return planned(self._options)
+        return list(planned(self._options))
 
-    def read(self, partition: Slice | None) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slice."""
         options = self._options
-        if partition is None or partition.end <= partition.start:
-            return
+        if not isinstance(partition, Slice):
+            return iter(())
         frames = segment_frames(options.data, partition, fail_on_data_loss=options.fail_on_data_loss)
         choose = [unexpired(time.time_ns() // 1000)] if options.skip_expired else []
-        yield from row_batches(frames, partition, self._columns, choose)
+        return row_batches(frames, partition, self._columns, choose)
 
 
 def planned(options: ReadOptions) -> list[Slice]:
