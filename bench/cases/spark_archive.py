@@ -19,7 +19,7 @@ def measure(run: Run) -> list[Sample]:
 
         def ours(folder: str) -> None:
             options = parse_options(
-                archive, {"archive": str(run.folder / folder)}, topic=bed.TOPIC, url=broker.url
+                archive, {"root": str(run.folder / folder)}, topic=bed.TOPIC, url=broker.url
             )
             archive.run(bed.session(), options, Progress())
 
