@@ -4,19 +4,44 @@
 `read`, the further options of the read. It says `{"ready": …}`. To each line on its standard input it waits
 until the query has nothing left to do, and answers with the number of task attempts that failed, and with the
 errors that ended the query, which is started again on the same checkpoint every time.
+
+Where a file `hold` lies beside the checkpoint, the next first attempt at a task renames it to `held` and
+stops in the middle of its rows, until it is killed.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 
 from tailrace.spark import sessions
 
 STAGES_LOOKED_AT = 1_000
+
+
+class Holding:
+    """Passes rows through, in workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._hold = folder / "hold"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        first = context is not None and context.attemptNumber() == 0
+        for batch in batches:
+            yield batch.slice(0, 1)
+            if first and self._hold.exists():
+                self._hold.rename(self._hold.with_name("held"))
+                signal.pause()
+            yield batch.slice(1)
 
 
 class Copy:
@@ -35,7 +60,8 @@ class Copy:
             url=spec["url"], topic=spec["source"], **spec["read"]
         )
         rows = read.load().select("key", "value")
-        write = rows.writeStream.format("tailrace").options(url=spec["url"], topic=spec["target"])
+        held = rows.mapInArrow(Holding(Path(spec["checkpoint"]).parent), rows.schema)
+        write = held.writeStream.format("tailrace").options(url=spec["url"], topic=spec["target"])
         return write.option("checkpointLocation", spec["checkpoint"]).start()
 
     def drain(self) -> None:

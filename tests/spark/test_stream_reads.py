@@ -14,9 +14,11 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
+from tailrace.core.group_commands import LeaveGroup
 from tailrace.errors import InvalidRequest, NotFound, Unavailable
+from tailrace.spark.link import link_to
 from tailrace.spark.options import read_options
-from tailrace.spark.stream_reader import StreamReader
+from tailrace.spark.stream_reader import MEMBER, StreamReader
 from tailrace.sync import Client
 from tests.e2e.broker_process import BrokerProcess, eventually
 
@@ -258,18 +260,23 @@ def test_positions_are_committed_to_a_group(broker: BrokerProcess, client: Clien
     found = client.groups().describe(group)
     assert found.options["mode"] == "stream"
     assert [row["committed"] for row in found.partitions] == [10, 10]
-    # A new life of the query, a grown topic, a group that was moved or deleted: it goes on.
+    # A new life of the query, a grown topic, a session that ran out, a group that was deleted: it goes on.
     client.admin().alter_topic(name, partitions=3)
     publish(client, name, 2, b"x")
     query.restart()
     query.trigger()
     assert query.no_news()
     assert client.groups().describe(group).lag == 0
-    client.groups().delete(group, force=True)
+    link_to(broker.url, 20).ask(LeaveGroup(group, MEMBER))
     publish(client, name, 2, b"y")
     query.trigger()
     assert query.no_news()
-    assert [row["committed"] for row in client.groups().describe(group).partitions] == [0, 0, 2]
+    assert client.groups().describe(group).lag == 0
+    client.groups().delete(group, force=True)
+    publish(client, name, 2, b"z")
+    query.trigger()
+    assert query.no_news()
+    assert [row["committed"] for row in client.groups().describe(group).partitions] == [0, 0, 3]
 
 
 def test_a_query_that_begins_at_the_end_has_no_lag(
