@@ -99,8 +99,8 @@ def _message_reader(options: ReadOptions, schema: StructType) -> DataSourceReade
         return ArchiveReader(options, schema)
     from tailrace.spark.batch_reader import BatchReader, FilteringReader
 
-    # Only when asked for: Spark 4.3 keeps the plan of the last query that pushed filters, and runs it again for
-    # the next query on the same DataFrame, which then lacks rows.
+    # Only when asked for: Spark 4.3 keeps the plan of the last query that pushed filters, and runs it again
+    # for the next query on the same DataFrame, which then lacks rows.
     pushes = options.filters and _filters_are_pushed()
     return (FilteringReader if pushes else BatchReader)(options, schema)
 
