@@ -172,21 +172,22 @@ class GroupCommits:
 
     def store(self, link: Link, position: plan.Position) -> None:
         """Commit what has changed since the last time."""
-        news: dict[str, dict[int, int]] = {}
-        for topic, reached in position.items():
-            for partition, offset in reached.offsets.items():
-                if self._stored.get((topic, partition)) != offset:
-                    news.setdefault(topic, {})[partition] = offset
+        wanted = {
+            (topic, partition): offset
+            for topic, reached in position.items()
+            for partition, offset in reached.offsets.items()
+        }
+        news = {place: offset for place, offset in wanted.items() if self._stored.get(place) != offset}
         if not news:
             return
-        if any((topic, partition) not in self._generations for topic in news for partition in news[topic]):
+        if not news.keys() <= self._generations.keys():
             self._join(link, sorted(position))
         try:
             self._store(link, news)
         except (Fenced, NotFound):
             # Silent for longer than a session, or somebody has moved or deleted the group.
             self._join(link, sorted(position))
-            self._store(link, news)
+            self._store(link, wanted)
 
     def _join(self, link: Link, topics: list[str]) -> None:
         try:
@@ -200,8 +201,9 @@ class GroupCommits:
         request = JoinGroup(self._group, MEMBER, topics, {"mode": "stream"}, client=client_name())
         self._generations = {(topic, p): generation for topic, p, generation in link.ask(request).owned}
 
-    def _store(self, link: Link, news: dict[str, dict[int, int]]) -> None:
-        for topic, offsets in news.items():
-            places = [(p, self._generations.get((topic, p), 0), offset) for p, offset in offsets.items()]
-            link.ask(Commit(topic, self._group, MEMBER, places))
-            self._stored.update({(topic, p): offset for p, offset in offsets.items()})
+    def _store(self, link: Link, offsets: dict[Place, int]) -> None:
+        for topic in sorted({topic for topic, _ in offsets}):
+            places = {place: offset for place, offset in offsets.items() if place[0] == topic}
+            stored = [(place[1], self._generations.get(place, 0), offset) for place, offset in places.items()]
+            link.ask(Commit(topic, self._group, MEMBER, stored))
+            self._stored.update(places)
