@@ -109,7 +109,7 @@ def test_a_broker_that_dies_is_waited_for_and_then_named(own_broker, monkeypatch
         end = fill(client, "t")
     own_broker.stop()
     own_broker.start()
-    link = Link(own_broker.url, 3.0)
+    link = Link(own_broker.url, 30.0)
     part = Slice("t", 0, 0, end)
     batches = row_batches(frames_of(link, part), part, ["offset"])
     rows = next(batches).num_rows
@@ -117,6 +117,7 @@ def test_a_broker_that_dies_is_waited_for_and_then_named(own_broker, monkeypatch
     own_broker.start()
     assert rows + sum(batch.num_rows for batch in batches) == end
 
+    link.timeout_s = 2.0
     batches = row_batches(frames_of(link, part), part, ["offset"])
     next(batches)
     own_broker.kill()

@@ -92,7 +92,7 @@ class _Feed:
                 problem = error
         if isinstance(problem, NotFound) and "start_offset" in problem.details:
             raise problem
-        text = f"{self._part.name}, at offset {self._next}: {problem.message} ({self._link.url})"
+        text = f"{self._part.name}, at offset {self._next}: {problem.message}"
         raise from_code(problem.code, text, problem.outcome, {}) from problem
 
     def _begin(self) -> concurrent.futures.Future[Answer]:

@@ -16,7 +16,7 @@ from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
 from tailrace.client.transport import NetworkVerbs, parse_hosts
 from tailrace.core.commands import FindOffsets, ListTopics, Offsets, Reply, Request, TopicInfo, TopicList
 from tailrace.core.model import Refusal
-from tailrace.errors import TailraceError, Timeout
+from tailrace.errors import TailraceError, Timeout, from_code
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal, shared_portal
 
@@ -71,8 +71,11 @@ class Link:
             if not isinstance(reply, Refusal):
                 return reply, parts
             error = error_of(reply)
-            if not error.retriable or loop.time() + pause_s > deadline:
+            if not error.retriable:
                 raise error
+            if loop.time() + pause_s > deadline:
+                text = f"{type(request).__name__}: {self.url}: {error.message}, for {self.timeout_s:g} s"
+                raise from_code(error.code, text, error.outcome, error.details)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
