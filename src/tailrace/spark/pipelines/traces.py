@@ -53,7 +53,7 @@ BUILDING = ".building-"
 PLACE = ["topic", "partition", "offset"]
 
 
-class Options(CommonOptions):
+class Options(CommonOptions, frozen=True, kw_only=True):
     """Options of `traces`."""
 
     out: Annotated[str, Meta(min_length=1, description="folder for the results")]
@@ -122,7 +122,12 @@ def _write(report: Report, folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds = {"stages": Stage, "causes": Cause, "consumers": Consumer, "stuck": StuckKey}
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "stages": Stage,
+        "causes": Cause,
+        "consumers": Consumer,
+        "stuck": StuckKey,
+    }
     types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
     for name, kind in kinds.items():
         fields = [(field.name, types[field.type.__name__]) for field in msgspec.structs.fields(kind)]
@@ -298,7 +303,7 @@ class Analysis:
             F.count("ms").alias("n"), F.avg("ms").alias("mean"), quantiles, F.max("ms").alias("most")
         )
         stages = [
-            Stage(row["group"], row["stage"], row["n"], row["mean"], *row["q"], row["most"])
+            Stage(*[row["group"], row["stage"], row["n"], row["mean"], *row["q"], row["most"]])
             for row in sums.collect()
         ]
         bucket = F.floor(F.log2(F.greatest("ms", F.lit(0.5))) * BUCKETS_PER_DOUBLING).cast("int")
@@ -387,9 +392,9 @@ class Analysis:
         most = sums.orderBy(F.desc("deliveries"), "group", "member").limit(self._options.rows_max).collect()
         found = []
         for row in most:
-            p50, p95 = row["q"] or (0.0, 0.0)
-            numbers = [row[name] for name in ("deliveries", "acked", "nacked", "expired", "given_back")]
-            found.append(Consumer(row["group"], row["member"], *numbers, p50, p95, row["most"] or 0.0))
+            names = ("group", "member", "deliveries", "acked", "nacked", "expired", "given_back")
+            times = [*(row["q"] or (0.0, 0.0)), row["most"] or 0.0]
+            found.append(Consumer(*[row[name] for name in names], *times))
         return with_slow_ones(found)
 
     def _stuck(self, journeys: DataFrame, messages: DataFrame) -> list[StuckKey]:
