@@ -66,9 +66,9 @@ def readable(published: pa.Table, found: list[SealedLog]) -> pa.Table:
     return published.filter(pa.array(mask))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def written(client: sync.Client) -> tuple[str, pa.Table]:
-    """A topic with several sealed segments, and what was published to it."""
+    """A topic with several sealed segments, and what was published to it; tests with Spark come much later."""
     client.admin().create_topic("sealed", partitions=2, durability="interval")
     return "sealed", publish_random(client, "sealed", COUNT, value_bytes_max=VALUE_BYTES)
 

@@ -188,7 +188,7 @@ def known(options: ReadOptions) -> Known:
         return Known(manifests, {}, None)
     link = link_to(options.url, options.timeout_s)
     live = {info.name: info.id for info in link.topics()}
-    topics = topics_of(options, live.keys() | manifests.keys(), f"neither {options.archive} nor {link.url}")
+    topics = topics_of(options, live.keys() | manifests.keys(), f"{options.archive} or {link.url}")
     # In this order: what is trimmed before its start is known was archived before the manifest is read, and
     # what the manifest has was in the log before its end is known.
     starts = {topic: link.offsets(topic, EARLIEST) for topic in topics if topic in live}

@@ -26,11 +26,11 @@ def topics_of(options: ReadOptions, known: Iterable[str], where: str) -> list[st
     if options.pattern:
         found = [name for name in names if re.fullmatch(options.pattern, name) and not name.startswith("_")]
         if not found:
-            raise NotFound(f"topic_pattern: {where} has no topic that {options.pattern!r} matches")
+            raise NotFound(f"topic_pattern: no topic in {where} matches {options.pattern!r}")
         return sorted(found)
     absent = [name for name in options.topics if name not in names]
     if absent:
-        raise NotFound(f"topic: {where} has no topic {absent[0]!r}")
+        raise NotFound(f"topic: there is no topic {absent[0]!r} in {where}")
     return sorted(set(options.topics))
 
 

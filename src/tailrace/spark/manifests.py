@@ -182,7 +182,7 @@ def merge(root: str, sources: Sequence[ArchiveFile], target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with pq.ParquetFile(Path(root) / sources[0].path) as first:
         schema = first.schema_arrow
-    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(target, schema, compression="zstd", write_page_checksum=True) as writer:
         for source in sources:
             for batch in rows_of(Path(root) / source.path, schema.names, source.first, source.end):
                 writer.write_batch(batch.select(schema.names).cast(schema))
@@ -249,7 +249,7 @@ def rows_of(path: Path, columns: list[str], first: int, end: int) -> Iterator[pa
     """The rows of offsets [first, end) of a file: `offset` and these columns, in batches of some
     megabytes."""
     names = list(dict.fromkeys(["offset", *columns]))
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         metadata = file.metadata
         place = next(at for at in range(metadata.num_columns) if metadata.schema.column(at).path == "offset")
         groups, size, rows = [], 0, 0

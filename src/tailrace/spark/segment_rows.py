@@ -20,7 +20,7 @@ from tailrace.errors import Corrupt, InvalidRequest, NotFound, StorageFault
 from tailrace.format.frame import DATA, Header
 from tailrace.spark.log_spans import Place, Span, spans_of, topics_of
 from tailrace.spark.options import ReadOptions
-from tailrace.spark.row_batches import row_batches, unexpired
+from tailrace.spark.row_batches import check_schema, row_batches, unexpired
 from tailrace.spark.sealed_logs import TOPICS, SealedLog, find_time, load_catalog, load_index, sealed_log
 from tailrace.spark.slices import Slice, cut
 from tailrace.storage.inspect import ViewedDisk
@@ -37,7 +37,9 @@ class SegmentReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = list(schema.names)
+        self._columns: list[str] = schema.fieldNames()
+        check_schema(self._columns, [field.dataType.simpleString() for field in schema.fields])
+        self._now_us = time.time_ns() // 1000
 
     def partitions(self) -> list[InputPartition]:
         """A slice per segment, or several of at most `rows_per_partition`, in the order of offsets."""
@@ -49,7 +51,7 @@ class SegmentReader(DataSourceReader):
         if not isinstance(partition, Slice):
             return iter(())
         frames = segment_frames(options.data, partition, fail_on_data_loss=options.fail_on_data_loss)
-        choose = [unexpired(time.time_ns() // 1000)] if options.skip_expired else []
+        choose = [unexpired(self._now_us)] if options.skip_expired else []
         return row_batches(frames, partition, self._columns, choose)
 
 

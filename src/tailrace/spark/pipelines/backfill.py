@@ -85,10 +85,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     writer: str
     chunks: int
-    rows: int
-    """Of this run."""
-    rows_total: int
-    """Of all runs."""
+    rows: int | None
+    """Of this run; None where they were not counted: rows of a DataFrame without a limit on their rate."""
+    rows_total: int | None
+    """Of all runs; None for a DataFrame."""
     complete: bool
 
 
@@ -97,22 +97,21 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def next_chunk(last: Chunk, rows_max: int) -> Chunk | None:
     """The write after one that is done: a share of what is left of every part, so that all end together."""
-    left = {part: (at, last.until[part]) for part, at in last.ends.items() if at < last.until[part]}
+    from tailrace.spark.slices import share
+
+    left = {("", part): (at, last.until[part]) for part, at in last.ends.items() if at < last.until[part]}
     if not left:
         return None
-    total = sum(end - at for at, end in left.values())
-    ends = dict(last.ends)
-    if total <= rows_max:
-        ends.update(last.until)
-    else:
-        # Never less than one, or the shortest part would never come to its end.
-        ends.update(
-            {part: min(end, at + max((end - at) * rows_max // total, 1)) for part, (at, end) in left.items()}
-        )
-    rows = last.rows + sum(last.ends[part] - at for part, at in last.starts.items())
+    ends = last.ends | {part: end for (_, part), (_, end) in share(left, rows_max).items()}
+    rows = last.rows + units(last)
     return msgspec.structs.replace(
         last, version=last.version + 1, starts=last.ends, ends=ends, written=False, rows=rows
     )
+
+
+def units(chunk: Chunk) -> int:
+    """How much of its parts a chunk has: offsets, or numbers of chunks."""
+    return sum(chunk.ends[part] - at for part, at in chunk.starts.items())
 
 
 def chunk_rows(options: Options, row_bytes: float) -> int:
@@ -174,14 +173,19 @@ class _Writing(ABC):
         """A version without rows, which says where the backfill begins and ends."""
 
     @abstractmethod
-    def rows(self, chunk: Chunk) -> tuple[DataFrame, int]:
-        """The rows of a chunk, in the order in which they are to be written, and how many they are."""
+    def rows(self, chunk: Chunk) -> tuple[DataFrame, int | None]:
+        """The rows of a chunk, in the order in which they are to be written, and how many they are if that is
+        known."""
 
     @abstractmethod
     def rows_max(self) -> int:
         """How much of the parts, together, one chunk has at most."""
 
-    def keep_partition(self) -> bool:
+    def rows_total(self, chunk: Chunk) -> int | None:
+        """How many rows all chunks up to this one have, if that is known."""
+        return None
+
+    def keep_partition(self, chunk: Chunk) -> bool:
         """Whether rows go to the partition that their column names."""
         return bool(self._options.keep_partition)
 
@@ -189,7 +193,7 @@ class _Writing(ABC):
         """All chunks that are left."""
         self._progress.step("looking for the position")
         chunk = self._last()
-        chunks = rows = 0
+        chunks, rows = 0, None
         while True:
             if chunk.written:
                 following = next_chunk(chunk, self.rows_max())
@@ -201,17 +205,17 @@ class _Writing(ABC):
             count = self._write(chunk)
             chunk = msgspec.structs.replace(chunk, written=True)
             replace_file(self._state / manifest_name(chunk.version), msgspec.json.encode(chunk))
-            chunks, rows = chunks + 1, rows + count
-            wait_s = pause_s(count, self._options.rows_per_second, clock() - began_s)
+            chunks += 1
+            rows = rows if count is None else count + (rows or 0)
+            wait_s = pause_s(count or 0, self._options.rows_per_second, clock() - began_s)
             if wait_s and not self._progress.again(wait_s):
                 break
-        done = chunk.rows + sum(chunk.ends[part] - at for part, at in chunk.starts.items())
         return Summary(
             topic=chunk.topic,
             writer=chunk.writer,
             chunks=chunks,
             rows=rows,
-            rows_total=rows if self._options.parquet else done,
+            rows_total=self.rows_total(chunk),
             complete=chunk.ends == chunk.until,
         )
 
@@ -237,7 +241,7 @@ class _Writing(ABC):
             0, writer, self._source, self._options.topic, self._target.id, until, starts, starts, True
         )
 
-    def _write(self, chunk: Chunk) -> int:
+    def _write(self, chunk: Chunk) -> int | None:
         frame, rows = self.rows(chunk)
         self._progress.step(f"chunk {chunk.version}", rows=rows)
         options = {
@@ -246,11 +250,11 @@ class _Writing(ABC):
             "topic": chunk.topic,
             "txn_app_id": chunk.writer,
             "txn_version": str(chunk.version),
-            "keep_partition": str(self.keep_partition()).lower(),
+            "keep_partition": str(self.keep_partition(chunk)).lower(),
         }
         # The column `topic` of rows that were read would send them back to where they came from.
         frame.drop("topic").write.format("tailrace").mode("append").options(**options).save()
-        self._progress.done(rows)
+        self._progress.done(rows or 0)
         return rows
 
 
@@ -303,9 +307,9 @@ class _Backfill(_Writing):
             rows = sum(part["end_offset"] - part["start_offset"] for part in parts)
         return chunk_rows(self._options, nbytes / max(rows, 1))
 
-    def rows(self, chunk: Chunk) -> tuple[DataFrame, int]:
+    def rows(self, chunk: Chunk) -> tuple[DataFrame, int | None]:
         """By partition and offset; every offset is a row."""
-        rows = sum(chunk.ends[part] - at for part, at in chunk.starts.items())
+        rows = units(chunk)
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         given = self._given(
             start=_offsets(self._from, chunk.starts),
@@ -314,12 +318,15 @@ class _Backfill(_Writing):
         )
         return self._session.read.format("tailrace").options(**given).load(), rows
 
-    def keep_partition(self) -> bool:
-        """By default where the target has a partition for each of the source."""
+    def rows_total(self, chunk: Chunk) -> int | None:
+        """Every offset is a row."""
+        return chunk.rows + units(chunk)
+
+    def keep_partition(self, chunk: Chunk) -> bool:
+        """By default where the target has as many partitions as the source."""
         if self._options.keep_partition is not None:
             return self._options.keep_partition
-        count = len(self._link.offsets(self._from, -1)) if self._from != self._options.topic else None
-        return count is None or count == len(self._target.partitions)
+        return len(chunk.until) == len(self._target.partitions)
 
 
 class _FrameBackfill(_Writing):
@@ -340,7 +347,7 @@ class _FrameBackfill(_Writing):
         """One chunk."""
         return 1
 
-    def rows(self, chunk: Chunk) -> tuple[DataFrame, int]:
+    def rows(self, chunk: Chunk) -> tuple[DataFrame, int | None]:
         """The rows of its keys, each key in one task; counted only where the rate depends on it."""
         from pyspark.sql import functions
 
@@ -350,7 +357,7 @@ class _FrameBackfill(_Writing):
             rows = rows.where(number == chunk.starts[0])
             if self._options.order_by:
                 rows = rows.repartition("key").sortWithinPartitions(*self._options.order_by)
-        return rows, rows.count() if self._options.rows_per_second else 0
+        return rows, rows.count() if self._options.rows_per_second else None
 
 
 def _offsets(topic: str, offsets: dict[int, int]) -> str:
