@@ -131,75 +131,11 @@ def _applied(link: Link, request: DecideStaged) -> StagedDecision:
             return decision
         if time.monotonic() + pause_s > deadline_s:
             raise Timeout(
-                f"version {decision.version} of {request.writer} is decided, and not on all partitions within "
-                f"{patience_s:g} s; the broker goes on with it, and a repeated write adds nothing to it"
+                f"version {decision.version} of {request.writer} is decided, and not on all partitions "
+                f"within {patience_s:g} s; the broker goes on with it, and a repeated write adds nothing to it"
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
-
-
-def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """On the driver, after something failed: drop what tasks have staged, unless it was decided."""
-    abort(self.options, messages)
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("tailrace")`: exactly once for each micro-batch of a checkpoint.
-
-    A new checkpoint is a new query: it writes again what the old one has written.
-    """
-
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        _refuse_overwrite(overwrite)
-        self.columns = _columns(options, schema)
-        self.options = options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: stage its rows. Only here Spark tells which query this is."""
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        version = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
-        if query is None or version is None:
-            raise InvalidRequest("a stream writer works only in a task of a streaming query")
-        return _stage(self.options, self.columns, iterator, f"spark-{query}", int(version))
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, when all tasks have ended well: decide. A batch without tasks has nothing to."""
-        staged = _whole(messages, batchId)
-        if staged:
-            decide(link_to(self.options.url, self.options.timeout_s), staged[0].writer, batchId, staged)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, after something failed: drop what tasks have staged, unless it was decided."""
-        abort(self.options, messages)
-
-
-def decide(link: Link, writer: str, version: int, staged: Sequence[TaskStaged]) -> StagedDecision:
-    """Decide a version for these attempts, unless that was done before; returns when every partition has
-    what was decided."""
-    in_order = sorted(staged, key=lambda task: task.spark_partition)
-    grouped = grouped_of([target for task in in_order for target in task.targets])
-    batches = [place.batches for task in in_order for place in task.places]
-    _require_room(grouped, len(staged))
-    request = DecideStaged(writer, version, [], batches, grouped)
-    deadline_s = time.monotonic() + link.timeout_s
-    pause_s = PAUSE_S_MIN
-    while True:
-        decision = link.ask(request)
-        assert isinstance(decision, StagedDecision)
-        if decision.applied:
-            break
-        if time.monotonic() + pause_s > deadline_s:
-            raise Timeout(
-                f"version {decision.version} of {writer} is decided, and not yet on all partitions within "
-                f"{link.timeout_s:g} s; the broker goes on with it, and a repeated write adds nothing to it"
-            )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, PAUSE_S_MAX)
-    if not decision.won:
-        text = "version %d of %s: nothing is written, because version %d was decided before"
-        log.warning(text, version, writer, decision.version)
-    return decision
 
 
 def abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
