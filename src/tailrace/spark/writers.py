@@ -132,7 +132,7 @@ def _applied(link: Link, request: DecideStaged) -> StagedDecision:
         if time.monotonic() + pause_s > deadline_s:
             raise Timeout(
                 f"version {decision.version} of {request.writer} is decided, and not on all partitions "
-                f"within {patience_s:g} s; the broker goes on with it, and a repeated write adds nothing to it"
+                f"within {patience_s:g} s; the broker goes on with it, and repeating the write adds nothing"
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
