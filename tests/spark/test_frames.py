@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from tailrace import sync
-from tailrace.errors import NotFound, TailraceError, Unavailable
+from tailrace.core.commands import LATEST
+from tailrace.errors import NotFound, TailraceError, Timeout, Unavailable
 from tailrace.spark import frames as fetching
 from tailrace.spark.frames import frames_of
 from tailrace.spark.link import Link
@@ -125,4 +128,15 @@ def test_a_broker_that_dies_is_waited_for_and_then_named(own_broker, monkeypatch
     with pytest.raises(TailraceError, match=rf"t/0 from 0 to {end}, at offset \d+: .*127\.0\.0\.1"):
         list(batches)
     assert time.monotonic() - started < 10
+
+    own_broker.start()
+    link.timeout_s = 30.0
+    assert link.offsets("t", LATEST) == [end]
+    os.kill(own_broker.pid, signal.SIGSTOP)
+    try:
+        link.timeout_s = 1.0
+        with pytest.raises(Timeout, match=rf"t/0 from 0 to {end}, at offset 0: .* did not answer within 1 s"):
+            next(frames_of(link, part))
+    finally:
+        os.kill(own_broker.pid, signal.SIGCONT)
     link.close()
