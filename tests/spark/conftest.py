@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(
-        key=lambda item: (FOLDER in item.path.parents) + ("spark" in getattr(item, "fixturenames", ()))
-    )
+    items.sort(key=lambda item: (FOLDER in item.path.parents) + ("spark" in _fixtures(item)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that was ended while Spark owed it an answer leaves a session that no other test can use."""
+    report = yield
+    if call.excinfo is not None and "Timeout (>" in str(call.excinfo.value) and "spark" in _fixtures(item):
+        item.session.shouldfail = f"{item.nodeid} hung, and with it the Spark session of the tests behind it"
+    return report
+
+
+def _fixtures(item: pytest.Item) -> tuple[str, ...]:
+    return tuple(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(trylast=True)
