@@ -18,7 +18,7 @@ from tailrace.spark.pipelines.progress import Standing
 from tests.cli.conftest import environment, invoke
 
 
-class Options(CommonOptions):
+class Options(CommonOptions, frozen=True):
     """Of a pipeline that does not exist."""
 
     root: Annotated[str, Meta(description="where")]

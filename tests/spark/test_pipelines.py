@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tailrace import sync
 from tailrace.spark.pipelines.progress import Progress, Standing, Stopped, Supervisor
+from tests.e2e.broker_process import SRC, BrokerProcess
+from tests.spark import process_tree
+from tests.spark.conftest import MakeTopic
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_steps_are_shown_until_somebody_says_stop() -> None:
@@ -69,3 +80,73 @@ def test_the_error_of_a_query_is_raised(spark: Any, tmp_path: Any) -> None:
     query = failing.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(Exception, match="it went wrong"):
         Progress().watch(query)
+
+
+SLOW = """
+import time
+from pyspark.sql import functions as F
+
+def slow(events):
+    late = F.udf(lambda number: time.sleep(120), "string")
+    return events.select(late("offset").alias("x"))
+"""
+FOLLOWS = ["-o", "sql=SELECT offset FROM events", "--follow"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "until", "number", "status"),
+    [
+        (FOLLOWS, "waiting for more", signal.SIGTERM, 0),
+        pytest.param(FOLLOWS, "waiting for more", signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(
+            ["-o", "function=slow_views:slow"], "1 events", signal.SIGTERM, 143, marks=pytest.mark.long
+        ),
+        pytest.param(
+            ["-o", "function=slow_views:slow"], "1 events", signal.SIGINT, 130, marks=pytest.mark.long
+        ),
+    ],
+)
+def test_signals_end_a_run_cleanly(
+    arguments: list[str],
+    until: str,
+    number: int,
+    status: int,
+    broker: BrokerProcess,
+    client: sync.Client,
+    topic: MakeTopic,
+    tmp_path: Path,
+) -> None:
+    events = topic(partitions=1)
+    with client.producer(events) as producer:
+        producer.send(b"x")
+    (tmp_path / "slow_views.py").write_text(SLOW)
+    command = ["pipeline", "run", "project", "--topic", events, "--url", broker.url, "-o", "table=t"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "tailrace.cli", *command, "--master", "local[2]", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SRC},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    seen: list[Any] = []
+    try:
+        assert running.stderr is not None
+        said = ""
+        while until not in said:
+            line = running.stderr.readline()
+            assert line, said
+            said += line
+        seen = process_tree.tree(running.pid)
+        assert "java" in map(process_tree.name, seen)
+        # As a terminal does: everybody gets it.
+        os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
+        out, err = running.communicate(timeout=100)
+        assert (running.returncode, "Traceback" in err) == (status, False), said + err
+        assert "stopped; the next run goes on from here" in err
+        assert ("rounds" in out) == ("--follow" in arguments)
+        assert process_tree.gone(seen, 20.0)
+    finally:
+        process_tree.kill(seen or process_tree.tree(running.pid))
+        running.wait()

@@ -31,6 +31,7 @@ from tailrace.spark.pipelines.projections import (
 from tests.e2e.broker_process import BrokerProcess
 from tests.spark.conftest import MakeTopic
 
+pytestmark = pytest.mark.timeout(300)
 SUMS = """
 SELECT key, sum(n) AS n FROM (
   SELECT cast(key AS string) AS key, cast(cast(value AS string) AS long) AS n FROM events

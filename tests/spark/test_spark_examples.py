@@ -17,6 +17,7 @@ import pytest
 from tailrace import sync
 from tests.e2e.broker_process import SRC, BrokerProcess
 
+pytestmark = pytest.mark.timeout(300)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "spark"
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -18,6 +18,7 @@ from tailrace.spark.pipelines import NAMES, options_of, pipeline
 from tests.cli.conftest import invoke
 from tests.e2e.broker_process import BrokerProcess
 
+pytestmark = pytest.mark.timeout(300)
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "spark.md").read_text(encoding="utf-8")
 TUTORIAL = (DOCS / "spark-tutorial.md").read_text(encoding="utf-8")
@@ -56,7 +57,6 @@ def test_every_pipeline() -> None:
     assert [row[0] for row in table("| pipeline | what it does |")] == list(NAMES)
 
 
-@pytest.mark.timeout(300)
 def test_the_tutorial(
     spark: Any, broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ def _session(app: str, master: str, conf: Mapping[str, str]) -> tuple[SparkSessi
     # Not imported here: where it is missing, `session` says what to do.
     spark_sql: Any = sys.modules.get("pyspark.sql")
     before = spark_sql.SparkSession.getActiveSession() if spark_sql else None
-    return session(app, master=master, conf=conf), before is None
+    return session(app, master=master, conf={"spark.log.level": "ERROR", **conf}), before is None
 
 
 def told(error: Exception) -> TailraceError:

@@ -50,7 +50,7 @@ def _query(sql: str) -> str:
 
 def load_function(target: str, parameters: int) -> Callable[..., Any]:
     """The function that MODULE:FUNCTION names, for so many DataFrames; it may be in the caller's folder."""
-    from pyspark import cloudpickle  # type: ignore[attr-defined]
+    from pyspark import cloudpickle
 
     module_name, colon, name = target.partition(":")
     if not module_name or not colon or not name:
@@ -72,5 +72,5 @@ def load_function(target: str, parameters: int) -> Callable[..., Any]:
         wants = "the events" if parameters == 1 else "the events and the previous table"
         raise InvalidRequest(f"function: {target} has to take {parameters}: {wants}") from None
     # Workers do not search the folder of the caller, so functions of the module travel by value.
-    cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return function  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_EVERY_S = 0.25
 
@@ -64,7 +64,8 @@ class Progress:
         seen = -1
         ended = False
         while not ended:
-            ended = query.awaitTermination(LOOK_EVERY_S)
+            # Spark takes parts of seconds, but says that it does not.
+            ended = bool(query.awaitTermination(LOOK_EVERY_S))  # type: ignore[arg-type]
             for batch in query.recentProgress:
                 if batch["batchId"] > seen:
                     seen = batch["batchId"]

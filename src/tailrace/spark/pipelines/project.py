@@ -50,7 +50,7 @@ FOLDERS_MAX = 32
 """A table that grew by so many rounds is written as one folder again."""
 
 
-class Options(CommonOptions):
+class Options(CommonOptions, frozen=True):
     """Options of `project`; one of function and sql, one of table and to_topic."""
 
     function: Annotated[str, Meta(description="MODULE:FUNCTION from DataFrame(s) to DataFrame")] = ""
