@@ -18,6 +18,8 @@ from tests.broker.held_engine import HeldEngine
 
 TOPICS = ("a", "b")
 LATE_US = 30_000_000
+SEGMENT_BYTES = 4096
+"""Less than what the attempts called y write to a partition at once."""
 Attempt = tuple[str, int, str]
 """Writer, version, name."""
 
@@ -37,7 +39,7 @@ class World:
         self.asked: set[Attempt] = set()
 
     def _store(self) -> FileStore:
-        return FileStore(self.disk, ManualClock(), segment_bytes=4096, nonce=lambda: 7)
+        return FileStore(self.disk, ManualClock(), segment_bytes=SEGMENT_BYTES, nonce=lambda: 7)
 
     def crash(self, power: bool) -> None:
         """End the process, or the machine, in the middle of whatever it was doing."""
@@ -68,6 +70,7 @@ class World:
                 ids=bytes(32),
                 timestamps=now_us,
                 deliver_at=[now_us, now_us + LATE_US],
+                headers=[[("fill", bytes(SEGMENT_BYTES))], []] if name == "y" else None,
             )
             request = Stage(topic, 0, writer, f"{version}-{name}", columns, crc32c(body))
             self.staged[attempt, topic] = self.broker.submit(request, body)
