@@ -68,7 +68,7 @@ def readable(published: pa.Table, found: list[SealedLog]) -> pa.Table:
 
 @pytest.fixture(scope="session")
 def written(client: sync.Client) -> tuple[str, pa.Table]:
-    """A topic with several sealed segments, and what was published to it; tests with Spark come much later."""
+    """A topic with several sealed segments, and what was published to it; Spark comes much later."""
     client.admin().create_topic("sealed", partitions=2, durability="interval")
     return "sealed", publish_random(client, "sealed", COUNT, value_bytes_max=VALUE_BYTES)
 
@@ -224,8 +224,8 @@ def test_errors_name_the_option(broker, topic, tmp_path):
     assert planned(options_of(broker.data, topic())) == []
 
 
-def test_while_the_broker_writes(broker, client, topic):
-    """Looks at a log that grows and rotates: always a prefix without gaps, never shorter than before."""
+def test_while_the_broker_writes_and_deletes(broker, client, topic):
+    """Looks at a log that grows, rotates and is trimmed: without gaps, and never behind the last look."""
     name = topic(partitions=1)
     stop = threading.Event()
 
@@ -237,12 +237,17 @@ def test_while_the_broker_writes(broker, client, topic):
     writer = threading.Thread(target=publish)
     writer.start()
     try:
-        lengths: list[int] = []
-        while len(set(lengths)) < 4:
-            found = rows(broker.data, name)["offset"].to_pylist()
-            assert found == list(range(len(found)))
-            assert not lengths or len(found) >= lengths[-1]
-            lengths.append(len(found))
+        ends = [0]
+        trimmed = 0
+        while len(set(ends)) < 6 or "0" * 20 in first_files(broker.data, name, ".log")[0].name:
+            found = rows(broker.data, name, fail_on_data_loss="false")["offset"].to_pylist()
+            if found:
+                assert found == list(range(found[0], found[-1] + 1))
+                assert found[0] >= trimmed
+                assert found[-1] >= ends[-1]
+                ends.append(found[-1])
+                trimmed = (found[0] + found[-1]) // 2
+                client.admin().trim_topic(name, 0, trimmed)
     finally:
         stop.set()
         writer.join()

@@ -316,7 +316,9 @@ class _Backfill(_Writing):
             end=_offsets(self._from, chunk.ends),
             rows_per_partition=str(max(-(-rows // cores), TASK_ROWS_MIN)),
         )
-        return self._session.read.format("tailrace").options(**given).load(), rows
+        found = self._session.read.format("tailrace").options(**given).load()
+        # Partitions that were added to the source since the first run do not belong to the backfill.
+        return found.where(found["partition"].isin(list(chunk.until))), rows
 
     def rows_total(self, chunk: Chunk) -> int | None:
         """Every offset is a row."""
