@@ -8,6 +8,7 @@ It copies what there is, and prints `{"done": true}` if it lives to see the end.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tailrace.spark import sessions
 from tests.spark import failing_source
 from tests.spark.failing_source import FORMAT, FailingSource
 
-END_S = 120
+END_S = 300
 
 
 class Copying(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True):
 
 if __name__ == "__main__":
     copying = msgspec.json.decode(sys.argv[1], type=Copying)
+    os.environ["SPARK_WORKER_DIR"] = copying.checkpoint + "-work"
     local = {"spark.local.dir": copying.checkpoint + "-local", "spark.log.level": "ERROR"}
     session = sessions.session("copying", master=copying.master, conf=local)
     copying.run(session)

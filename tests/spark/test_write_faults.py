@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ def run_driver(world: World, log: str, copying: Copying) -> bool:
     """Whether the driver lived to see the end."""
     text = msgspec.json.encode(copying).decode()
     with DriverProcess(world.folder / log, "-m", "tests.spark.copying_driver", text) as driver:
-        return driver.wait(200) == 0
+        return driver.wait(400) == 0
 
 
 @pytest.mark.timeout(600)
@@ -158,4 +159,53 @@ def test_brokers_are_killed(spark: Any, world: World) -> None:
         assert world.falls == 3
         assert sum(map(len, world.copied().values())) == 5 * batch
         copying.run(spark)
+        world.check_all(rows)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_executor_is_killed(world: World) -> None:
+    """With executors in processes of their own, of which one dies with a task that has staged its rows."""
+    rows, batch = 480, 120
+    world.fill(rows)
+    copying = world.copying(
+        faults={1: ["executor"], 2: ["executor", "worker"]},
+        rows_per_trigger=batch,
+        rows_per_task=30,
+        master="local-cluster[2,1,1024]",
+    )
+    assert run_driver(world, "cluster.log", copying)
+    assert world.happened() >= {"1-executor", "2-executor"}
+    world.check_all(rows)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("seed", range(3))
+def test_everything_is_killed_at_random(world: World, seed: int) -> None:
+    """Drivers and brokers die at random points of random batches, until everything is copied."""
+    draw = random.Random(seed)
+    rows, batch, batches = 1200, 100, 12
+    world.fill(rows)
+    points = (
+        "worker",
+        "before",
+        "after",
+        "between",
+        "broker-before",
+        "broker-after",
+        "broker-between",
+        "error",
+    )
+    faults = {number: draw.sample(points, draw.randrange(3)) for number in range(batches)}
+    with world.raised_again():
+        for life in range(3 * batches):
+            rows_per_task = draw.choice((0, 13, 40))
+            copying = world.copying(
+                faults=faults, rows_per_trigger=batch, rows_per_task=rows_per_task, master="local[2,4]"
+            )
+            if run_driver(world, f"life-{life}.log", copying):
+                break
+        planned = {f"{number}-{point}" for number, some in faults.items() for point in some}
+        assert world.happened() == planned
         world.check_all(rows)

@@ -85,7 +85,7 @@ def test_what_was_aborted_cannot_be_decided(link: Link, client: sync.Client, top
     name = topic(partitions=1)
     task = staged(link, name, "w2", 0, 0, [b"x"])
     abort_places(link, "w2", task.targets)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match=r"version 0 of w2: 1 attempts are not staged.*run it again"):
         decide(link, "w2", 0, [task])
     assert read(client, name) == []
 
@@ -215,6 +215,8 @@ def test_the_same_version_may_go_to_several_topics() -> None:
         options = WriteOptions(url="", topic=topic, txn_app_id=app, txn_version=version)
         return BatchWriter(options, ONLY_VALUES, False).writer
 
+    with pytest.raises(InvalidRequest, match="txn_app_id, with the topic: 1 to 245 bytes"):
+        writer("t", "a" * 250)
     assert writer("t") == writer("t") != writer("u")
     assert writer("t", "") != writer("t", "")
 

@@ -19,7 +19,8 @@ from pyspark.sql.types import StructType
 
 from tailrace.core.delivery_commands import DecideStaged, StagedDecision
 from tailrace.core.staged_decisions import TARGET_BYTES_MAX, TARGETS_MAX, Group, grouped_of
-from tailrace.errors import InvalidRequest, TailraceError, Timeout, TooLarge
+from tailrace.core.staging import bad_name
+from tailrace.errors import InvalidRequest, NotFound, TailraceError, Timeout, TooLarge
 from tailrace.spark.link import Link, link_to
 from tailrace.spark.message_columns import MessageColumns, message_columns
 from tailrace.spark.options import WriteOptions
@@ -31,6 +32,10 @@ PAUSE_S_MIN = 0.02
 PAUSE_S_MAX = 1.0
 APPLY_S = 0.1
 """How much longer than for a call we wait for a decision, for each batch that was staged (some 1 MB)."""
+_GONE = (
+    "What tasks had staged has expired, or went with a broker that crashed (a topic of durability fsync keeps "
+    "it): nothing is written, run it again"
+)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -45,10 +50,13 @@ class BatchWriter(DataSourceArrowWriter):
         self.options = options
         self.repeatable = options.txn_version is not None
         self.version = 0 if options.txn_version is None else options.txn_version
-        # The topic belongs to the name: the same version may be written to several topics.
-        self.writer = (
-            f"{options.txn_app_id}:{options.topic or '*'}" if self.repeatable else f"spark-batch-{uuid4()}"
-        )
+        self.writer = f"spark-batch-{uuid4()}"
+        if self.repeatable:
+            # The topic belongs to the name: the same version may be written to several topics.
+            self.writer = f"{options.txn_app_id}:{options.topic or '*'}"
+            problem = bad_name("txn_app_id, with the topic", self.writer)
+            if problem is not None:
+                raise InvalidRequest(problem.message)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stage its rows."""
@@ -107,7 +115,10 @@ def decide(link: Link, writer: str, version: int, staged: Sequence[TaskStaged]) 
     grouped = grouped_of([target for task in in_order for target in task.targets])
     batches = [place.batches for task in in_order for place in task.places]
     _require_room(grouped, len(staged))
-    decision = _applied(link, DecideStaged(writer, version, [], batches, grouped))
+    try:
+        decision = _applied(link, DecideStaged(writer, version, [], batches, grouped))
+    except NotFound as error:
+        raise NotFound(f"version {version} of {writer}: {error.message}. {_GONE}", **error.details) from error
     if not decision.won:
         text = "version %d of %s: nothing is written, because version %d was decided before"
         log.warning(text, version, writer, decision.version)
