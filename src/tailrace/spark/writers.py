@@ -33,7 +33,7 @@ PAUSE_S_MAX = 1.0
 APPLY_S = 0.1
 """How much longer than for a call we wait for a decision, for each batch that was staged (some 1 MB)."""
 _GONE = (
-    "What tasks had staged has expired, or went with a broker that crashed (a topic of durability fsync keeps "
+    "What tasks had staged has expired, or went with a broker that crashed (durability fsync keeps "
     "it): nothing is written, run it again"
 )
 
