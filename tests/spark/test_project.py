@@ -113,7 +113,7 @@ def test_positions_are_put_once(tmp_path: Path) -> None:
     assert positions.newest() is None
     positions.put(position(1))
     positions.put(position(2, written=False))
-    with pytest.raises(Fenced, match="another run has written version 2"):
+    with pytest.raises(Fenced, match="another run has put version 2 in place"):
         positions.put(position(2))
     assert positions.newest() == position(2, written=False)
     positions.replace(position(2))

@@ -38,9 +38,14 @@ def test_every_option_of_the_data_source() -> None:
     assert listed == [[one.name, ", ".join(one.uses), one.default, one.meaning] for one in OPTIONS]
 
 
-def test_every_option_of_projections() -> None:
-    listed = table("| option | default | meaning |")
-    assert listed == [[line.name, line.default, line.meaning] for line in options_of(pipeline("project"))]
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_pipelines(name: str) -> None:
+    listed = table(f"| option of {name} | default | meaning |")
+    lines = options_of(pipeline(name))
+    expected = [
+        [line.name, "(needed)" if line.default is None else line.default, line.meaning] for line in lines
+    ]
+    assert listed == expected
 
 
 def test_every_setting_of_sessions() -> None:

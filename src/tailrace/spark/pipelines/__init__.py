@@ -74,7 +74,8 @@ def options_of(found: Pipeline) -> list[OptionLine]:
     for field in msgspec.inspect.type_info(found.Options).fields:  # type: ignore[attr-defined]
         if field.name in GIVEN_BY_FLAGS:
             continue
-        default = None if field.required else _written(field.default)
+        made = field.default is msgspec.NODEFAULT and not field.required
+        default = None if field.required else _written(field.default_factory() if made else field.default)
         meaning = (getattr(field.type, "extra_json_schema", None) or {}).get("description", "")
         lines.append(OptionLine(field.name, default, meaning))
     return lines

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import Corrupt, Fenced, InvalidRequest
-from tailrace.spark.manifests import replace_file
+from tailrace.spark.manifests import put_version, replace_file
 
 Offsets = dict[str, dict[int, int]]
 """By topic and partition."""
@@ -71,19 +71,10 @@ class Positions:
 
     def put(self, position: Position) -> None:
         """Add a version; raises `Fenced` when another run has put one of this number."""
-        self._notes.mkdir(parents=True, exist_ok=True)
-        draft = self._notes / f".{position.version:020}-{uuid.uuid4().hex}"
-        replace_file(draft, msgspec.json.encode(position))
         try:
-            os.link(draft, self._path(position.version))
-        except FileExistsError:
-            raise Fenced(
-                f"{self.root}: another run has written version {position.version}; one at a time, please",
-                hint="run it again: it goes on from there",
-            ) from None
-        finally:
-            draft.unlink()
-        _sync(self._notes)
+            put_version(self._notes, position.version, msgspec.json.encode(position))
+        except Fenced as error:
+            raise Fenced(error.message, hint="one run at a time; the next one goes on from there") from None
 
     def replace(self, position: Position) -> None:
         """Say more about a version that is there."""
