@@ -2,9 +2,11 @@
 
 import os
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # The fixtures of tailrace.testing come by entry point where the package is installed, as they do for users.
 pytest_plugins = [] if entry_points(group="pytest11", name="tailrace") else ["tailrace.testing.plugin"]
@@ -38,6 +40,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """With `-n`, the tests that share the one Spark session stay together in one process."""
+    return OneSpark(config, log) if config.getoption("dist") == "load" else None
+
+
+class OneSpark(LoadScopeScheduling):
+    """Every test for itself, but those of Spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
 
 def _skips(config: pytest.Config) -> list[pytest.TestReport | pytest.CollectReport]:

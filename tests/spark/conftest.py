@@ -30,9 +30,6 @@ MakeTopic = Callable[..., str]
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spark comes last: first everything else, then what is here and needs no session."""
-    for item in items:
-        if FOLDER in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
     items.sort(key=lambda item: (FOLDER in item.path.parents) + ("spark" in _fixtures(item)))
 
 
