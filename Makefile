@@ -27,7 +27,7 @@ test-long: setup-dev ## all tests, the long ones too
 check: setup-dev ## style, types, direction of imports, sizes and documents
 	@scripts/within.sh $(CHECK_BUDGET_S) check scripts/check.sh
 
-bench: setup-dev ## measure; SUITE=foundation
+bench: setup-dev ## measure; SUITE=foundation, delivery or spark
 	@exec .venv/bin/python -m bench $(SUITE)
 
 sim: setup-base ## run the seeded simulator; SEEDS=200
