@@ -78,6 +78,7 @@ def _read(process: Seen, name: str) -> str:
         return ""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_killed_workers_and_a_killed_broker_lose_and_repeat_nothing(
     own_broker: BrokerProcess, tmp_path: Path
