@@ -14,7 +14,7 @@ from tailrace.core.commands import EARLIEST, LATEST, TopicInfo
 from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.spark import stream_plan as plan
 from tailrace.spark.options import Point, ReadOptions
-from tailrace.spark.slices import Slice, cut
+from tailrace.spark.slices import Place, Slice, cut
 from tailrace.spark.stream_plan import Head, Reached
 
 
@@ -92,7 +92,7 @@ def test_foreign_offsets_are_refused(stored: dict[str, Any], words: str) -> None
 # ----------------------------------------------------------------------------------------------- the start
 
 
-def begun(heads: plan.Heads, start: Point, found: dict[plan.Place, int] | None = None) -> plan.Aligned:
+def begun(heads: plan.Heads, start: Point, found: dict[Place, int] | None = None) -> plan.Aligned:
     options = ReadOptions(url="tailrace://nowhere", topics=list(heads), start=start)
     return plan.begin(heads, options, lambda place, us: (found or {})[place])
 
@@ -292,7 +292,7 @@ def test_a_few_rows_of_many_partitions_are_one_task() -> None:
 
 
 def test_heads_come_from_the_description_of_a_topic() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"partition": 1, "start_offset": 2, "end_offset": 9, "fault": "broken", "bytes": 7},
         {"partition": 0, "start_offset": 0, "end_offset": 4, "fault": None, "bytes": 7},
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
+from tailrace import sync
 from tailrace.core.group_commands import LeaveGroup
-from tailrace.errors import InvalidRequest, NotFound, Unavailable
+from tailrace.errors import InvalidRequest, NotFound, Timeout, Unavailable
 from tailrace.spark.link import link_to
 from tailrace.spark.options import read_options
 from tailrace.spark.stream_reader import MEMBER, StreamReader
@@ -323,6 +325,27 @@ def test_wrong_topics_columns_and_addresses_are_named(broker: BrokerProcess, top
     options = read_options({"url": broker.url, "topic": topic()}, streaming=True)
     with pytest.raises(InvalidRequest, match="no column colour"):
         StreamReader(options, StructType([StructField("colour", StringType())]))
+
+
+def test_a_broker_that_dies_is_an_error_and_when_it_is_back_nothing_is_missing(
+    own_broker: BrokerProcess,
+) -> None:
+    with sync.connect(own_broker.url) as client:
+        client.admin().create_topic("t", partitions=1, durability="interval")
+        rows = publish(client, "t", 0, *numbered(6))
+    query = Query(own_broker.url, topic="t", group="g", max_rows_per_trigger=2, timeout_s=0.5)
+    seen = query.trigger()
+    end, tasks = query.plan()
+    own_broker.kill()
+    for call in (query.plan, lambda: query.read(tasks)):
+        with pytest.raises((Unavailable, Timeout), match=re.escape(own_broker.listen)):
+            call()
+    own_broker.start()
+    query.restart(timeout_s=20)
+    seen += query.read(tasks)
+    query.offset = end
+    seen += query.trigger()
+    assert seen == rows
 
 
 # --------------------------------------------------------------------------------------- whole queries
