@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -30,6 +31,14 @@ from tailrace.storage.segment import Segment, last_false
 
 log = logging.getLogger("tailrace.spark")
 END_IS = "the sealed part, which is all that mode segments reads, ends"
+
+
+class PooledDisk(ViewedDisk):
+    """Reads into memory of Arrow's pool, which reuses pages where malloc would map and fault new ones."""
+
+    def read(self, handle: int, position: int, length: int) -> Any:
+        """See `RealDisk.read`."""
+        return self.view(handle, position, length)
 
 
 class SegmentReader(DataSourceReader):
@@ -87,7 +96,7 @@ def segment_frames(
 ) -> Iterator[tuple[Header, memoryview]]:
     """The data frames that hold the offsets of a slice, checked; the first and the last may reach beyond
     it."""
-    disk = ViewedDisk(f"{data}/{TOPICS}")
+    disk = PooledDisk(f"{data}/{TOPICS}")
     folder, _, name = part.source.rpartition("/")
     at = part.start
     try:
