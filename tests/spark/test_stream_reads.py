@@ -333,10 +333,11 @@ def test_a_broker_that_dies_is_an_error_and_when_it_is_back_nothing_is_missing(
     with sync.connect(own_broker.url) as client:
         client.admin().create_topic("t", partitions=1, durability="interval")
         rows = publish(client, "t", 0, *numbered(6))
-    query = Query(own_broker.url, topic="t", group="g", max_rows_per_trigger=2, timeout_s=0.5)
+    query = Query(own_broker.url, topic="t", group="g", max_rows_per_trigger=2)
     seen = query.trigger()
     end, tasks = query.plan()
     own_broker.kill()
+    query.restart(timeout_s=0.3)
     for call in (query.plan, lambda: query.read(tasks)):
         with pytest.raises((Unavailable, Timeout), match=re.escape(own_broker.listen)):
             call()
