@@ -102,6 +102,18 @@ def test_many_partitions_are_read_by_a_pattern(read, client, topic):
     assert sorted(found["value"].to_pylist(), key=int) == [b"%d" % number for number in range(150)]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_random_topics_of_all_sizes(read, client, topic):
+    for seed, (partitions, rows_max, value_max) in enumerate(
+        ((1, 0, 50_000), (7, 333, 200), (100, 0, 2_000), (3, 50, 1_000_000))
+    ):
+        name = topic(partitions=partitions)
+        count = 300 if value_max > 500_000 else 4000
+        published = publish_random(client, name, count, seed=100 + seed, value_bytes_max=value_max)
+        assert table(read(topic=name, rows_per_partition=rows_max)).equals(published), seed
+
+
 def test_delayed_messages_are_read_when_they_are_there(read, client, topic):
     name = topic(partitions=1)
     with client.producer(name) as producer:
@@ -294,6 +306,9 @@ def test_schemas_that_do_not_fit_are_named(spark, broker, client, topic):
         source.schema("value STRING").load(name).collect()
     with fails("schema: no column colour"):
         source.schema("colour STRING").load(name).collect()
+    spark.sql(f"CREATE TEMPORARY VIEW seen USING tailrace OPTIONS (url '{broker.url}', topic '{name}')")
+    assert spark.sql("SELECT max(offset) FROM seen").collect() == [(2,)]
+    spark.catalog.dropTempView("seen")
 
 
 def test_deleted_offsets_are_named(read, client, topic):
