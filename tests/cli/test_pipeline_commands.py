@@ -151,6 +151,16 @@ SQLSTATE: 38000
     assert isinstance(found, NotFound)
     assert found.message == "topic: there is no topic 'x'"
     assert told(RuntimeError("\nfirst\nsecond")).message == "RuntimeError: first"
+    theirs = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "worker.py", line 2000, in main
+    process()
+  File "views.py", line 7, in slow
+    return 1 / number
+ZeroDivisionError: division by zero
+"""
+    found = told(RuntimeError(theirs))
+    assert found.message == 'ZeroDivisionError: division by zero (File "views.py", line 7, in slow)'
     ours = NotFound("x")
     assert told(ours) is ours
 

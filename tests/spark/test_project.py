@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tailrace import sync
 from tailrace.errors import Corrupt, Fenced, InvalidRequest, NotFound
-from tailrace.spark.pipelines import project
+from tailrace.spark.pipelines import archive, project
 from tailrace.spark.pipelines.progress import Progress, Stopped
 from tailrace.spark.pipelines.projections import (
     LEFTOVERS_KEPT_S,
@@ -28,7 +29,8 @@ from tailrace.spark.pipelines.projections import (
     lost,
     pending,
 )
-from tests.e2e.broker_process import BrokerProcess
+from tests.e2e.broker_process import SRC, BrokerProcess
+from tests.spark import process_tree
 from tests.spark.conftest import MakeTopic
 
 pytestmark = pytest.mark.timeout(300)
@@ -375,3 +377,55 @@ def test_follow_goes_on_until_it_is_stopped(
     assert json.loads((Path("followed") / "_tailrace" / f"{2:020}.json").read_text())["ends"] == {
         events: {"0": 6}
     }
+
+
+@pytest.mark.long
+def test_made_anew_from_an_archive(
+    spark: Any, broker: BrokerProcess, client: sync.Client, topic: MakeTopic
+) -> None:
+    events = topic(partitions=2)
+    publish(client, events, range(40))
+    given: dict[str, Any] = {"sql": "SELECT partition, offset, value FROM events", "table": "kept"}
+    project.run(spark, options(broker, events, **given), Progress())
+    before = sorted(project.table(spark, "kept").collect())
+    kept = archive.Options(topic=events, url=broker.url, root=str(Path("archive").absolute()))
+    archive.run(spark, kept, Progress())
+    for partition, row in enumerate(client.admin().describe_topic(events).partitions):
+        client.admin().trim_topic(events, partition, row["end_offset"])
+    publish(client, events, range(40, 50))
+    anew = options(broker, events, rebuild=True, archive=str(Path("archive").absolute()), **given)
+    done = project.run(spark, anew, Progress())
+    assert (done.rounds, done.events, done.rows) == (1, 50, 50)
+    after = sorted(project.table(spark, "kept").collect())
+    assert [row for row in after if row in before] == before
+    assert sorted(int(row["value"]) for row in after) == list(range(50))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_killed_runs_leave_a_whole_table(
+    spark: Any, broker: BrokerProcess, client: sync.Client, topic: MakeTopic, tmp_path: Path
+) -> None:
+    events = topic(partitions=2)
+    words = ["--topic", events, "--url", broker.url, "--master", "local[2]", "-o", "mode=replace"]
+    words += ["-o", "function=views_of_test:sums", "-o", "table=killed", "-o", "rows_per_round=20"]
+    published = 0
+    for said in (b"events", b"putting it in place", b"version 3"):
+        publish(client, events, range(published, published + 50))
+        published += 50
+        running = subprocess.Popen(
+            [sys.executable, "-m", "tailrace.cli", "pipeline", "run", "project", *words],
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": SRC},
+        )
+        try:
+            assert running.stderr is not None
+            while said not in (line := running.stderr.readline()):
+                assert line
+        finally:
+            process_tree.kill(process_tree.tree(running.pid))
+            running.communicate()
+    wanted = options(broker, events, function="views_of_test:sums", mode="replace", table="killed")
+    project.run(spark, wanted, Progress())
+    expected = {f"k{k}": sum(n for n in range(published) if n % 5 == k) for k in range(5)}
+    assert {row["key"]: row["n"] for row in project.table(spark, "killed").collect()} == expected

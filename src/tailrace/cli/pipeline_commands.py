@@ -158,7 +158,17 @@ def told(error: Exception) -> TailraceError:
         kind = next(kind for kind in BY_CODE.values() if kind.__name__ == name)
         return kind(message)
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return TailraceError(f"{type(error).__name__}: {lines[0] if lines else 'no message'}")
+    said = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return TailraceError(_last_words(str(error)) or said)
+
+
+def _last_words(text: str) -> str | None:
+    """What a traceback in a text comes to, and where that was; None without one."""
+    _, found, traceback = text.rpartition("Traceback (most recent call last):")
+    lines = traceback.splitlines() if found else []
+    frames = [line.strip() for line in lines if line.startswith("  File ")]
+    words = [line for line in lines if line and not line.startswith(" ")]
+    return f"{words[0]} ({frames[-1]})" if words and frames else None
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class Options(CommonOptions, frozen=True):
     archive: Annotated[
         str, Meta(description="folder of an archive to read what the log has not any more")
     ] = ""
-    rows_per_round: Annotated[int, Meta(ge=0, description="events of one round at most; 0: all")] = 5_000_000
+    rows_per_round: Annotated[int, Meta(ge=0, description="events of one round at most; 0: all")] = 1_000_000
     interval_s: Annotated[float, Meta(gt=0, description="with --follow: seconds between looks")] = 10.0
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
 
