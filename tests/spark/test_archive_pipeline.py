@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,9 +21,10 @@ from tailrace.spark.archive_reader import ArchiveReader
 from tailrace.spark.archives import Manifest, state_folder
 from tailrace.spark.manifests import newest, parquet_files, settled, staging_folder
 from tailrace.spark.options import read_options
-from tailrace.spark.pipelines import archive
+from tailrace.spark.pipelines import archive, backfill
 from tailrace.spark.pipelines.progress import Progress, Stopped
 from tests.e2e.broker_process import BrokerProcess
+from tests.spark.driver_process import DriverProcess
 from tests.spark.random_messages import publish_random
 
 Read = Callable[..., pa.Table]
@@ -154,11 +157,73 @@ def test_killed_before_the_manifest(spark, client, topic, options, read, tmp_pat
         archive.run(spark, options(name), Halting("putting version"))
     assert newest(tmp_path, name) is None
     assert files_below(tmp_path) == left, "who stops in an orderly way leaves nothing"
-    assert archive.run(spark, options(name, keep_s=0.0), Progress()).rows == 200
+    for path in [*(tmp_path / path for path in left), staging]:
+        os.utime(path, (0, 0))
+    assert archive.run(spark, options(name), Progress()).rows == 200
     trim(client, tmp_path, name)
     assert read(name).equals(published)
     assert files_below(tmp_path) == manifest_of(tmp_path, name).paths()
     assert not staging.exists()
+
+
+DRIVER = """
+import json, sys
+from tailrace.spark import sessions
+from tailrace.spark.pipelines import archive, backfill
+from tailrace.spark.pipelines.progress import Progress
+
+class Telling(Progress):
+    def step(self, text, *, rows=None):
+        super().step(text, rows=rows)
+        print(json.dumps(text), flush=True)
+        sys.stdin.readline()
+
+session = sessions.session("killed", master="local[2]")
+pipeline = {"archive": archive, "backfill": backfill}[sys.argv[1]]
+pipeline.run(session, pipeline.Options(**json.loads(sys.argv[2])), Telling())
+print(json.dumps("done"), flush=True)
+"""
+
+
+def kill_at(log: Path, words: str, name: str, options: Any) -> None:
+    """Run a pipeline in a process of its own, and kill it with its JVM when such a step begins."""
+    given = json.dumps({k: v for k, v in msgspec.to_builtins(options).items() if v is not None})
+    with DriverProcess(log, "-c", DRIVER, name, given) as driver:
+        while words not in (step := driver.answer()):
+            assert step != "done"
+            driver.tell("")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", ["putting version 2", "naming the files of version 2", "merging"])
+def test_driver_killed_while_it_archives(words, spark, client, topic, options, read, tmp_path):
+    name = topic(partitions=2)
+    published = publish_random(client, name, 400)
+    many = options(name, rows_per_round=150, rows_per_file=40, merge_min=2, keep_s=0.0)
+    kill_at(tmp_path / "driver.log", words, "archive", many)
+    assert read(name).equals(published)
+    archive.run(spark, many, Progress())
+    trim(client, tmp_path, name)
+    assert read(name).equals(published)
+    assert files_below(tmp_path) >= manifest_of(tmp_path, name).paths()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", ["chunk 2", "chunk 3"])
+def test_driver_killed_while_it_fills_back(words, spark, broker, client, topic, options, read, tmp_path):
+    name, target = topic(partitions=2), topic(partitions=2)
+    published = publish_random(client, name, 400)
+    archive.run(spark, options(name), Progress())
+    back = backfill.Options(
+        topic=target, url=broker.url, archive=str(tmp_path), from_topic=name, chunk_rows=100
+    )
+    kill_at(tmp_path / "driver.log", words, "backfill", back)
+    assert backfill.run(spark, back, Progress()).rows_total == 400
+    again = read(target)
+    same = ["partition", "offset", "key", "value", "headers", "timestamp"]
+    assert again.select(same).equals(published.select(same))
 
 
 def test_two_runs_at_once(spark, client, topic, options, read, tmp_path):

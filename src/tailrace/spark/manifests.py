@@ -30,6 +30,7 @@ from tailrace.spark.archives import (
 )
 
 STAGING = "staging-"
+UNNAMED_KEPT_US = 24 * 3600 * 1_000_000
 BATCH_ROWS = 16_384
 BATCH_BYTES = 8 * 1024 * 1024
 _TRIES = 5
@@ -63,24 +64,26 @@ def publish(root: str | Path, manifest: Manifest) -> None:
 
 
 def put_version(folder: Path, version: int, data: bytes) -> None:
-    """A file for a version, whole and durably, unless there is one of that version or a later one:
-    `Fenced`."""
+    """A file for a version, whole and durably, unless there is one of that version or a later one: then
+    `Fenced`, and certainly nothing was put. After any other error it may be there."""
     folder.mkdir(parents=True, exist_ok=True)
+    known = _versions(folder)
+    if known and known[-1] >= version:
+        raise Fenced(f"{folder}: another run has put version {known[-1]} in place")
     name = manifest_name(version)
     temporary = folder / f"{name}.{os.urandom(8).hex()}"
     try:
         temporary.write_bytes(data)
         _sync(temporary)
-        os.link(temporary, folder / name)
-    except FileExistsError:
-        raise Fenced(f"{folder}: another run has put version {version} in place") from None
+        try:
+            os.link(temporary, folder / name)
+        except FileExistsError:
+            # Over a network, a link that was made may be answered as if it had been there: the count tells.
+            if temporary.stat().st_nlink < 2:
+                raise Fenced(f"{folder}: another run has put version {version} in place") from None
     finally:
         temporary.unlink(missing_ok=True)
     _sync(folder)
-    if _versions(folder)[-1] != version:
-        # Only possible when all that came since was cleaned up in between.
-        (folder / name).unlink()
-        raise Fenced(f"{folder}: other runs are beyond version {version}")
 
 
 def newest_version(folder: Path) -> bytes | None:
@@ -195,21 +198,25 @@ def drop(root: str | Path, files: Iterable[ArchiveFile]) -> None:
 
 
 def remove_garbage(root: str | Path, topic: str, now_us: int, keep_us: int) -> int:
-    """Remove what no reader can need any more and no run is writing: files, manifests and staging folders
-    older than `keep_us`. Returns how many files went."""
+    """Remove what no reader can need any more: files that no manifest has named for `keep_us`, and their
+    manifests. What no manifest ever named may belong to a run that is under way, so it stays for a day.
+    Returns how many files went."""
     root = Path(root)
     folder = root / state_folder(topic)
     manifests = [found for version in _versions(folder) if (found := _load(folder, version)) is not None]
-    named, old = kept_paths(manifests, now_us, keep_us)
+    kept, old = kept_paths(manifests, now_us, keep_us)
+    known = {path for manifest in manifests for path in manifest.paths()}
+    abandoned_us = now_us - max(keep_us, UNNAMED_KEPT_US)
     removed = 0
     for path in (root / topic_folder(topic)).rglob("*.parquet"):
-        if str(path.relative_to(root)) not in named and _older(path, now_us - keep_us):
+        name = str(path.relative_to(root))
+        if name not in kept and (name in known or _older(path, abandoned_us)):
             path.unlink(missing_ok=True)
             removed += 1
     for version in old:
         (folder / manifest_name(version)).unlink(missing_ok=True)
     for path in folder.glob(f"{STAGING}*"):
-        if _older(path, now_us - keep_us):
+        if _older(path, abandoned_us):
             shutil.rmtree(path, ignore_errors=True)
     return removed
 

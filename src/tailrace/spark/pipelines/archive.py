@@ -78,7 +78,7 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     target_bytes: Annotated[int, Meta(ge=1, description="size of merged files at most")] = 128 * 1024 * 1024
     merge_min: Annotated[int, Meta(ge=2, description="small neighbours that are worth a merge")] = 8
     keep_s: Annotated[
-        float, Meta(ge=0, description="how long files are kept that no manifest names any more")
+        float, Meta(ge=0, description="how long files stay that were merged, for those who read them")
     ] = 86_400.0
     accept_loss: Annotated[
         bool, Meta(description="go on behind messages that were trimmed before they were archived")
@@ -169,9 +169,12 @@ class Archiver:
             additions = {p: (span, files.pop(p, [])) for p, span in ranges.items()}
             drop(self._root, [file for others in files.values() for file in others])
             files = {partition: list(found) for partition, (_, found) in additions.items()}
-            publish(self._root, extended(manifest, additions, time.time_ns() // 1000))
-            named = True
+            self._progress.step(f"{topic}: naming the files of version {manifest.version + 1}")
+            following = extended(manifest, additions, time.time_ns() // 1000)
+            named = True  # From here on they may be, whatever is heard of it.
+            publish(self._root, following)
         except Fenced:
+            named = False
             return True  # Another run was first: begin again at what it has left.
         finally:
             if not named:
@@ -259,10 +262,12 @@ class Archiver:
                 (made,) = settled(root, topic, [Path(path)], run, hourly=hourly)[partition]
                 files.append(made)
                 merged.append((partition, group, made))
-            publish(root, replaced(manifest, merged, time.time_ns() // 1000))
-            named = True
+            following = replaced(manifest, merged, time.time_ns() // 1000)
+            named = True  # From here on they may be, whatever is heard of it.
+            publish(root, following)
             self._merged += sum(len(group) for _, group in groups)
         except Fenced:
+            named = False
             return  # Another run was first; it, or the next round, merges them.
         finally:
             if not named:
