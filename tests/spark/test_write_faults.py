@@ -185,7 +185,7 @@ def test_an_executor_is_killed(world: World) -> None:
 def test_everything_is_killed_at_random(world: World, seed: int) -> None:
     """Drivers and brokers die at random points of random batches, until everything is copied."""
     draw = random.Random(seed)
-    rows, batch, batches = 1200, 100, 12
+    rows, batch, batches = 600, 100, 6
     world.fill(rows)
     points = (
         "worker",
