@@ -79,7 +79,7 @@ def _read(process: Seen, name: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_killed_workers_and_a_killed_broker_lose_and_repeat_nothing(
     own_broker: BrokerProcess, tmp_path: Path
 ) -> None:
