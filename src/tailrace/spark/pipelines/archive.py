@@ -78,7 +78,7 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     target_bytes: Annotated[int, Meta(ge=1, description="size of merged files at most")] = 128 * 1024 * 1024
     merge_min: Annotated[int, Meta(ge=2, description="small neighbours that are worth a merge")] = 8
     keep_s: Annotated[
-        float, Meta(ge=0, description="how long files stay that were merged, for those who read them")
+        float, Meta(ge=0, description="how long files are kept that no manifest names any more")
     ] = 86_400.0
     accept_loss: Annotated[
         bool, Meta(description="go on behind messages that were trimmed before they were archived")
