@@ -280,6 +280,15 @@ def test_a_message_above_the_size_of_a_parcel_goes_alone(monkeypatch: pytest.Mon
     assert [len(m["value"]) for m in rows_of(parcels)["t", 0]] == [10, 900, 10, 10, 900, 900]
 
 
+def test_headers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PARCEL_BYTES", 1000)
+    kinds = {"value": "binary", "headers": "map<string,binary>", "topic": "string"}
+    rows = [{"value": b"", "headers": [("h", bytes(size))], "topic": "t"} for size in (10, 500, 500, 10, 10)]
+    rows += [{"value": b"", "headers": None, "topic": "t"}]
+    for topic in ("", "t"):
+        assert [parcel.rows for parcel in sort(kinds, [rows], topic=topic)] == [2, 4]
+
+
 # -- what is refused
 
 

@@ -210,8 +210,15 @@ def _headers(column: pa.Array, where: Where) -> pa.Array:
         row = int(np.searchsorted(ends, entry, "right")) - 1
         text = f"headers: {names[entry].as_py()!r} has no value in {where.row(row)}"
         raise InvalidRequest(text)
-    sizes = integers(pc.binary_length(names)) + integers(pc.binary_length(values))
-    totals = np.concatenate(([0], np.cumsum(sizes)))[ends]
-    where.longest("headers", pa.array(totals[1:] - totals[:-1]), HEADER_BYTES_MAX)
     mask = None if given.all() else pa.array(~given)
-    return pa.MapArray.from_arrays(pa.array(ends.astype(np.int32)), names, values, type=HEADERS, mask=mask)
+    column = pa.MapArray.from_arrays(pa.array(ends.astype(np.int32)), names, values, type=HEADERS, mask=mask)
+    where.longest("headers", pa.array(header_sizes(column)), HEADER_BYTES_MAX)
+    return column
+
+
+def header_sizes(column: pa.Array) -> Numbers:
+    """The bytes of the names and values of each row; the column is no slice of another."""
+    sizes = integers(pc.binary_length(column.keys)) + integers(pc.binary_length(column.items))
+    totals = np.concatenate(([0], np.cumsum(sizes)))[np.asarray(column.offsets)]
+    found: Numbers = totals[1:] - totals[:-1]
+    return found

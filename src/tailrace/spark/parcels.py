@@ -26,14 +26,14 @@ from tailrace.core.model import (
 from tailrace.format.builder import body_of, hashes_of, make_ids
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.format.schema import TIME, schema_of
-from tailrace.spark.message_columns import MessageColumns, Numbers, Where, integers, present
+from tailrace.spark.message_columns import MessageColumns, Numbers, Where, header_sizes, integers, present
 
 PARCEL_ROWS = 5_000
 PARCEL_BYTES = 1024 * 1024
 GATHERED_BYTES_MAX = 32 * 1024 * 1024
 """What one task holds back, for all targets together, to make good parcels of it."""
 ROW_BYTES = 48
-"""What a message takes besides its value and its key, about."""
+"""What a message takes besides its value, key and headers, about."""
 _partition_hash = mmh3.mmh3_32_uintdigest
 """That of `core.model.partition_of`, without a call in between for each row."""
 _OPTIONAL = (
@@ -163,6 +163,8 @@ class Sorting:
         sizes = integers(lengths) + ROW_BYTES
         if "key" in fields:
             sizes = sizes + integers(pc.binary_length(fields["key"]))
+        if "headers" in fields:
+            sizes = sizes + header_sizes(fields["headers"])
         codes = 2 * _partitions(topic, fields, sizes, where)
         if "deliver_at" in fields:
             codes += present(fields["deliver_at"])
