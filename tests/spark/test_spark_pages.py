@@ -45,7 +45,8 @@ def test_every_option_of_pipelines(name: str) -> None:
     expected = [
         [line.name, "(needed)" if line.default is None else line.default, line.meaning] for line in lines
     ]
-    assert listed == expected
+    missing = [f"| `{option}` | `{default}` | {meaning} |" for option, default, meaning in expected]
+    assert listed == expected, "\n".join(["edit docs/spark.md; the rows are:", *missing])
 
 
 def test_every_setting_of_sessions() -> None:
