@@ -198,26 +198,27 @@ class Analysis:
         progress = self._progress
         progress.step("reading what happened")
         events = self._keep(self._events())
-        count = events.count()
+        time_us = F.unix_micros("time")
+        appended = F.count(F.when(F.col("event") == "appended", 1))
+        found = events.agg(F.count("*"), appended, F.min(time_us), F.max(time_us)).first()
+        assert found is not None
+        progress.step("following messages", rows=found[1])
         messages = self._keep(self._messages(events))
-        progress.step("following messages", rows=messages.count())
         journeys_path = str(folder / "journeys")
         self._journeys(events, messages).write.option("compression", "zstd").parquet(journeys_path)
         journeys = self._keep(self._session.read.parquet(journeys_path))
         progress.step("latencies")
         stages, bars = self._stages(journeys, messages)
         progress.step("causes, consumers, keys")
-        span = events.agg(F.min(F.unix_micros("time")), F.max(F.unix_micros("time"))).first()
-        assert span is not None
         return Report(
             topic=self._options.topic,
             as_of=self._as_of.isoformat(timespec="seconds"),
-            span="nothing happened" if span[0] is None else f"{_moment(span[0])} to {_moment(span[1])}",
-            events=count,
-            messages=messages.count(),
+            span=f"{_moment(found[2])} to {_moment(found[3])}" if found[0] else "nothing happened",
+            events=found[0],
+            messages=found[1],
             stages=stages,
             bars=bars,
-            moments=self._moments(events),
+            moments=self._moments(events, found[2], found[3]) if found[0] else [],
             causes=self._causes(events),
             consumers=self._consumers(events),
             stuck=self._stuck(journeys, messages),
@@ -234,7 +235,8 @@ class Analysis:
         return events
 
     def _messages(self, events: DataFrame) -> DataFrame:
-        """When messages were published and appended, and their keys, as far as they are still there."""
+        """When messages were published and appended, and their keys, as far as they are still there; `seen`
+        are those that were appended in the time that is looked at."""
         from pyspark.sql import functions as F
 
         columns = "topic,partition,offset,key,timestamp,append_time"
@@ -245,6 +247,7 @@ class Analysis:
         appended = events.where("event = 'appended'").select(*PLACE, F.col("time").alias("appended"))
         return (
             appended.join(there, PLACE, "full")
+            .withColumn("seen", F.col("appended").isNotNull())
             .withColumn("appended", F.coalesce("appended", "stored"))
             .drop("stored")
         )
@@ -278,7 +281,7 @@ class Analysis:
         again = F.col("reopened") >= F.col("settled")
         for name in ("settled", "outcome"):
             journeys = journeys.withColumn(name, F.when(~F.coalesce(again, F.lit(False)), F.col(name)))
-        return journeys.drop("reopened").join(messages, PLACE, "left")
+        return journeys.drop("reopened").join(messages.drop("seen"), PLACE, "left")
 
     # -- figures
 
@@ -294,7 +297,7 @@ class Analysis:
                 group.alias("group"), F.lit(stage).alias("stage"), F.greatest(ms, F.lit(0.0)).alias("ms")
             )
 
-        times = took(messages, STAGES[0], F.lit(""))
+        times = took(messages.where("seen"), STAGES[0], F.lit(""))
         for stage in STAGES[1:]:
             times = times.union(took(journeys, stage, F.col("group")))
         times = self._keep(times)
@@ -314,15 +317,11 @@ class Analysis:
         ]
         return in_order(stages), bars
 
-    def _moments(self, events: DataFrame) -> list[Moment]:
+    def _moments(self, events: DataFrame, first_us: int, last_us: int) -> list[Moment]:
         from pyspark.sql import functions as F
 
-        done = events.where(F.col("event").isin("delivered", "nacked", "expired", *SETTLED))
-        bounds = done.agg(F.min(F.unix_micros("time")), F.max(F.unix_micros("time"))).first()
-        if bounds is None or bounds[0] is None:
-            return []
-        width_us = max((bounds[1] - bounds[0]) // STRETCHES + 1, 1)
-        at = F.floor((F.unix_micros("time") - bounds[0]) / width_us).alias("at")
+        width_us = (last_us - first_us) // STRETCHES + 1
+        at = F.floor((F.unix_micros("time") - first_us) / width_us).alias("at")
         counts: list[Any] = [
             F.count(F.when(F.col("event").isin(*names), 1)).alias(name)
             for name, names in (
@@ -331,10 +330,10 @@ class Analysis:
                 ("failed", ("nacked", "expired")),
             )
         ]
-        rows = {row["at"]: row for row in done.groupBy(at).agg(*counts).collect()}
+        rows = {row["at"]: row for row in events.groupBy(at).agg(*counts).collect()}
         return [
             Moment(
-                (bounds[0] + number * width_us) / 1e6,
+                (first_us + number * width_us) / 1e6,
                 *(rows[number][name] if number in rows else 0 for name in ("delivered", "settled", "failed")),
             )
             for number in range(max(rows) + 1)
