@@ -14,6 +14,7 @@ import pytest
 
 from tailrace import sync
 from tailrace.spark.pipelines.progress import Progress, Standing, Stopped, Supervisor
+from tests.cli.conftest import invoke
 from tests.e2e.broker_process import SRC, BrokerProcess
 from tests.spark import process_tree
 from tests.spark.conftest import MakeTopic
@@ -93,17 +94,43 @@ def slow(events):
 FOLLOWS = ["-o", "sql=SELECT offset FROM events", "--follow"]
 
 
+def test_a_signal_ends_a_run_that_follows(
+    spark: Any, broker: BrokerProcess, client: sync.Client, topic: MakeTopic, tmp_path: Path
+) -> None:
+    events = topic(partitions=1)
+    with client.producer(events) as producer:
+        producer.send(b"x")
+    first = tmp_path / "t" / "_tailrace" / f"{1:020}.json"
+    over = threading.Event()
+
+    def send_when_written() -> None:
+        while not over.wait(0.05):
+            if first.exists():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    sender = threading.Thread(target=send_when_written)
+    sender.start()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        words = ["--topic", events, "--url", broker.url, "-o", f"table={tmp_path / 't'}", *FOLLOWS]
+        done = invoke("pipeline", "run", "project", *words)
+    finally:
+        over.set()
+        sender.join()
+    assert (done.status, signal.getsignal(signal.SIGTERM)) == (0, before), done.err
+    assert "stopped; the next run goes on from here" in done.err
+    assert not spark.sparkContext._jsc.sc().isStopped()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "until", "number", "status"),
     [
         (FOLLOWS, "waiting for more", signal.SIGTERM, 0),
-        pytest.param(FOLLOWS, "waiting for more", signal.SIGINT, 130, marks=pytest.mark.long),
-        pytest.param(
-            ["-o", "function=slow_views:slow"], "1 events", signal.SIGTERM, 143, marks=pytest.mark.long
-        ),
-        pytest.param(
-            ["-o", "function=slow_views:slow"], "1 events", signal.SIGINT, 130, marks=pytest.mark.long
-        ),
+        (FOLLOWS, "waiting for more", signal.SIGINT, 130),
+        (["-o", "function=slow_views:slow"], "1 events", signal.SIGTERM, 143),
+        (["-o", "function=slow_views:slow"], "1 events", signal.SIGINT, 130),
     ],
 )
 def test_signals_end_a_run_cleanly(
