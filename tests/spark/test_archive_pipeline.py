@@ -196,10 +196,11 @@ def kill_at(log: Path, words: str, name: str, options: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("words", ["putting version 2", "naming the files of version 2", "merging"])
+@pytest.mark.parametrize("words", ["putting version 3", "naming the files of version 3", "merging"])
 def test_driver_killed_while_it_archives(words, spark, client, topic, options, read, tmp_path):
     name = topic(partitions=2)
     published = publish_random(client, name, 400)
+    # The first round is version 1, the merge of its files version 2.
     many = options(name, rows_per_round=150, rows_per_file=40, merge_min=2, keep_s=0.0)
     kill_at(tmp_path / "driver.log", words, "archive", many)
     assert read(name).equals(published)
