@@ -83,7 +83,9 @@ def test_views_and_pipeline(
 
 
 @pytest.mark.long
-def test_a_second_report_of_one_group(spark: Any, broker: BrokerProcess, story: str, tmp_path: Path) -> None:
+def test_a_second_report_of_one_group(
+    spark: Any, broker: BrokerProcess, client: sync.Client, story: str, tmp_path: Path
+) -> None:
     good = f"{story}-{GOOD}"
     for number in (1, 2):
         options = traces.Options(topic=story, url=broker.url, out=str(tmp_path), group=good, stuck_s=0)
@@ -91,6 +93,11 @@ def test_a_second_report_of_one_group(spark: Any, broker: BrokerProcess, story: 
         assert summary.folder.endswith(f"00000{number}")
         assert {stage.group for stage in summary.stages} == {"", good}
         assert summary.causes == summary.stuck == []
+    client.groups().reset(good, story, "earliest")
+    summary = traces.run(spark, options, Progress())
+    assert sorted((key.key, key.behind) for key in summary.stuck) == [
+        (f"key-{number}", MESSAGES // 4 - 1) for number in range(4)
+    ]
 
 
 @pytest.mark.long

@@ -84,11 +84,11 @@ class StuckKey(msgspec.Struct, frozen=True):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """How many messages took at least `low_ms` and less than the next bar, for a stage."""
+    """How many messages took so long for a stage: what is in a bucket of `bucket_low_ms`."""
 
     group: str
     stage: str
-    low_ms: float
+    bucket: int
     count: int
 
 
@@ -207,28 +207,28 @@ def _histograms(bars: Sequence[Bar]) -> list[str]:
     )
     figures = []
     for group, stage in kinds:
-        some = sorted(
-            (bar for bar in bars if (bar.group, bar.stage) == (group, stage)), key=lambda bar: bar.low_ms
-        )
+        some = {bar.bucket: bar.count for bar in bars if (bar.group, bar.stage) == (group, stage)}
         caption = stage.replace("_", " ") + (f", group {group}" if group else "")
         figures.append(_histogram(caption, some))
     return figures
 
 
-def _histogram(caption: str, bars: Sequence[Bar]) -> str:
-    most = max(bar.count for bar in bars)
-    step = (WIDTH - LEFT) / len(bars)
+def _histogram(caption: str, counts: dict[int, int]) -> str:
+    most = max(counts.values())
+    buckets = range(min(counts), max(counts) + 1)
+    step = (WIDTH - LEFT) / len(buckets)
     shapes = []
-    for number, bar in enumerate(bars):
-        tall = (HEIGHT - BOTTOM - 10) * bar.count / most
+    for number, bucket in enumerate(buckets):
+        count, low_ms = counts.get(bucket, 0), bucket_low_ms(bucket)
+        tall = (HEIGHT - BOTTOM - 10) * count / most
         x, y = LEFT + number * step, HEIGHT - BOTTOM - tall
-        label = f"from {_text(bar.low_ms)} ms: {bar.count:,}"
+        label = f"from {_text(low_ms)} ms: {count:,}"
         shapes.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(step - 1, 1):.1f}" height="{tall:.1f}" '
             f'fill="{COLOURS[0]}"><title>{label}</title></rect>'
         )
-        if number % max(1, len(bars) // 6) == 0:
-            shapes.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}">{_short_ms(bar.low_ms)}</text>')
+        if number % max(1, len(buckets) // 6) == 0:
+            shapes.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}">{_short_ms(low_ms)}</text>')
     return _figure(caption, [*shapes, _scale(most)])
 
 

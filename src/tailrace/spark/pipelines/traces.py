@@ -31,7 +31,6 @@ from tailrace.spark.pipelines.trace_report import (
     Report,
     Stage,
     StuckKey,
-    bucket_low_ms,
     in_order,
     page,
     with_slow_ones,
@@ -264,13 +263,13 @@ class Analysis:
 
         ended = when(*SETTLED)
         journeys = (
-            events.where("group is not null and offset is not null")
+            events.where("group is not null and offset is not null and event <> 'reset'")
             .groupBy(*PLACE, "group")
             .agg(
                 F.min(when("delivered")).alias("delivered"),
                 F.max(ended).alias("settled"),
                 F.max_by("event", ended).alias("outcome"),
-                F.max(when("reopened", "reset")).alias("reopened"),
+                F.max(when("reopened")).alias("reopened"),
                 number("delivered").alias("deliveries"),
                 number("nacked", "expired").alias("failures"),
                 F.max_by("member", when("delivered")).alias("member"),
@@ -278,10 +277,24 @@ class Analysis:
                 F.max_by("error", F.when(F.col("error").isNotNull(), F.col("time"))).alias("error"),
             )
         )
-        again = F.col("reopened") >= F.col("settled")
+        resets = (
+            events.where("event = 'reset'")
+            .groupBy("topic", "partition", "group")
+            .agg(F.collect_list(F.struct("offset", "time")).alias("resets"))
+        )
+        journeys = journeys.join(F.broadcast(resets), ["topic", "partition", "group"], "left")
+
+        def undone(reset: Column) -> Column:
+            return (reset["offset"] <= F.col("offset")) & (reset["time"] >= F.col("settled"))
+
+        nothing = F.lit(False)
+        again = F.coalesce(F.col("reopened") >= F.col("settled"), nothing)
+        again = again | F.coalesce(F.exists("resets", undone), nothing)
+        journeys = journeys.withColumn("again", again)
         for name in ("settled", "outcome"):
-            journeys = journeys.withColumn(name, F.when(~F.coalesce(again, F.lit(False)), F.col(name)))
-        return journeys.drop("reopened").join(messages.drop("seen"), PLACE, "left")
+            journeys = journeys.withColumn(name, F.when(~F.col("again"), F.col(name)))
+        journeys = journeys.drop("reopened", "resets", "again")
+        return journeys.join(messages.drop("seen"), PLACE, "left")
 
     # -- figures
 
@@ -311,10 +324,7 @@ class Analysis:
         ]
         bucket = F.floor(F.log2(F.greatest("ms", F.lit(0.5))) * BUCKETS_PER_DOUBLING).cast("int")
         counted = times.groupBy("group", "stage", F.greatest(bucket, F.lit(-1)).alias("bucket")).count()
-        bars = [
-            Bar(row["group"], row["stage"], bucket_low_ms(row["bucket"]), row["count"])
-            for row in counted.collect()
-        ]
+        bars = [Bar(row["group"], row["stage"], row["bucket"], row["count"]) for row in counted.collect()]
         return in_order(stages), bars
 
     def _moments(self, events: DataFrame, first_us: int, last_us: int) -> list[Moment]:
