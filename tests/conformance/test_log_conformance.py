@@ -316,9 +316,9 @@ def mixed(store: LogStore, count: int = 60) -> tuple[PartitionLog, list[Frame]]:
     return log, frames
 
 
-@pytest.mark.parametrize("mapped_bytes", [log_reader.MAPPED_BYTES, 0])
-def test_frames_by_their_index(store: LogStore, mapped_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_reader, "MAPPED_BYTES", mapped_bytes)
+@pytest.mark.parametrize("copied_bytes", [log_reader.COPIED_BYTES_MAX, 2000, 0])
+def test_frames_by_their_index(store: LogStore, copied_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "COPIED_BYTES_MAX", copied_bytes)
     log, frames = mixed(store)
     for wanted in ([0], [59], [7, 3, 41], [1, 5, 9, 13, 57], list(range(60)), [8, 8], []):
         assert same(log.read_entries(wanted), [frames[entry] for entry in wanted])

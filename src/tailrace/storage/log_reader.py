@@ -22,8 +22,8 @@ from tailrace.storage.scan import CHUNK, damaged, scan
 from tailrace.storage.segment import INDEX_STEP, Point, Segment, decode_index, last_false
 
 _INDEXES_KEPT = 8
-MAPPED_BYTES = 8 * 1024 * 1024
-"""More than this of one segment is not copied into memory at once."""
+COPIED_BYTES_MAX = 8 * 1024 * 1024
+"""So much of the frames that somebody asks for is copied into memory; the others are mapped."""
 T = TypeVar("T")
 
 
@@ -60,12 +60,13 @@ class LogReader:
         def find() -> list[tuple[Header, Buffer]]:
             wanted = sorted(set(entries))
             found: dict[int, tuple[Header, Buffer]] = {}
+            room = COPIED_BYTES_MAX
             for segment in self.segments:
                 here = wanted[
                     bisect_left(wanted, segment.first_entry) : bisect_left(wanted, segment.end_entry)
                 ]
                 if here:
-                    self._find_entries(segment, here, found)
+                    room = self._find_entries(segment, here, found, room)
             missing = [entry for entry in wanted if entry not in found]
             if missing:
                 raise StorageFault(f"{self.folder} does not hold entry {missing[0]}", outcome="none")
@@ -74,15 +75,16 @@ class LogReader:
         return self._steady(find)
 
     def _find_entries(
-        self, segment: Segment, wanted: list[int], found: dict[int, tuple[Header, Buffer]]
-    ) -> None:
+        self, segment: Segment, wanted: list[int], found: dict[int, tuple[Header, Buffer]], room: int
+    ) -> int:
+        """Add frames of a segment; returns how much of the room for copies is left."""
         limit, points, path = segment.size, self.points(segment), self.path(segment)
         handle = self.disk.open(path)
         try:
-            pieces = _pieces(points, wanted, limit)
-            mapped = sum(end - start for start, end in pieces) > MAPPED_BYTES
-            for start, end in pieces:
-                see = self.disk.map if mapped else self.disk.view
+            for start, end in _pieces(points, wanted, limit):
+                copied = end - start <= room
+                room -= end - start if copied else 0
+                see = self.disk.view if copied else self.disk.map
                 chunk, at = see(handle, start, end - start), 0
                 while at < len(chunk):
                     try:
@@ -96,6 +98,7 @@ class LogReader:
                     at += header.size
         finally:
             self.disk.close(handle)
+        return room
 
     def find_time(self, timestamp_us: int) -> int | None:
         """See `PartitionLog.find_time`."""
