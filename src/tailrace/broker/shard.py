@@ -301,7 +301,7 @@ class Shard:
             self._begun = True
             self._go_on()
         tail = self.tail
-        messages = size = data_bytes = delayed_bytes = 0
+        messages = size = data_bytes = waiting_bytes = 0
         delayed = -1
         for item in turn.frames:
             size += item.size
@@ -311,7 +311,9 @@ class Shard:
                 messages += item.header.count
             elif item.header.kind == frame.SCHEDULED:
                 delayed = item.header.entry
-                delayed_bytes += item.size
+                waiting_bytes += item.size
+            elif item.header.kind == frame.STAGED:
+                waiting_bytes += item.size
         for respond, reply in turn.replies:
             respond(reply, NOTHING)
         if messages:
@@ -323,7 +325,7 @@ class Shard:
             self.buries(self)
         if delayed >= 0:
             self.releases.stored(delayed)
-        data_bytes += delayed_bytes
+        data_bytes += waiting_bytes
         self.upkeep.wrote(data_bytes, size - data_bytes)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
