@@ -131,6 +131,7 @@ def test_a_signal_ends_a_run_that_follows(
         (FOLLOWS, "waiting for more", signal.SIGINT, 130),
         (["-o", "function=slow_views:slow"], "1 events", signal.SIGTERM, 143),
         (["-o", "function=slow_views:slow"], "1 events", signal.SIGINT, 130),
+        (["-o", "function=slow_views:slow"], "1 events", signal.SIGKILL, 1),
     ],
 )
 def test_signals_end_a_run_cleanly(
@@ -167,11 +168,16 @@ def test_signals_end_a_run_cleanly(
             said += line
         seen = process_tree.tree(running.pid)
         assert "java" in map(process_tree.name, seen)
-        # As a terminal does: everybody gets it.
-        os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
+        if number == signal.SIGINT:
+            os.killpg(running.pid, number)  # As a terminal does: everybody gets it.
+        elif number == signal.SIGTERM:
+            running.send_signal(number)
+        else:
+            process_tree.kill([one for one in seen if process_tree.name(one) == "java"])
         out, err = running.communicate(timeout=100)
         assert (running.returncode, "Traceback" in err) == (status, False), said + err
-        assert "stopped; the next run goes on from here" in err
+        assert ("error: " in err) == (number == signal.SIGKILL)
+        assert ("stopped; the next run goes on from here" in err) == (number != signal.SIGKILL)
         assert ("rounds" in out) == ("--follow" in arguments)
         assert process_tree.gone(seen, 20.0)
     finally:

@@ -128,7 +128,7 @@ def _run(found: Pipeline, options: Any, master: str, conf: Mapping[str, str], ou
             summary = None
         finally:
             if ours:
-                spark.stop()
+                _end(spark)
     if summary is not None:
         _print(output, summary)
     if received:
@@ -146,6 +146,15 @@ def _session(app: str, master: str, conf: Mapping[str, str]) -> tuple[SparkSessi
     spark_sql: Any = sys.modules.get("pyspark.sql")
     before = spark_sql.SparkSession.getActiveSession() if spark_sql else None
     return session(app, master=master, conf={"spark.log.level": "ERROR", **conf}), before is None
+
+
+def _end(spark: SparkSession) -> None:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        spark.stop()
+    except (Py4JError, OSError):
+        return  # The JVM is gone; whatever went wrong with it is told.
 
 
 def told(error: Exception) -> TailraceError:

@@ -36,6 +36,9 @@ class Program:
         events.createOrReplaceTempView("events")
         if previous is not None:
             previous.createOrReplaceTempView("previous")
+        else:
+            # Another projection may have left one in this session.
+            self._session.catalog.dropTempView("previous")
         return self._session.sql(self.text)
 
 

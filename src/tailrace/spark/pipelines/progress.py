@@ -117,14 +117,22 @@ class Supervisor:
         self._thread.join()
 
     def _run(self) -> None:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        try:
+            while not self._over.wait(LOOK_EVERY_S):
+                self._look()
+        except (Py4JError, OSError):
+            return  # The JVM is gone; the pipeline itself finds that out, and tells it.
+
+    def _look(self) -> None:
         context = self._session.sparkContext
+        if self._progress.stopping:
+            context.cancelAllJobs()
+            return
         tracker = context.statusTracker()
-        while not self._over.wait(LOOK_EVERY_S):
-            if self._progress.stopping:
-                context.cancelAllJobs()
-                continue
-            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-            standing = self._progress.standing
-            standing.tasks = sum(stage.numTasks for stage in stages if stage is not None)
-            standing.tasks_done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
-            self._progress.shown()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        standing = self._progress.standing
+        standing.tasks = sum(stage.numTasks for stage in stages if stage is not None)
+        standing.tasks_done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+        self._progress.shown()

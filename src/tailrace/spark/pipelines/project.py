@@ -224,9 +224,11 @@ class Projection:
         if newest is not None and not newest.written:
             if not rebuild:
                 self._check_program(newest)
+                check_topics(newest.topics, self._topic_ids())
                 return self._write(newest)
-            # Its rows may be decided already, and must be there before they can be trimmed.
-            self._write(newest)
+            # Its rows may be decided already, and must be there before they can be trimmed. If they are not,
+            # this decides that there are none.
+            self._save(self._session.createDataFrame([], "value binary"), newest)
         base = None if rebuild else newest
         plan = self._plan(newest, base, self._options.rows_per_round)
         if not plan.events:
@@ -253,15 +255,17 @@ class Projection:
             self._progress.step(f"version {planned.version}: trimming {self._options.to_topic}")
             self._link.ask(TrimTopic(self._options.to_topic, partition, offset))
         self._progress.step(f"version {planned.version}: {events:,} events")
-        result = self._program(self._events(planned.starts, planned.ends), None)
-        writing = result.write.format("tailrace").mode("append").option("url", self._url)
-        writing = writing.option("timeout_s", str(self._options.timeout_s))
-        writing = writing.option("topic", self._options.to_topic)
-        writing.option("txn_app_id", planned.writer).option("txn_version", str(planned.version)).save()
+        self._save(self._program(self._events(planned.starts, planned.ends), None), planned)
         self._progress.step(f"version {planned.version}: noting that it is written")
         self.positions.replace(msgspec.structs.replace(planned, written=True))
         self.positions.tidy()
         return events
+
+    def _save(self, rows: DataFrame, planned: Position) -> None:
+        writing = rows.write.format("tailrace").mode("append").option("url", self._url)
+        writing = writing.option("timeout_s", str(self._options.timeout_s))
+        writing = writing.option("topic", self._options.to_topic)
+        writing.option("txn_app_id", planned.writer).option("txn_version", str(planned.version)).save()
 
     # -- both
 
@@ -269,8 +273,7 @@ class Projection:
         """The next round after `base`, or a first one; `newest` is what a rebuild has to be as good as."""
         from tailrace.spark.slices import share
 
-        numbers = {topic.name: topic.id for topic in self._link.topics()}
-        topics = {name: numbers[name] for name in self._topics if name in numbers}
+        topics = self._topic_ids()
         earliest = {topic: dict(enumerate(self._earliest(topic))) for topic in self._topics}
         latest = {topic: dict(enumerate(self._link.offsets(topic, LATEST))) for topic in self._topics}
         if base is not None:
@@ -297,6 +300,9 @@ class Projection:
                 f"the projection was made by {base.program!r}, not by {self._program.text!r}",
                 hint="--option rebuild=true makes it anew; another projection needs another folder",
             )
+
+    def _topic_ids(self) -> dict[str, int]:
+        return {topic.name: topic.id for topic in self._link.topics() if topic.name in self._topics}
 
     def _earliest(self, topic: str) -> list[int]:
         """Where each partition begins, in the archive or else in the log."""
