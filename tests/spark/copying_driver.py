@@ -72,8 +72,12 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True):
 if __name__ == "__main__":
     copying = msgspec.json.decode(sys.argv[1], type=Copying)
     os.environ["SPARK_WORKER_DIR"] = copying.checkpoint + "-work"
-    local = {"spark.local.dir": copying.checkpoint + "-local", "spark.log.level": "ERROR"}
-    session = sessions.session("copying", master=copying.master, conf=local)
+    conf = {
+        "spark.local.dir": copying.checkpoint + "-local",
+        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # It does not live long.
+    }
+    session = sessions.session("copying", master=copying.master, conf=conf)
     copying.run(session)
     print(json.dumps({"done": True}), flush=True)
     session.stop()
