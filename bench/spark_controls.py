@@ -7,7 +7,6 @@ Workers import this module, so the folder above it is on their path.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from bench.roles.rows import table
+from tailrace.format.builder import make_ids
 from tailrace.format.tabular import POSITIONED
 from tailrace.spark.row_batches import ddl
 
@@ -52,24 +52,25 @@ class Part(InputPartition):
 def pool(value_bytes: int, keys: int) -> list[pa.RecordBatch]:
     """The batches, made once in a worker."""
     draw = np.random.default_rng(20260101)
-    return [_batch(value_bytes, keys, draw, number * BATCH_ROWS) for number in range(POOL)]
+    return [_batch(value_bytes, keys, draw) for _ in range(POOL)]
 
 
-def _batch(value_bytes: int, keys: int, draw: np.random.Generator, first: int) -> pa.RecordBatch:
+def _batch(value_bytes: int, keys: int, draw: np.random.Generator) -> pa.RecordBatch:
     rows = table(BATCH_ROWS, value_bytes, keys, draw)
-    offsets = np.arange(first, first + BATCH_ROWS)
+    offsets = np.arange(BATCH_ROWS)
     now = pa.array(np.full(BATCH_ROWS, time.time_ns() // 1000), pa.int64()).cast(
         POSITIONED.field("timestamp").type
     )
     ends = np.arange(BATCH_ROWS + 1, dtype=np.int32) * np.int32(16)
+    ids = make_ids(
+        BATCH_ROWS, time.time_ns() // 1_000_000, int(draw.integers(1 << 62)), int(draw.integers(1 << 12))
+    )
     given: dict[str, Any] = {
         "topic": pa.repeat(pa.scalar("bench"), BATCH_ROWS),
         "partition": pa.array(np.zeros(BATCH_ROWS, np.int32)),
         "offset": pa.array(offsets),
         "sequence": pa.array(offsets + 1),
-        "id": pa.Array.from_buffers(
-            pa.binary(), BATCH_ROWS, [None, pa.py_buffer(ends), pa.py_buffer(os.urandom(16 * BATCH_ROWS))]
-        ),
+        "id": pa.Array.from_buffers(pa.binary(), BATCH_ROWS, [None, pa.py_buffer(ends), pa.py_buffer(ids)]),
         "key": rows.column("key"),
         "value": rows.column("value"),
         "timestamp": now,
@@ -84,12 +85,15 @@ def _batch(value_bytes: int, keys: int, draw: np.random.Generator, first: int) -
 
 
 def _yielded(part: Part, value_bytes: int, keys: int) -> Iterator[pa.RecordBatch]:
-    batches, left, number = pool(value_bytes, keys), part.rows, 0
-    while left:
-        batch = batches[number % POOL]
-        yield batch if left >= BATCH_ROWS else batch.slice(0, left)
-        left -= min(left, BATCH_ROWS)
-        number += 1
+    batches, offset_at = pool(value_bytes, keys), POSITIONED.get_field_index("offset")
+    for number, first in enumerate(range(0, part.rows, BATCH_ROWS)):
+        rows = min(BATCH_ROWS, part.rows - first)
+        batch = batches[number % POOL].slice(0, rows)
+        # Positions grow as those of a topic do, because Parquet would make a dictionary of few numbers.
+        offsets = np.arange(first, first + rows)
+        for column, numbers in ((offset_at, offsets), (offset_at + 1, offsets + 1)):
+            batch = batch.set_column(column, POSITIONED.field(column), pa.array(numbers))
+        yield batch
 
 
 def _parts(rows: int, partitions: int) -> list[Part]:
