@@ -175,8 +175,11 @@ def test_signals_end_a_run_cleanly(
         else:
             process_tree.kill([one for one in seen if process_tree.name(one) == "java"])
         out, err = running.communicate(timeout=100)
-        assert (running.returncode, "Traceback" in err) == (status, False), said + err
-        assert ("error: " in err) == (number == signal.SIGKILL)
+        assert running.returncode == status, said + err
+        if number == signal.SIGKILL:  # The library between Spark and Python may have logged a traceback.
+            assert "\nerror: the JVM of Spark has ended with -9\nhint: run it again" in "\n" + err
+        else:
+            assert "Traceback" not in err, err
         assert ("stopped; the next run goes on from here" in err) == (number != signal.SIGKILL)
         assert ("rounds" in out) == ("--follow" in arguments)
         assert process_tree.gone(seen, 20.0)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_FORCED = 1
+JVM_ENDS_S = 0.5
+"""Its sockets are closed a moment before it is gone."""
 # Spark puts the whole traceback of a Python process into its message; ours is the last line of it.
 _OURS = re.compile(rf"tailrace\.errors\.({'|'.join(kind.__name__ for kind in BY_CODE.values())}): (.*)")
 
@@ -123,7 +125,7 @@ def _run(found: Pipeline, options: Any, master: str, conf: Mapping[str, str], ou
             summary = None
         except Exception as error:
             if not progress.stopping:
-                raise told(error) from error
+                raise (_gone(spark) or told(error)) from error
             # What a cancelled job raises says nothing but that it was cancelled.
             summary = None
         finally:
@@ -155,6 +157,22 @@ def _end(spark: SparkSession) -> None:
         spark.stop()
     except (Py4JError, OSError):
         return  # The JVM is gone; whatever went wrong with it is told.
+
+
+def _gone(spark: SparkSession) -> TailraceError | None:
+    """The error to tell when the JVM has ended; what Spark raises then says nothing of it."""
+    from subprocess import TimeoutExpired
+
+    gateway: Any = spark.sparkContext._gateway
+    jvm = gateway.proc
+    if jvm is None:  # It was there before us, as under spark-submit.
+        return None
+    try:
+        status = jvm.wait(JVM_ENDS_S)
+    except TimeoutExpired:
+        return None
+    hint = "run it again: it goes on; if it was short of memory, --conf spark.driver.memory=4g gives it more"
+    return TailraceError(f"the JVM of Spark has ended with {status}", hint=hint)
 
 
 def told(error: Exception) -> TailraceError:
