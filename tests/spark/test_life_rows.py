@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tailrace.client.fact_feed import FactPiece, piece_of
 from tailrace.core.commands import TrimTopic
 from tailrace.core.delivery_commands import Extend, ReadFacts, Reopen, SettleOffsets, Trace
 from tailrace.core.group_commands import ResetGroup
+from tailrace.spark.group_rows import GROUPS
 from tailrace.spark.life_rows import EVENTS, LIFECYCLE, LifeRows, expand
 from tailrace.spark.lifecycle import add_piece
 from tests.broker.queue_engine import QueueEngine
@@ -200,3 +202,11 @@ def act(broker: QueueEngine, what: str, message: Any) -> None:
         broker.ask(Extend("t", 0, "g", [message.lease], 9000))
     else:
         broker.reject(message)
+
+
+def test_the_page_names_the_columns_and_events_of_both_views() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    for view, schema in (("lifecycle", LIFECYCLE), ("groups", GROUPS)):
+        assert f"| `{view}` | {', '.join(f'`{name}`' for name in schema.names)} |" in page
+    missing = [event for event in EVENTS if f"`{event}`" not in page]
+    assert not missing
