@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,6 +70,8 @@ def serve(
 
 
 def _run(options: ServerOptions, output: Output) -> None:
+    sys.meta_path.insert(0, _NoPandas())
+
     import uvloop
 
     from tailrace.broker.node import serve as serve_node
@@ -77,6 +81,15 @@ def _run(options: ServerOptions, output: Output) -> None:
         uvloop.run(serve_node(options, ready=lambda node: _announce(node, options, output)))
     except OSError as error:
         raise _explained(error, options) from error
+
+
+class _NoPandas(MetaPathFinder):
+    """Where pandas is installed, pyarrow imports it at the first array that is made: 0.2 s on the loop and
+    some 50 MB, in the middle of the work, for nothing. In the broker's process it is not to be found."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the broker does without pandas", name=name)
 
 
 def _announce(node: Node, options: ServerOptions, output: Output) -> None:
