@@ -19,6 +19,7 @@ import tailrace
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "good"
+PATIENCE_S = 10.0
 
 
 class Lap(NamedTuple):
@@ -75,6 +76,11 @@ async def _main(url: str) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         if line == "lap\n":
+            until_s = loop.time() + PATIENCE_S
+            while (
+                not life.published and loop.time() < until_s
+            ):  # An attack may be over sooner than a publish.
+                await asyncio.sleep(0.005)
             for task in tasks:
                 if task.done():
                     life.failures.append(repr(task.exception()))
