@@ -106,8 +106,8 @@ class History:
         self.resets: list[Reset] = []
         self.together: list[list[Message]] = []
         """Messages of several partitions that are all there or not at all."""
-        self.trimmed: set[bytes] = set()
-        """What may have been dropped from the log."""
+        self.trimmed: dict[bytes, int] = {}
+        """What may have been dropped from the log, and since when."""
         self.rules: dict[str, Rules] = {}
         self.crashes: list[tuple[int, int]] = []
         """From when until when facts that gate nothing may have been lost."""
@@ -141,6 +141,8 @@ class History:
         """Whether there is any good reason why a lease did not hold a message any more at a time. `family` is
         everything of the same key in that group."""
         if by_us >= given.deadline_us or any(act.sent_us <= by_us for act in given.acts):
+            return True
+        if self.trimmed.get(given.value, FOREVER) <= by_us:
             return True
         since_us = given.decided_us
         if self.crashed(since_us, by_us) or self.reset_between(given.group, since_us, by_us):

@@ -305,7 +305,7 @@ class DeliveryWorld(VirtualTime):
         offset = self.random.randint(0, end)
         for at, (value, _) in rows_in(self.life.engine, TOPIC, partition).items():
             if at < offset:
-                self.history.trimmed.add(self.known_as(value, partition, at))
+                self.history.trimmed.setdefault(self.known_as(value, partition, at), self.clock.now_us())
 
         def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
             self.seen["trimmed"] += not isinstance(reply, Refusal)
@@ -364,7 +364,7 @@ class DeliveryWorld(VirtualTime):
         for number in range(self.partitions):
             rows = rows_in(engine, TOPIC, number)
             log[number] = {at: self.known_as(value, number, at) for at, (value, _) in rows.items()}
-        names = {value for values in log.values() for value in values.values()} | self.history.trimmed
+        names = {value for values in log.values() for value in values.values()} | self.history.trimmed.keys()
         self._check_ticks(sum(name.startswith(TICK) for name in names))
         resets = [reset.group for reset in self.history.resets if reset.result != "none"]
         lives = {name: 1 + resets.count(name) for name in self.options}
