@@ -262,3 +262,9 @@ BUGS: list[Plant] = [
 def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert _first_caught() is not None
+
+
+@pytest.mark.parametrize("seed", [934, 1571])
+def test_seeds_that_failed_once(seed: int) -> None:
+    """934: a leased message is trimmed. 1571: staged messages become due while they are applied."""
+    delivery_world.run(seed)

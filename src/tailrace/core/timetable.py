@@ -128,7 +128,9 @@ class Timetable:
         assert view.ids is not None
         assert count < 1 << ROW_BITS
         rows = np.empty((count, WIDTH), np.int64)
-        rows[:, AT] = view.deliver_at_us
+        # Staged messages may have become due while they were applied: what was released already lies before
+        # them all the same.
+        rows[:, AT] = np.maximum(view.deliver_at_us, fact.append_time_us)
         rows[:, REF] = np.arange(count) + ref_of(fact.entry, 0)
         rows[:, HIGH : LOW + 1] = view.ids.view(np.int64)
         self.wheel.advance(fact.append_time_us)
