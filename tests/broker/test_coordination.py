@@ -11,6 +11,7 @@ from tailrace.broker.clock import ManualClock
 from tailrace.broker.engine import Engine
 from tailrace.broker.shard import Shard
 from tailrace.core.commands import (
+    EARLIEST,
     AlterTopic,
     ClaimProducer,
     CreateTopic,
@@ -364,6 +365,28 @@ def test_a_full_disk_only_delays_a_grant() -> None:
     group.known["a"] = joined
     group.follow()
     assert len(group.known["a"].owned) == 2
+
+
+@pytest.mark.parametrize("assignment", ["partitions", "shared"])
+def test_a_reset_that_a_full_disk_took_back_leaves_members_that_can_lease(assignment: str) -> None:
+    group = Members(1, assignment=assignment)
+    group.join("a")
+    broker = group.broker
+    broker.publish(b"x")
+    broker.log().fail_next(Full("no space", outcome="none"))
+    broker.threads.holding = True
+    answers = broker.submit(ResetGroup("g", "t", timestamp_us=EARLIEST, force=True))
+    broker.engine.coordination.settle("g")  # Members are told of what is not on the disk yet.
+    broker.settle()
+    broker.threads.holding = False
+    for _ in range(10):
+        broker.threads.run_held()
+        broker.settle()
+    ((refused, _),) = answers
+    assert isinstance(refused, Refusal)
+    broker.pass_s(3)
+    group.follow()
+    assert len(group.lease("a", 0).grants) == 1
 
 
 def test_a_coordinator_that_fails_refuses_its_groups_only() -> None:

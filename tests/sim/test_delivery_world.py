@@ -264,7 +264,8 @@ def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) ->
     assert _first_caught() is not None
 
 
-@pytest.mark.parametrize("seed", [934, 1571])
+@pytest.mark.parametrize("seed", [934, 1571, 1725])
 def test_seeds_that_failed_once(seed: int) -> None:
-    """934: a leased message is trimmed. 1571: staged messages become due while they are applied."""
+    """934: a leased message is trimmed. 1571: staged messages become due while they are applied.
+    1725: the disk is full while a shared group is reset, and members keep the generation that was lost."""
     delivery_world.run(seed)

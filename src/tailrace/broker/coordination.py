@@ -16,7 +16,7 @@ from tailrace.broker.granting import Granting
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump, Timer
 from tailrace.broker.seats import Seats
-from tailrace.broker.shard import NOTHING, refuse
+from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core import group_commands as verbs
 from tailrace.core.commands import Done, Reply
 from tailrace.core.coordination_commands import (
@@ -44,6 +44,7 @@ TOPICS_MAX = 1_000
 SETTLE_US = 5_000_000
 """So long an answer waits for partitions that are slow to take a group; those with a fault are not waited
 for."""
+FORCE_RETRY_US = 100_000
 OWN_GROUPS = {"_redrive": ".dlq"}
 """Groups of Tailrace's own, and how the topics end that they may be on."""
 
@@ -96,6 +97,18 @@ class Coordination:
                     self._command(group.name, ResizeTopics(group.name, sizes), lambda reply: None)
                 self.settle(group.name)
         self._delist_strangers(known)
+
+    def reopened(self, shard: Shard) -> None:
+        """A partition was built anew from its log, without what was decided last: what others were told of
+        that, a reset's generation for one, does not hold any more."""
+        place = (shard.topic, shard.partition)
+        for home, machine in self.coordinators.machines():
+            for group in machine.groups.by_name.values():
+                if place in group.all_places():
+                    self.granting.learn(group, place, shard)
+                elif home is not shard:
+                    continue
+                self.settle(group.name)
 
     def _delist_strangers(self, known: set[str]) -> None:
         """Groups that were deleted just before a crash are forgotten by partitions that had no time to."""
@@ -185,11 +198,14 @@ class Coordination:
             return
         self.granting.carry(found)
         due_us = found.revoke_due_us()
-        timer = self._force_timers.get(group)
-        if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):
-            if timer is not None:
-                timer.cancel()
-            self._force_timers[group] = self._pump.at(due_us, lambda now_us: self._force(group))
+        if due_us is not None:
+            # One that is refused, because the disk is full, is tried again in a while.
+            due_us = max(due_us, self._pump.clock.now_us() + FORCE_RETRY_US)
+            timer = self._force_timers.get(group)
+            if timer is None or timer.action is None or timer.due_us > due_us:
+                if timer is not None:
+                    timer.cancel()
+                self._force_timers[group] = self._pump.at(due_us, lambda now_us: self._force(group))
         self._touch(group)
 
     def _force(self, group: str) -> None:

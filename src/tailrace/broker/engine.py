@@ -93,6 +93,7 @@ class Engine:
 
     def _opened(self, shard: Shard) -> None:
         shard.buries = self.burial.take_up
+        shard.reopened = self.coordination.reopened
         shard.start()
 
     def _sync(self, now_us: int) -> None:

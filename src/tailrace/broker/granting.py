@@ -134,15 +134,22 @@ class Granting:
 
     def adopt(self, group: Group) -> None:
         """After recovery: what partitions have on disk they need not be told again."""
-        carried = self._groups[group.name] = _Carried()
+        self._groups[group.name] = _Carried()
         for place in group.all_places():
             shard = self.shard(place)
             if shard is not None and shard.fault is None:
-                queues = shard.state.queues
-                reached = queues.grant(group.name)
-                if reached is not None and queues.policy(group.name) == group.policy:
-                    owned = ("", 0) if group.shared else reached
-                    carried.confirmed[place] = Grant(*owned, queues.is_paused(group.name))
+                self.learn(group, place, shard)
+
+    def learn(self, group: Group, place: Place, shard: Shard) -> None:
+        """A partition was built from its log: what it has of a group there is all that it confirmed."""
+        carried = self._groups.setdefault(group.name, _Carried())
+        queues = shard.state.queues
+        reached = queues.grant(group.name)
+        if reached is not None and queues.policy(group.name) == group.policy:
+            owned = ("", 0) if group.shared else reached
+            carried.confirmed[place] = Grant(*owned, queues.is_paused(group.name))
+        else:
+            carried.confirmed.pop(place, None)
 
     def carry(self, group: Group) -> None:
         """Compare all partitions of a group with what is wanted, and send what is missing."""

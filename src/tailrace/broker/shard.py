@@ -85,6 +85,8 @@ class Shard:
         self.releases = Releases(self)
         self.buries: Callable[[Shard], None] = lambda shard: None
         """Called when messages of it have to go to the dead letters; set by who takes them there."""
+        self.reopened: Callable[[Shard], None] = lambda shard: None
+        """Called when it was built anew from its log and takes commands again."""
         self.log: PartitionLog = store.log(name)
         self.state: core.Partition
         """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
@@ -385,9 +387,13 @@ class Shard:
                 return
             self._adopt(*recovered)
             self._notify()
-            self.pump.at(self._full_until_us, lambda now_us: self.start())
+            self.pump.at(self._full_until_us, self._restart)
 
         self.run_in_order(work, done)
+
+    def _restart(self, now_us: int) -> None:
+        self.start()
+        self.reopened(self)
 
     @property
     def partition(self) -> int:
