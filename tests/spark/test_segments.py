@@ -158,7 +158,10 @@ def test_deleted_segment_is_loss(copied, written, caplog):
     first_files(copied, name, ".log")[0].unlink()
     with pytest.raises(NotFound, match=f"{name}/0 from 0 to .*deleted.*fail_on_data_loss"):
         list(segment_frames(options.data, parts[0]))
-    assert list(segment_frames(options.data, parts[0], fail_on_data_loss=False)) == []
+    left = [
+        header.base_offset for header, _ in segment_frames(options.data, parts[0], fail_on_data_loss=False)
+    ]
+    assert left[0] == parts[0].parts[1].start, "only what the deleted segment held is left out"
     assert "left out" in caplog.text
     # A segment that goes while it is open is read to its end.
     reading = segment_frames(options.data, parts[1])
@@ -261,7 +264,7 @@ def test_spark_reads_the_same_from_files_and_broker(spark, broker, written):
     through = spark.read.format("tailrace").options(url=broker.url, topic=name, end=ends).load()
     files = reading.load()
     assert files.schema == through.schema
-    assert files.rdd.getNumPartitions() == sum(len(log.segments) for log in found)
+    assert files.rdd.getNumPartitions() == len(found) < sum(len(log.segments) for log in found)
     order = [(column, "ascending") for column in ("partition", "offset")]
     assert files.toArrow().sort_by(order).equals(through.toArrow().sort_by(order))
     assert files.count() == len(readable(published, found))

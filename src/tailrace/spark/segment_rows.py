@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +42,14 @@ class PooledDisk(ViewedDisk):
         return self.view(handle, position, length)
 
 
+@dataclass(frozen=True)
+class SealedSlice(Slice):
+    """A slice and the segments that it is read from, one after the other: each as a slice of its own, whose
+    source is the file."""
+
+    parts: tuple[Slice, ...] = ()
+
+
 class SegmentReader(DataSourceReader):
     """Plans slices of sealed segments on the driver and reads them in workers."""
 
@@ -51,21 +60,21 @@ class SegmentReader(DataSourceReader):
         self._now_us = time.time_ns() // 1000
 
     def partitions(self) -> list[InputPartition]:
-        """A slice per segment, or several of at most `rows_per_partition`, in the order of offsets."""
+        """A slice per partition, or several of at most `rows_per_partition`, in the order of offsets."""
         return list(planned(self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slice."""
         options = self._options
-        if not isinstance(partition, Slice):
+        if not isinstance(partition, SealedSlice):
             return iter(())
         frames = segment_frames(options.data, partition, fail_on_data_loss=options.fail_on_data_loss)
         choose = [unexpired(self._now_us)] if options.skip_expired else []
         return row_batches(frames, partition, self._columns, choose)
 
 
-def planned(options: ReadOptions) -> list[Slice]:
-    """The slices of a read: what the folder has now. Each names the segment that holds it."""
+def planned(options: ReadOptions) -> list[SealedSlice]:
+    """The slices of a read: what the folder has now."""
     catalog = load_catalog(options.data)
     disk = ViewedDisk(f"{options.data}/{TOPICS}")
     logs: dict[Place, SealedLog] = {}
@@ -81,22 +90,34 @@ def planned(options: ReadOptions) -> list[Slice]:
     )
     for loss in losses:
         _lost(f"{loss}: the log was trimmed", options.fail_on_data_loss)
-    slices = []
-    for (topic, partition), (start, end) in sorted(spans.items()):
-        for segment in logs[topic, partition].segments:
-            span = max(start, segment.base_offset), min(end, segment.end_offset)
-            path = f"{logs[topic, partition].folder}/{segment.name}"
-            parts = cut({(topic, partition): span}, options.rows_per_partition)
-            slices += [Slice(topic, partition, part.start, part.end, path) for part in parts]
-    return slices
+    slices = cut(spans, options.rows_per_partition)
+    return [_located(part, logs[part.topic, part.partition]) for part in slices]
+
+
+def _located(part: Slice, sealed: SealedLog) -> SealedSlice:
+    """A slice with the segments that hold it."""
+    parts = []
+    for segment in sealed.segments:
+        start, end = max(part.start, segment.base_offset), min(part.end, segment.end_offset)
+        if start < end:
+            path = f"{sealed.folder}/{segment.name}"
+            parts.append(Slice(part.topic, part.partition, start, end, path))
+    return SealedSlice(part.topic, part.partition, part.start, part.end, parts=tuple(parts))
 
 
 def segment_frames(
-    data: str, part: Slice, *, fail_on_data_loss: bool = True
+    data: str, part: SealedSlice, *, fail_on_data_loss: bool = True
 ) -> Iterator[tuple[Header, memoryview]]:
     """The data frames that hold the offsets of a slice, checked; the first and the last may reach beyond
     it."""
     disk = PooledDisk(f"{data}/{TOPICS}")
+    for piece in part.parts:
+        yield from _file_frames(disk, piece, fail_on_data_loss)
+
+
+def _file_frames(
+    disk: ViewedDisk, part: Slice, fail_on_data_loss: bool
+) -> Iterator[tuple[Header, memoryview]]:
     folder, _, name = part.source.rpartition("/")
     at = part.start
     try:
