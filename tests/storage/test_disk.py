@@ -82,13 +82,51 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     handle = disk.open("file", create=True)
     real = os.pwritev
 
-    def short(fd: int, parts: Sequence[bytes], position: int) -> int:
+    def short(fd: int, parts: Sequence[bytes], position: int, flags: int = 0) -> int:
         return real(fd, [b"".join(parts)[:5]], position)
 
     monkeypatch.setattr(os, "pwritev", short)
     parts = [b"abc", b"", b"defgh", b"i", b"jklmnopq"]
     disk.write(handle, parts, 2)
     assert disk.read(handle, 2, 100) == b"".join(parts)
+
+
+@pytest.mark.parametrize("cached_only", [False, True])
+def test_bulk_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached_only: bool) -> None:
+    """In several calls, around the page cache where the system can do that."""
+    calls: list[tuple[int, int]] = []
+    real = os.pwritev
+
+    def noted(fd: int, parts: Sequence[bytes], position: int, flags: int = 0) -> int:
+        calls.append((sum(map(len, parts)), flags))
+        if flags and cached_only:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return real(fd, parts, position, flags)
+
+    monkeypatch.setattr(os, "pwritev", noted)
+    disk = RealDisk(tmp_path)
+    handle = disk.open("file", create=True)
+    parts = [os.urandom(1 << 18), b"", os.urandom(5 << 20), os.urandom(3), os.urandom(28 << 20)]
+    disk.write(handle, parts, 7)
+    assert disk.read(handle, 7, 40 << 20) == b"".join(parts)
+    assert max(size for size, _ in calls) == 1 << 20
+    assert calls[0][1], "the cache is left alone"
+    assert bool(calls[-1][1]) is not cached_only or not _dontcache(tmp_path)
+    calls.clear()
+    disk.write(handle, [os.urandom(2 << 20)], 0)
+    assert calls == [(1 << 20, 0)] * 2
+
+
+def _dontcache(folder: Path) -> bool:
+    """Whether the system can write around its cache there."""
+    handle = os.open(folder / "probe", os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwritev(handle, [b"x"], 0, 0x80)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def test_modes(tmp_path: Path) -> None:
