@@ -31,9 +31,10 @@ from tailrace.format.frame import Buffer, Header, crc32c
 log = logging.getLogger("tailrace.staged")
 
 READ_BYTES_MAX = 128 * 1024 * 1024
-"""Staged batches on their way into the log, of all targets together; one target may be above: large ones are
-not copied into memory."""
-PARTED_BYTES_MAX = 64 * 1024 * 1024
+"""Memory for staged batches on their way into the log, of all targets together."""
+TARGET_BYTES_MAX = 16 * 1024 * 1024
+"""A target takes at most so much of it, however much it has: what is large stays in the pages of its file."""
+PARTED_BYTES_MAX = 8 * 1024 * 1024
 """Of one target: batches of which some rows are due and others are not, parted in memory. Those beyond wait
 as a whole, and what is due of them is released at the next tick."""
 PAUSE_US_MIN = 100_000
@@ -103,7 +104,7 @@ class RollForward:
             roll, place = self._queue[0]
             shard = self._shard(place)
             numbers = [attempt_number(roll.writer, attempt) for attempt in roll.todo[place]]
-            size = 0 if shard is None else shard.state.staging.size(numbers)
+            size = 0 if shard is None else min(shard.state.staging.size(numbers), TARGET_BYTES_MAX)
             if self._bytes and self._bytes + size > READ_BYTES_MAX:
                 return
             self._queue.popleft()
