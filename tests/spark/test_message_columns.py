@@ -240,6 +240,7 @@ def test_sliced_batches() -> None:
 
 def test_rows_without_a_key_take_turns_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PARCEL_BYTES", 10 * (module.ROW_BYTES + 1))
+    monkeypatch.setattr(module, "ROWS_TOGETHER", 1)
     batches = [[{"value": b"%d" % batch}] * 5 for batch in range(9)]
     parcels = sort({"value": "binary"}, batches, task=7)
     places = {partition: [m["value"] for m in rows] for (_, partition), rows in rows_of(parcels).items()}

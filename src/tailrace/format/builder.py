@@ -25,7 +25,7 @@ from tailrace.core.model import (
 )
 from tailrace.errors import InvalidRequest, TooLarge
 from tailrace.format.frame import Buffer
-from tailrace.format.message import Message, Part, assemble, inspect
+from tailrace.format.message import Part, assemble, inspect
 from tailrace.format.schema import schema_of
 
 Headers = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
@@ -123,7 +123,7 @@ def _packed(form: str, numbers: Iterable[Any], what: str) -> bytes:
         raise InvalidRequest(f"{what}: {error}") from None
 
 
-def _validity(present: list[bool]) -> bytes:
+def _validity(present: list[bool] | npt.NDArray[np.bool_]) -> bytes:
     return np.packbits(present, bitorder="little").tobytes()
 
 
@@ -201,9 +201,12 @@ def _add_headers(headers: Sequence[Headers | None], nodes: list[int], parts: lis
     _add_binary(values, nodes, parts)
 
 
-def hashes_of(items: Iterable[Buffer | None]) -> Hashes:
+def hashes_of(items: Sequence[Buffer | None]) -> Hashes:
     """murmur3 x64 128, seed 0, in halves, one row each; zero for None."""
-    packed = b"".join([_ZERO if item is None else _digest(item) for item in items])
+    try:
+        packed = b"".join(map(_digest, items))  # type: ignore[arg-type]
+    except TypeError:  # a None among them
+        packed = b"".join([_ZERO if item is None else _digest(item) for item in items])
     return np.frombuffer(packed, "<u8").reshape(-1, 2)
 
 
@@ -211,9 +214,68 @@ def body_of(batch: pa.RecordBatch, columns: int, compression: str | None = None)
     """The body of a record batch that has exactly the schema of these columns."""
     if compression is not None:
         return _compressed(batch, compression)
-    data = memoryview(batch.serialize())
-    found = inspect(data, columns)  # pyarrow aligns to 8; bodies of frames keep Arrow's recommended 64
-    return assemble(columns, found.rows, found.nodes, _parts(data, found))
+    return join_columns(columns, batch.num_rows, {name: [batch.column(name)] for name in batch.schema.names})
+
+
+def join_columns(columns: int, rows: int, pieces: Mapping[str, Sequence[pa.Array]]) -> bytes:
+    """A body of columns that come in pieces, each byte copied once."""
+    nodes: list[int] = []
+    parts: list[Part] = []
+    for field in schema_of(columns):
+        _add_arrays(field.type, pieces[field.name], nodes, parts)
+    return assemble(columns, rows, nodes, parts)
+
+
+def _add_arrays(kind: pa.DataType, arrays: Sequence[pa.Array], nodes: list[int], parts: list[Part]) -> None:
+    nulls, validity = sum(array.null_count for array in arrays), b""
+    if nulls:
+        validity = _validity(np.concatenate([np.asarray(array.is_valid()) for array in arrays]))
+    nodes += (sum(map(len, arrays)), nulls)
+    parts.append((len(validity), (validity,)))
+    if pa.types.is_map(kind):
+        ends = [np.asarray(array.offsets) for array in arrays]
+        parts.append(_joined(ends))
+        nodes += (sum(int(end[-1] - end[0]) for end in ends), 0)
+        parts.append((0, ()))
+        whole = list(zip(arrays, ends, strict=True))
+        names = [array.keys.slice(end[0], end[-1] - end[0]) for array, end in whole]
+        values = [array.items.slice(end[0], end[-1] - end[0]) for array, end in whole]
+        _add_arrays(kind.key_type, names, nodes, parts)
+        _add_arrays(kind.item_type, values, nodes, parts)
+    elif pa.types.is_binary(kind) or pa.types.is_string(kind):
+        ends = [_ends(array) for array in arrays]
+        parts.append(_joined(ends))
+        data = [_bytes(array.buffers()[2], end[0], end[-1]) for array, end in zip(arrays, ends, strict=True)]
+        parts.append((sum(map(len, data)), data))
+    else:
+        width = kind.bit_width // 8
+        data = [
+            _bytes(array.buffers()[1], width * array.offset, width * (array.offset + len(array)))
+            for array in arrays
+        ]
+        parts.append((sum(map(len, data)), data))
+
+
+def _ends(array: pa.Array) -> npt.NDArray[np.int32]:
+    """Where each value of a column of bytes begins, and where the last one ends."""
+    if not len(array):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
+
+
+def _joined(ends: Sequence[npt.NDArray[np.int32]]) -> Part:
+    """The offsets of all pieces, which each begin anywhere, as those of one."""
+    joined = np.zeros(sum(map(len, ends)) - len(ends) + 1, np.int32)
+    at, total = 1, 0
+    for end in ends:
+        joined[at : at + len(end) - 1] = end[1:] + (total - end[0])
+        at, total = at + len(end) - 1, total + int(end[-1] - end[0])
+    packed = joined.tobytes()
+    return len(packed), (packed,)
+
+
+def _bytes(buffer: pa.Buffer | None, start: int, end: int) -> memoryview:
+    return memoryview(b"" if buffer is None else buffer).cast("B")[start:end]
 
 
 def _compressed(batch: pa.RecordBatch, compression: str) -> Buffer:
@@ -226,8 +288,3 @@ def _compressed(batch: pa.RecordBatch, compression: str) -> Buffer:
     reader = pa.ipc.MessageReader.open_stream(sink.getvalue())
     reader.read_next_message()
     return memoryview(reader.read_next_message().serialize())
-
-
-def _parts(data: memoryview, found: Message) -> list[Part]:
-    pairs = zip(found.buffers[::2], found.buffers[1::2], strict=True)
-    return [(length, (data[found.start + at : found.start + at + length],)) for at, length in pairs]
