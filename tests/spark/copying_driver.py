@@ -36,6 +36,7 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_task: int = 0
     timeout_s: float = 30.0
     master: str = "local[2]"
+    conf: dict[str, str] = {}
 
     def run(self, spark: Any) -> None:
         """Copy everything that is there now; raises what the query fails with."""
@@ -76,6 +77,7 @@ if __name__ == "__main__":
         "spark.local.dir": copying.checkpoint + "-local",
         "spark.log.level": "ERROR",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # It does not live long.
+        **copying.conf,
     }
     session = sessions.session("copying", master=copying.master, conf=conf)
     copying.run(session)

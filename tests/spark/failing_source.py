@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -58,6 +59,18 @@ class Faults:
             return False
         return True
 
+    def passed(self, batch: int) -> None:
+        """A second attempt has staged its rows."""
+        (self._folder / f"{batch}-passed").touch()
+
+    def wait_for(self, mark: str) -> None:
+        """Until another attempt has left its mark, and some time to be the first to commit."""
+        deadline_s = time.monotonic() + 60
+        while not (self._folder / mark).exists():
+            assert time.monotonic() < deadline_s, f"no other attempt left {mark}"
+            time.sleep(0.05)
+        time.sleep(2)
+
     def arm(self, pid: int) -> None:
         """Let the broker kill a process (0: itself) between two partitions; see `falling_broker`."""
         armed = self._folder / "armed.new"
@@ -70,7 +83,8 @@ class Faults:
 
 
 class FailingWriter(StreamWriter):
-    """Dies at the points of the plan: `worker` and `executor` in a task; the driver `before` and `after` the
+    """Dies at the points of the plan: `worker` and `executor` in a task, which at `slow` is only overtaken by
+    another attempt; the driver `before` and `after` the
     decision and `between` two partitions' applies; the broker likewise; and `error` behind the decision."""
 
     def __init__(self, faults: Faults, *given: object) -> None:
@@ -81,16 +95,23 @@ class FailingWriter(StreamWriter):
         context = TaskContext.get()
         assert context is not None
         batch, first = int(context.getLocalProperty("streaming.sql.batchId")), context.attemptNumber() == 0
-        for point in ("worker", "executor"):
+        for point in ("worker", "executor", "slow"):
             if first and self.faults.due(batch, point):
-                # Everything of this attempt is staged, in another order and not all of it, when it dies.
+                # Everything of this attempt is staged, in another order and not all of it, when it dies or
+                # is overtaken.
                 rows = pa.Table.from_batches(list(iterator))
                 other = rows.take(list(range(rows.num_rows - 1, 0, -1)))
-                super().write(iter(other.to_batches()))
+                staged = super().write(iter(other.to_batches()))
+                if point == "slow":
+                    self.faults.wait_for(f"{batch}-passed")
+                    return staged
                 if point == "executor":
                     os.kill(java_above(), signal.SIGKILL)
                 die()
-        return super().write(iterator)
+        staged = super().write(iterator)
+        if not first:
+            self.faults.passed(batch)
+        return staged
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         faults = self.faults

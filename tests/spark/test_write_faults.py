@@ -180,6 +180,32 @@ def test_an_executor_is_killed(world: World) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_slow_attempt_is_overtaken(world: World) -> None:
+    """A task is slow, and Spark starts another attempt at it beside the first. Both stage their rows to the
+    end, one of them fewer and in another order; what the other has staged is all that is seen."""
+    rows, batch = 240, 120
+    world.fill(rows)
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.minTaskRuntime": "100ms",
+        "spark.speculation.quantile": "0.3",
+        "spark.speculation.multiplier": "1.1",
+    }
+    copying = world.copying(
+        faults={0: ["slow"], 1: ["slow"]},
+        rows_per_trigger=batch,
+        rows_per_task=30,
+        master="local-cluster[2,1,1024]",
+        conf=speculation,
+    )
+    assert run_driver(world, "speculation.log", copying)
+    assert world.happened() >= {"0-slow", "0-passed", "1-slow", "1-passed"}
+    world.check_all(rows)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_is_killed_at_random(world: World, seed: int) -> None:
