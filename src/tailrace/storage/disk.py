@@ -27,6 +27,8 @@ _BULK_BYTES = 32 * 1024 * 1024
 _DONTCACHE = 0x80
 """RWF_DONTCACHE: pages are let go as soon as they are on the disk. Linux has it since 6.14, on some file
 systems."""
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ, of Linux since 5.14: it reads pages and says so when it cannot."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
@@ -91,15 +93,20 @@ class RealDisk:
 
     def map(self, handle: int, position: int, length: int) -> memoryview:
         """A mapping of the pages; it goes with the last view of it. A page that the disk cannot read would
-        end the process when it is touched, so all of them are read once before."""
+        end the process when it is touched, so all of them are fetched before."""
         length = min(length, os.fstat(handle).st_size - position)
         if length <= 0:
             return memoryview(b"")
-        probe = bytearray(min(length, _PROBE_BYTES))
-        for at in range(position, position + length, len(probe)):
-            os.preadv(handle, [probe], at)
         skip = position % mmap.ALLOCATIONGRANULARITY
         pages = mmap.mmap(handle, skip + length, access=mmap.ACCESS_READ, offset=position - skip)
+        try:
+            pages.madvise(_POPULATE_READ)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise OSError(errno.EIO, "a page cannot be read") from error
+            probe = bytearray(min(length, _PROBE_BYTES))
+            for at in range(position, position + length, len(probe)):
+                os.preadv(handle, [probe], at)
         return memoryview(pages)[skip:]
 
     def sync(self, handle: int) -> None:
