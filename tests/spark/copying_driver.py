@@ -72,6 +72,7 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True):
 
 if __name__ == "__main__":
     copying = msgspec.json.decode(sys.argv[1], type=Copying)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_WORKER_DIR"] = copying.checkpoint + "-work"
     conf = {
         "spark.local.dir": copying.checkpoint + "-local",

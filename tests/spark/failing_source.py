@@ -59,16 +59,17 @@ class Faults:
             return False
         return True
 
-    def passed(self, batch: int) -> None:
-        """A second attempt has staged its rows."""
-        (self._folder / f"{batch}-passed").touch()
+    def overtake(self, batch: int) -> None:
+        """A second attempt has staged its rows. If the first one still waits, it hears of it."""
+        (self._folder / f"{batch}-second").touch()
 
-    def wait_for(self, mark: str) -> None:
-        """Until another attempt has left its mark, and some time to be the first to commit."""
+    def wait_until_overtaken(self, batch: int) -> None:
+        """Until another attempt has staged its rows, and some time longer, so that it commits first."""
         deadline_s = time.monotonic() + 60
-        while not (self._folder / mark).exists():
-            assert time.monotonic() < deadline_s, f"no other attempt left {mark}"
+        while not (self._folder / f"{batch}-second").exists():
+            assert time.monotonic() < deadline_s, "there is no other attempt"
             time.sleep(0.05)
+        (self._folder / f"{batch}-overtaken").touch()
         time.sleep(2)
 
     def arm(self, pid: int) -> None:
@@ -103,14 +104,14 @@ class FailingWriter(StreamWriter):
                 other = rows.take(list(range(rows.num_rows - 1, 0, -1)))
                 staged = super().write(iter(other.to_batches()))
                 if point == "slow":
-                    self.faults.wait_for(f"{batch}-passed")
+                    self.faults.wait_until_overtaken(batch)
                     return staged
                 if point == "executor":
                     os.kill(java_above(), signal.SIGKILL)
                 die()
         staged = super().write(iterator)
         if not first:
-            self.faults.passed(batch)
+            self.faults.overtake(batch)
         return staged
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
