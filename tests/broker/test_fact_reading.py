@@ -130,8 +130,8 @@ def test_bad_requests_are_refused() -> None:
 
 
 def test_those_who_ask_at_once_wait_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = broker_with_a_story()
     monkeypatch.setattr(fact_reading, "WAITING_MAX", 2)
+    broker = broker_with_a_story()
     broker.threads.holding = True
     asked = [broker.submit(ReadFacts("t", 0)) for _ in range(4)]
     assert len(broker.threads.held) == 1

@@ -1,21 +1,19 @@
 """Facts out of the log: what happened to the messages of a partition, for those who analyse it elsewhere.
 
-The log is walked on a reader thread, headers first, a bounded piece at a time. One piece is read after the
-other, so that analyses do not take the reader threads from consumers.
+The log is walked on a reader thread, headers first, a bounded piece at a time.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from tailrace.broker.delivery import Gate
 from tailrace.broker.gateway import Verb
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump
-from tailrace.broker.shard import NOTHING, refuse
+from tailrace.broker.read_turns import ReadTurns, Work
 from tailrace.core.delivery_commands import FactsRead, ReadFacts
-from tailrace.errors import InvalidRequest, NotFound, Overloaded
+from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import PartitionLog, Respond
@@ -37,9 +35,7 @@ class FactReading:
     def __init__(self, topics: Topics, pump: Pump) -> None:
         self.verbs: dict[type[Any], Verb] = {ReadFacts: self._read}
         self._topics = topics
-        self._pump = pump
-        self._waiting: deque[tuple[ReadFacts, Respond]] = deque()
-        self._running = False
+        self._turns = ReadTurns(pump, "readers of facts", WAITING_MAX, retry_after_ms=100)
 
     def _read(self, request: ReadFacts, body: Buffer, respond: Respond, gate: Gate) -> None:
         shards = self._topics.get(request.topic).shards
@@ -50,42 +46,22 @@ class FactReading:
             raise InvalidRequest(f"topic: {request.topic!r} is the broker's own, and has no messages")
         if request.bytes_max < 1 or request.entry < 0:
             raise InvalidRequest("bytes_max: at least 1; entry: 0 or more")
-        if len(self._waiting) >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} readers of facts wait already", retry_after_ms=100)
-        self._waiting.append((request, respond))
-        self._next()
+        self._turns.add(lambda: self._begin(request), respond)
 
-    def _next(self) -> None:
-        while self._waiting and not self._running:
-            request, respond = self._waiting.popleft()
-            try:
-                self._run(request, respond)
-            except Exception as error:  # The topic went while it waited; the others still have their turn.
-                respond(refuse(error), NOTHING)
-
-    def _run(self, request: ReadFacts, respond: Respond) -> None:
+    def _begin(self, request: ReadFacts) -> Work:
         shard = self._topics.get(request.topic).shards[request.partition]
         log, end_entry, groups = shard.log, shard.end_entry, shard.state.queues.numbers()
         bytes_max = min(request.bytes_max, BYTES_MAX)
 
-        def work() -> Piece:
+        def work() -> tuple[FactsRead, list[Buffer]]:
             entry = request.entry
             if request.from_us > 0:
                 entry = max(entry, log.entry_at(request.from_us))
-            return facts_from(log, min(entry, end_entry), end_entry, bytes_max)
+            found = facts_from(log, min(entry, end_entry), end_entry, bytes_max)
+            next_entry, more, appended, parts = found
+            return FactsRead(next_entry, end_entry if more else next_entry, groups, appended), parts
 
-        def done(result: Any, error: Exception | None) -> None:
-            self._running = False
-            if error is None:
-                next_entry, more, appended, parts = result
-                end = end_entry if more else next_entry
-                respond(FactsRead(next_entry, end, groups, appended), parts)
-            else:
-                respond(refuse(error), NOTHING)
-            self._next()
-
-        self._running = True
-        self._pump.threads.read(work, done)
+        return work
 
 
 def facts_from(log: PartitionLog, entry: int, end: int, bytes_max: int) -> Piece:

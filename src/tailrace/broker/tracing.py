@@ -1,12 +1,8 @@
-"""Traces: the lives of messages, searched for in the logs of a topic by reader threads, within bounds.
-
-One trace runs at a time, so that people who look for messages do not take the reader threads from consumers.
-"""
+"""Traces: the lives of messages, searched for in the logs of a topic by a reader thread, within bounds."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,11 +11,12 @@ from tailrace.broker.delivery import Gate
 from tailrace.broker.gateway import Verb
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump
-from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.broker.read_turns import ReadTurns, Work
+from tailrace.broker.shard import NOTHING, Shard
 from tailrace.broker.trace_search import ID_WINDOW_US, Budget, Source, Wanted, search
 from tailrace.core.delivery_commands import Trace, TraceFound
 from tailrace.core.lives import STATUSES
-from tailrace.errors import InvalidRequest, NotFound, Overloaded
+from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import HEADER_BYTES_MAX
 from tailrace.ports import Respond
@@ -38,16 +35,12 @@ class Tracing:
         self.verbs: dict[type[Any], Verb] = {Trace: self._trace}
         self._topics = topics
         self._pump = pump
-        self._waiting: deque[tuple[Trace, Respond]] = deque()
-        self._running = False
+        self._turns = ReadTurns(pump, "traces", WAITING_MAX, retry_after_ms=1000)
 
     def _trace(self, request: Trace, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._shards(request)
         self._wanted(request)
-        if len(self._waiting) >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} traces wait already", retry_after_ms=1000)
-        self._waiting.append((request, respond))
-        self._next()
+        self._turns.add(lambda: self._begin(request), respond)
 
     def _wanted(self, request: Trace) -> Wanted:
         kept_us = self._topics.get(request.topic).info.options.trace_retention_ms * 1000
@@ -62,36 +55,22 @@ class Tracing:
             raise NotFound(text)
         return [shards[request.partition]]
 
-    def _next(self) -> None:
-        while self._waiting and not self._running:
-            request, respond = self._waiting.popleft()
-            try:
-                self._run(request, respond)
-            except Exception as error:  # The topic went while it waited; the others still have their turn.
-                respond(refuse(error), NOTHING)
-
-    def _run(self, request: Trace, respond: Respond) -> None:
+    def _begin(self, request: Trace) -> Work:
         wanted = self._wanted(request)
         sources = [source_of(request.topic, partition, shard) for partition, shard in self._shards(request)]
         if wanted.offset is not None and not 0 <= wanted.offset < sources[0].end_offset:
             raise NotFound(f"offset {wanted.offset} is beyond the end, {sources[0].end_offset}")
 
-        def work() -> TraceFound:
+        def work() -> tuple[TraceFound, Sequence[Buffer]]:
             budget = Budget()
             messages: list[dict[str, Any]] = []
             for source in sources:
                 messages += search(wanted, source, budget)
             messages.sort(key=lambda message: message["events"][0]["time_us"])
             kept = fitting(messages[: wanted.count_max])
-            return TraceFound(kept, budget.complete and len(kept) == len(messages))
+            return TraceFound(kept, budget.complete and len(kept) == len(messages)), NOTHING
 
-        def done(result: Any, error: Exception | None) -> None:
-            self._running = False
-            respond(result if error is None else refuse(error), NOTHING)
-            self._next()
-
-        self._running = True
-        self._pump.threads.read(work, done)
+        return work
 
 
 def wanted_of(request: Trace, now_us: int, kept_us: int) -> Wanted:
