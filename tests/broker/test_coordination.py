@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from tailrace.core.commands import (
     Publish,
     TrimTopic,
 )
+from tailrace.core.coordination_commands import TakeByForce
 from tailrace.core.coordinator import TOPIC, home_of
 from tailrace.core.delivery_commands import Ack, Lease
 from tailrace.core.group_commands import (
@@ -387,6 +389,26 @@ def test_a_reset_that_a_full_disk_took_back_leaves_members_that_can_lease(assign
     broker.pass_s(3)
     group.follow()
     assert len(group.lease("a", 0).grants) == 1
+
+
+def test_a_full_disk_only_delays_what_is_taken_by_force() -> None:
+    group = Members(2, session_ms=3_600_000)
+    group.join("a", "b")
+    shard = coordinators(group)[home_of("g")]
+    assert isinstance(shard.log, MemoryLog)
+    asked: list[object] = []
+    submit = shard.submit
+
+    def noted(work: Any, body: Any, respond: Any) -> None:
+        asked.append(work)
+        submit(work, body, respond)
+
+    shard.submit = noted  # type: ignore[method-assign]
+    shard.log.fail_next(Full("no space", outcome="none"))
+    group.broker.pass_s(120)
+    assert 2 <= len([work for work in asked if isinstance(work, TakeByForce)]) < 30
+    group.beat("b")
+    assert len(group.owned("b")) == 1
 
 
 def test_a_coordinator_that_fails_refuses_its_groups_only() -> None:

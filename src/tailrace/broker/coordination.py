@@ -44,7 +44,6 @@ TOPICS_MAX = 1_000
 SETTLE_US = 5_000_000
 """So long an answer waits for partitions that are slow to take a group; those with a fault are not waited
 for."""
-FORCE_RETRY_US = 100_000
 OWN_GROUPS = {"_redrive": ".dlq"}
 """Groups of Tailrace's own, and how the topics end that they may be on."""
 
@@ -172,7 +171,9 @@ class Coordination:
         """Give a command to a group's coordinator; when it is durable, settle what follows, then `done`."""
 
         def answered(reply: Reply, parts: Any) -> None:
-            self.settle(group)
+            # What is refused changes nothing; if storage failed, more than that is gone: see `reopened`.
+            if not isinstance(reply, Refusal):
+                self.settle(group)
             done(reply)
 
         self.coordinators.submit(group, command, answered)
@@ -199,8 +200,6 @@ class Coordination:
         self.granting.carry(found)
         due_us = found.revoke_due_us()
         if due_us is not None:
-            # One that is refused, because the disk is full, is tried again in a while.
-            due_us = max(due_us, self._pump.clock.now_us() + FORCE_RETRY_US)
             timer = self._force_timers.get(group)
             if timer is None or timer.action is None or timer.due_us > due_us:
                 if timer is not None:
