@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NAME = "compact"
 HELP = "keep the newest message of every key of a topic, in a Parquet table or in another topic"
 
+TOPIC_ROWS_MAX = 2_000_000
+"""A round into a topic is staged as a whole, and a partition has room for 1 GiB of that."""
 ORDER = ("append_time", "partition", "offset")
 """Columns that say which of two messages of a key is newer."""
 
@@ -43,9 +45,9 @@ class Options(CommonOptions, frozen=True, kw_only=True):
         str, Meta(description="folder of an archive to read what the log has not any more")
     ] = ""
     rebuild: Annotated[bool, Meta(description="make it anew from the first message")] = False
-    rows_per_round: Annotated[int, Meta(ge=0, description="messages of one round at most; 0: all")] = (
-        20_000_000
-    )
+    rows_per_round: Annotated[
+        int, Meta(ge=0, description="messages of one round at most, 2000000 into a topic; 0: all")
+    ] = 20_000_000
     interval_s: Annotated[float, Meta(gt=0, description="with --follow: seconds between looks")] = 60.0
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
 
@@ -54,8 +56,10 @@ def run(session: SparkSession, options: Options, progress: Progress) -> project.
     """Bring the table or topic up to date, or keep it so until stopped."""
     if "," in options.topic:
         raise InvalidRequest("topic: one; keys of different topics have nothing to do with each other")
+    rows = options.rows_per_round
     if options.to_topic:
         program, mode = "newest_changes", "append"
+        rows = min(rows or TOPIC_ROWS_MAX, TOPIC_ROWS_MAX)
     else:
         program, mode = ("newest_with_deleted" if options.keep_deleted else "newest_rows"), "replace"
     given = project.Options(
@@ -69,7 +73,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> project.
         state=options.state,
         rebuild=options.rebuild,
         archive=options.archive,
-        rows_per_round=options.rows_per_round,
+        rows_per_round=rows,
         interval_s=options.interval_s,
         timeout_s=options.timeout_s,
     )
