@@ -252,6 +252,8 @@ class KeyQueues:
             return missing
         self._insist = True
         unknown, hole = 0, self._fill(view)
+        if missing is None and self._short:
+            missing = self._reload(view)  # In front of what came back, there are others of its key.
         if hole is not None:
             if any(offset >= hole and due_us <= self._now_us for offset, due_us in self.due.items()):
                 return hole
