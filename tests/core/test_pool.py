@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.core import key_queues
@@ -114,6 +114,19 @@ def test_any_mixture_goes_as_by_brute_force_and_nothing_is_lost(keyed: bool) -> 
     check()
 
 
+SETTLED_AHEAD = [
+    ("publish", [(0, 0), (0, 0)], 0),
+    ("publish", [(0, 0), (0, 1), (0, 1)], 0),
+    ("lease", "a", 1),
+    ("forget", 0, 0),
+    ("lease", "a", 1),
+    ("settle", 2, 0),
+    ("reopen", 0, 0),
+]
+"""An operator settles a message beyond the window and opens it again; one of its key lies between."""
+
+
+@example(SETTLED_AHEAD, 1, 1)
 @given(st.lists(steps, min_size=10, max_size=45), st.integers(1, 9), st.integers(1, 4))
 def test_small_windows_change_the_choice_but_never_the_order_of_a_key(
     played: list[tuple[str, Any, Any]], window: int, of_a_key: int
