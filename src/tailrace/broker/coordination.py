@@ -199,12 +199,11 @@ class Coordination:
             return
         self.granting.carry(found)
         due_us = found.revoke_due_us()
-        if due_us is not None:
-            timer = self._force_timers.get(group)
-            if timer is None or timer.action is None or timer.due_us > due_us:
-                if timer is not None:
-                    timer.cancel()
-                self._force_timers[group] = self._pump.at(due_us, lambda now_us: self._force(group))
+        timer = self._force_timers.get(group)
+        if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):
+            if timer is not None:
+                timer.cancel()
+            self._force_timers[group] = self._pump.at(due_us, lambda now_us: self._force(group))
         self._touch(group)
 
     def _force(self, group: str) -> None:

@@ -239,7 +239,7 @@ def _parcel(topic: str, partition: int, pieces: list[pa.RecordBatch], now_us: in
     rows = sum(piece.num_rows for piece in pieces)
     columns = 0
     for name, bit in _OPTIONAL:
-        if sum(array.null_count for array in fields.get(name, ())) < rows and name in fields:
+        if name in fields and sum(array.null_count for array in fields[name]) < rows:
             columns |= bit
     if columns & HAS_PRIORITY:
         fields["priority"] = [array.fill_null(PRIORITY_DEFAULT) for array in fields["priority"]]

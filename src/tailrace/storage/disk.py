@@ -102,8 +102,10 @@ class RealDisk:
         try:
             pages.madvise(_POPULATE_READ)
         except OSError as error:
-            if error.errno not in _UNSUPPORTED:
+            if error.errno == errno.EFAULT:
                 raise OSError(errno.EIO, "a page cannot be read") from error
+            if error.errno not in _UNSUPPORTED:
+                raise
             probe = bytearray(min(length, _PROBE_BYTES))
             for at in range(position, position + length, len(probe)):
                 os.preadv(handle, [probe], at)
