@@ -242,13 +242,24 @@ class World:
             if self._ready(row) and self._may(row, member):
                 lane = self._lane(row)
                 head = heads.get(lane)
-                if head is None or (row.state == FRESH, row.offset) < (head.state == FRESH, head.offset):
+                if head is None or self._place(row) < self._place(head):
                     heads[lane] = row
         return heads
 
+    def _place(self, row: Row) -> tuple[int, ...]:
+        """Where a row stands in its lane: what starves by its time, what came back by when it is due."""
+        fresh, since_us = row.state == FRESH, self.since(row)
+        if since_us <= self._starved_us:
+            return 0, since_us, fresh, row.offset
+        return 1, fresh, 0 if fresh else since_us, row.offset
+
+    @property
+    def _starved_us(self) -> int:
+        return self.now_us - self.policy.starvation_ms * 1000
+
     def _best(self, heads: dict[int, Row]) -> Row:
-        limit_us = self.now_us - self.policy.starvation_ms * 1000
-        starving = [(self.since(row), row.offset) for row in heads.values() if self.since(row) <= limit_us]
+        heads_since = [(self.since(row), row.offset) for row in heads.values()]
+        starving = [head for head in heads_since if head[0] <= self._starved_us]
         if starving:
             return self.rows[min(starving)[1]]
         slot = self.pattern[self.position]

@@ -5,47 +5,57 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from tailrace.core.lane_queues import BLOCK_ROWS, LAPSED_MAX, View, row_bytes, row_of
+from tailrace.core.lane_queues import BLOCK_ROWS, LAPSED_MAX, NEVER_US, View, row_bytes, row_of
 from tailrace.core.lanes import EMPTY, READY, UNKNOWN
 from tailrace.core.model import Columns
 
 if TYPE_CHECKING:
     from tailrace.core.key_queues import KeyQueues
 
-RETRY = 1 << 62
-"""Taken off the code of a message that came back: it stands in front of all that were never delivered."""
-CODE = RETRY - 1
-"""Mask that gives the code of either."""
+CODE = (1 << 62) - 1
+"""Mask that gives the code of an entry."""
 NOTHING = 1 << 62
-"""Behind every entry."""
-NEVER_US = 1 << 62
+"""Behind every entry of a message that was never delivered; their entries are their codes."""
 RUN_MIN = 4
 
 
-class Spot:
-    """Offers of one lane: those that came with the log, in its order, and all others in a heap."""
+def retry_entry(due_us: int, code: int) -> int:
+    """The entry of a message that came back: below zero, in the order in which they became due."""
+    return (due_us << 64 | code) - (1 << 128)
 
-    __slots__ = ("fresh", "heap", "start", "top")
+
+class Spot:
+    """Offers of one lane: those that came with the log, in its order, others that were never delivered in a
+    heap, and what came back in another."""
+
+    __slots__ = ("back", "back_top", "fresh", "heap", "start", "top")
 
     def __init__(self) -> None:
         self.fresh: list[int] = []
         self.start = 0
         """What is in front of it does not stand any more."""
         self.heap: list[int] = []
-        self.top = NOTHING
-        """The best offer of the heap, after `lift`."""
+        self.back: list[int] = []
+        self.top = self.back_top = NOTHING
+        """The best offers of the heaps, after `lift`."""
+
+    def push(self, entry: int) -> None:
+        """Offer something more."""
+        heappush(self.heap if entry >= 0 else self.back, entry)
 
     def lift(self, rows: dict[int, KeyQueue]) -> None:
-        """Drop offers from the heap until one is on top that still stands."""
-        heap = self.heap
+        """Drop offers from the heaps until those on top still stand."""
+        self.top = self._stands(self.heap, rows)
+        self.back_top = self._stands(self.back, rows)
+
+    def _stands(self, heap: list[int], rows: dict[int, KeyQueue]) -> int:
         while heap:
             entry = heap[0]
             queue = rows.get((entry & CODE) >> 3)
             if queue is not None and queue.spot is self and queue.entry == entry:
-                self.top = entry
-                return
+                return entry
             heappop(heap)
-        self.top = NOTHING
+        return NOTHING
 
     def next_fresh(self, place: int, rows: dict[int, KeyQueue]) -> tuple[int, int]:
         """The first of those that came with the log, from a place on, that still stands: place and entry."""
@@ -103,7 +113,8 @@ class KeyFeed:
 
     __slots__ = (
         *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_fresh", "_held"),
-        *("_last", "_left", "_place", "_queues", "_size", "_view", "hole", "stale", "starved_code"),
+        *("_last", "_left", "_place", "_queues", "_returning", "_size", "_view", "hole", "stale"),
+        *("starved_code", "starved_us"),
         *("at", "missing", "row_bytes", "rows", "since_us", "state"),
     )
 
@@ -127,13 +138,16 @@ class KeyFeed:
         self._held.lift(queues.rows)
         self._following: list[tuple[int, int, KeyQueue]] = []
         """(entry, row, key): what keys that were drawn from offer next."""
+        self._returning: list[tuple[int, int, KeyQueue]] = []
+        """The same, of what came back."""
         self._last: tuple[int, int, KeyQueue] | None = None
         """The end of the run that is shown, when its key has not offered the one behind it yet."""
         self._left = view.want.count_max
         self._size = 1 if queues.expiring else min(RUN_MIN, self._left)
         self._first = self._end = 0
         self._columns: Columns | None = None
-        self.starved_code = 0
+        self.starved_us = self.starved_code = 0
+        """What waits since then goes by its time: in the window, entries below the code."""
         self.hole: int | None = None
         """Where the window ends for want of a frame; None if nothing of this lane can be behind that."""
         self.stale = True
@@ -169,7 +183,7 @@ class KeyFeed:
         if self.state != READY:
             self._show()
         elif self._last is not None and len(self.rows) == 1:
-            heappush(self._following, self._last)
+            self._offer_next(self._last)
             self._show()
         self.stale = False
 
@@ -215,9 +229,13 @@ class KeyFeed:
         offset = (entry & CODE) >> 3
         if entry < 0:
             return self._queues.due[offset]
-        return NEVER_US if entry >= self.starved_code else self._queues.since(offset)
+        if entry < self.starved_code:
+            return self._queues.since(offset)
+        unknown = entry == NOTHING and self.hole is not None
+        return self._queues.latest_us if unknown and self._queues.latest_us <= self.starved_us else NEVER_US
 
     def _best(self) -> int:
+        """What is next: what came back before what was never delivered, but what starves by its time."""
         best = self._fresh
         if self._free.top < best:
             best = self._free.top
@@ -225,7 +243,12 @@ class KeyFeed:
             best = self._held.top
         if self._following and self._following[0][0] < best:
             best = self._following[0][0]
-        return best
+        back = self._free.back_top
+        if self._held.back_top < back:
+            back = self._held.back_top
+        if self._returning and self._returning[0][0] < back:
+            back = self._returning[0][0]
+        return back if back < 0 and self._since(back) <= self._since(best) else best
 
     def _take(self, entry: int) -> tuple[KeyQueue, int]:
         """Take the best offer out of where it stands: its key and row."""
@@ -234,12 +257,12 @@ class KeyFeed:
             queue = rows[entry >> 3]
             self._place, self._fresh = self._free.next_fresh(self._place + 1, rows)
             return queue, 0
-        if self._following and self._following[0][0] == entry:
-            _, row, queue = heappop(self._following)
+        following = self._returning if entry < 0 else self._following
+        if following and following[0][0] == entry:
+            _, row, queue = heappop(following)
             return queue, row
-        spot = self._free if self._free.top == entry else self._held
+        spot = self._free if entry in (self._free.top, self._free.back_top) else self._held
         queue = rows[(entry & CODE) >> 3]
-        heappop(spot.heap)
         queue.spot = None
         self._queues.drawn.append(queue)
         spot.lift(rows)
@@ -251,7 +274,10 @@ class KeyFeed:
         if row < len(queue.codes):
             entry = self._queues.entry(queue, row)
             if entry is not None:
-                heappush(self._following, (entry, row, queue))
+                self._offer_next((entry, row, queue))
+
+    def _offer_next(self, following: tuple[int, int, KeyQueue]) -> None:
+        heappush(self._following if following[0] >= 0 else self._returning, following)
 
     def _open(self, offset: int) -> bool:
         columns = self._view.at_hand.columns(offset)

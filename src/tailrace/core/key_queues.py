@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from tailrace.core.key_feeds import RETRY, KeyFeed, KeyQueue, Spot
+from tailrace.core.key_feeds import KeyFeed, KeyQueue, Spot, retry_entry
 from tailrace.core.lane_queues import View, fresh_rows, lane_of, row_of
 from tailrace.core.lanes import LANES, LANES_ALL
 from tailrace.core.model import PRIORITY_DEFAULT, Columns
@@ -218,7 +218,7 @@ class KeyQueues:
         if queue.spot is not spot or queue.entry != entry:
             queue.spot = spot
             queue.entry = entry
-            heappush(spot.heap, entry)
+            spot.push(entry)
 
     def entry(self, queue: KeyQueue, row: int) -> int | None:
         """What a message of a key is offered as; None when it has to wait."""
@@ -229,7 +229,7 @@ class KeyQueues:
         if offset in self.due:
             if self.due[offset] > self._now_us:
                 return None
-            code -= RETRY
+            code = retry_entry(self.due[offset], code)
         if offset >= self.looked and queue.key:
             self._ahead.append(queue)
             return None
@@ -267,7 +267,7 @@ class KeyQueues:
         for lane in range(LANES):
             spots = (self._free[lane], held[lane])
             feed = KeyFeed(self, view, spots, feeds, dying_holds)
-            feed.starved_code = starved_below << 3
+            feed.starved_us, feed.starved_code = starved_us, starved_below << 3
             feed.hole = hole if unknown >> lane & 1 else None
             feeds.append(feed)
         feeds[0].refresh()

@@ -17,6 +17,7 @@ from tailrace.core.selection import LedgerView, Traits, Want
 AHEAD_FRAMES = 64
 """A lane takes rows of a frame that another lane had to look at only while it has rows of fewer frames."""
 BLOCK_ROWS = 128
+NEVER_US = 1 << 62
 LAPSED_MAX = 4_096
 """More are not lapsed in one selection, so that a long dead backlog does not stop everything else."""
 
@@ -174,12 +175,12 @@ class LaneQueues:
 
     # --------------------------------------------------------------------------------------------- selecting
 
-    def feeds(self, view: View) -> list[LaneFeed] | int:
+    def feeds(self, view: View, starved_us: int) -> list[LaneFeed] | int:
         """The lanes, ready to be drawn from; or the frame that is missing."""
         missing = self._sort_due(view)
         if missing is not None:
             return missing
-        feeds = [LaneFeed(self, lane, view) for lane in range(LANES)]
+        feeds = [LaneFeed(self, lane, view, starved_us) for lane in range(LANES)]
         for feed in feeds:
             feed.refill()
         return feeds
@@ -190,7 +191,7 @@ class LaneQueues:
         missing = None
         while waiting and waiting[0][0] <= view.want.now_us:
             due_us, offset = waiting[0]
-            if self._due.get(offset) == due_us:
+            if self.waits((due_us, offset)):
                 lane = view.lane_by_traits(offset)
                 if lane is None:
                     columns = view.at_hand.columns(offset)
@@ -198,22 +199,22 @@ class LaneQueues:
                         missing = offset
                         break
                     lane = lane_of(columns, offset)
-                self._retries[lane].append((offset, due_us))
+                self._retries[lane].append((due_us, offset))
                 touched.add(lane)
             heappop(waiting)
         for lane in touched:
             self._retries[lane] = sorted({row for row in self._retries[lane] if self.waits(row)})
         if len(waiting) > 2 * len(self._due) + 1_000:
-            self._waiting = [row for row in waiting if self._due.get(row[1]) == row[0]]
+            self._waiting = [row for row in waiting if self.waits(row)]
             heapify(self._waiting)
         return missing
 
     def waits(self, row: tuple[int, int]) -> bool:
-        """Whether a message (offset, due_us) came back and is still there."""
-        return self._due.get(row[0]) == row[1]
+        """Whether a message (due_us, offset) came back and is still there."""
+        return self._due.get(row[1]) == row[0]
 
     def retries(self, lane: int) -> list[tuple[int, int]]:
-        """(offset, due_us) of what came back and is due, ascending; some may be gone."""
+        """(due_us, offset) of what came back and is due, ascending; some may be gone."""
         rows = self._retries[lane]
         gone = 0
         while gone < len(rows) and not self.waits(rows[gone]):
@@ -267,17 +268,19 @@ class LaneQueues:
 
 
 class LaneFeed:
-    """A lane during one selection: retries first, then what is fresh, in offset order."""
+    """A lane during one selection: retries as they became due, then what is fresh, in offset order; but what
+    starves goes by how long it has waited."""
 
     __slots__ = (
-        *("_chunk", "_lane", "_queues", "_retries", "_retry", "_row", "_view"),
+        *("_chunk", "_lane", "_queues", "_retries", "_retry", "_row", "_starved_us", "_view"),
         *("at", "missing", "row_bytes", "rows", "since_us", "state"),
     )
 
-    def __init__(self, queues: LaneQueues, lane: int, view: View) -> None:
+    def __init__(self, queues: LaneQueues, lane: int, view: View, starved_us: int) -> None:
         self._queues = queues
         self._lane = lane
         self._view = view
+        self._starved_us = starved_us
         self._retries = queues.retries(lane)
         self._retry = self._chunk = self._row = 0
         self.state = EMPTY
@@ -293,21 +296,31 @@ class LaneFeed:
         while not self.rows:
             if len(self._view.lapsed) >= LAPSED_MAX:
                 return False
-            if self._retry < len(self._retries):
-                found = self._next_retries()
-            else:
-                found = self._next_fresh()
-            if not found:
+            if not (self._next_retries() if self._retry_is_next() else self._next_fresh()):
                 return False
         self.state = READY
         return False
 
+    def _retry_is_next(self) -> bool:
+        retries = self._retries
+        while self._retry < len(retries) and not self._queues.waits(retries[self._retry]):
+            self._retry += 1
+        if self._retry == len(retries):
+            return False
+        since_us = self._fresh_since_us()
+        return since_us > self._starved_us or since_us >= retries[self._retry][0]
+
+    def _fresh_since_us(self) -> int:
+        """How long what is fresh has waited, or may have."""
+        chunks = self._queues.chunks(self._lane)
+        missing = self._queues.look(self._lane, self._view) if self._chunk == len(chunks) else None
+        if self._chunk < len(chunks):
+            return chunks[self._chunk].append_time_us
+        return NEVER_US if missing is None else self._queues.latest_us[self._lane]
+
     def _next_retries(self) -> bool:
         """A run of retries in one frame with one due time."""
-        if not self._queues.waits(self._retries[self._retry]):
-            self._retry += 1
-            return True
-        offset, due_us = self._retries[self._retry]
+        due_us, offset = self._retries[self._retry]
         self.since_us = due_us
         columns = self._view.at_hand.columns(offset)
         if columns is None:
@@ -315,10 +328,10 @@ class LaneFeed:
             return False
         block = self._retries[self._retry : self._retry + BLOCK_ROWS]
         run = 0
-        while run < len(block) and block[run][1] == due_us and block[run][0] < columns.end_offset:
+        while run < len(block) and block[run][0] == due_us and block[run][1] < columns.end_offset:
             run += 1
         self._retry += run
-        rows = [row[0] for row in block[:run] if self._queues.waits(row)]
+        rows = [row[1] for row in block[:run] if self._queues.waits(row)]
         expires = None
         if columns.expires_us is not None:
             expires = columns.expires_us[[row_of(columns, row) for row in rows]]

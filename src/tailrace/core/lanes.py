@@ -162,7 +162,7 @@ def _masks(feeds: Sequence[Feed], starved_us: int) -> tuple[int, int, int]:
 def _oldest(feeds: Sequence[Feed], starving: int) -> int:
     """The lane whose head waits longest, or may do so."""
     oldest = (
-        (feed.since_us, feed.rows[feed.at] if feed.state == READY else feed.missing or 0, lane)
+        (feed.since_us, feed.rows[feed.at] if feed.state == READY else -1, lane)
         for lane, feed in enumerate(feeds)
         if starving >> lane & 1
     )

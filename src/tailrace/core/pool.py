@@ -36,15 +36,20 @@ class Pool:
         queues, view = self._queues, View(want, source, traits, at_hand)
         starved_us = want.now_us - self._policy.starvation_ms * 1000
         feeds: Sequence[Feed] | int
+        expiring = isinstance(queues, KeyQueues) and queues.expiring
         if isinstance(queues, KeyQueues):
             feeds = queues.feeds(view, starved_us, self._policy.expired_to_dlq)
         else:
-            feeds = queues.feeds(view)
+            feeds = queues.feeds(view, starved_us)
         if isinstance(feeds, int):
             return Selection([], [], [], feeds)
         turn = self._turn.copy()
         offsets, missing = turn.draw(feeds, want.count_max, want.bytes_max, starved_us)
-        keys = [queues.rows[offset].key for offset in offsets] if isinstance(queues, KeyQueues) else []
+        keys: list[int] = []
+        if isinstance(queues, KeyQueues):
+            if queues.expiring and not expiring:
+                return self.select(want, source, traits, at_hand)  # Lanes have to show one row at a time.
+            keys = [queues.rows[offset].key for offset in offsets]
         if offsets:
             self._drawn = (len(offsets), min(offsets), max(offsets), turn)
         return Selection(offsets, keys, sorted(view.lapsed), missing)
