@@ -11,6 +11,9 @@ from xdist.scheduler import LoadScopeScheduling
 # The fixtures of tailrace.testing come by entry point where the package is installed, as they do for users.
 pytest_plugins = [] if entry_points(group="pytest11", name="tailrace") else ["tailrace.testing.plugin"]
 
+LONG_TIMEOUT_S = 600
+"""For one test with --long: twenty times as many examples take longer than the limit of pyproject.toml."""
+
 settings.register_profile(
     "ci", deadline=None, derandomize=True, max_examples=100, database=None, print_blob=True
 )
@@ -35,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long tests out by deselecting them: a skip in the report always means a problem."""
     if config.getoption("--long"):
+        for item in items:
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
     if left_out:

@@ -216,13 +216,12 @@ class DeliveryModel:
                 continue  # what a key offers next is found while choosing
             lane, its_lane = self._lane(offset), self._lane(other)
             if lanes:
-                mine, its = self._since(offset), self._since(other)
+                mine_us, its = self._lane_since(lane), self._since(other)
                 limit = now_us - self.policy.starvation_ms * 1000
-                starved = its[1] <= limit and self._leads(other, its_lane)
-                assert not starved or mine[0] <= limit, f"{other} starves, and {offset} was given"
-                late = starved and mine[1] <= limit and its[1] < mine[0] and lane != its_lane
+                assert its[1] > limit or mine_us <= limit, f"{other} starves, and {offset} was given"
+                late = its[1] <= limit and its[1] < mine_us
                 assert not late, f"{other} starved before {offset}, which was given"
-                if its[0] <= limit or mine[0] <= limit:
+                if lane != its_lane and min(mine_us, self._lane_since(its_lane)) <= limit:
                     continue
             strict = self.policy.priority_mode == "strict"
             assert not (strict and its_lane < lane), f"{other} of lane {its_lane} before {offset} of {lane}"
@@ -231,12 +230,9 @@ class DeliveryModel:
                 assert kinds != (FRESH, RETRY), f"the retry of {other} comes before {offset}"
                 assert kinds != (FRESH, FRESH) or offset < other, f"{other} comes before {offset}"
 
-    def _leads(self, offset: int, lane: int) -> bool:
-        """Whether it is first of its lane for certain: no retry goes before it there."""
-        others = [o for o in self.offsets(FREE) if o != offset and self._lane(o) == lane]
-        if self.states[offset].kind == FRESH:
-            return all(self.states[o].kind == FRESH and o > offset for o in others)
-        return not others
+    def _lane_since(self, lane: int) -> int:
+        """Since when something in a lane waits, perhaps."""
+        return min(self._since(o)[0] for o in self.offsets(FREE) if self._lane(o) == lane)
 
     def _since(self, offset: int) -> tuple[int, int]:
         """Since when it waits, between two times."""

@@ -203,14 +203,14 @@ class World:
         saved = [(row.state, row.member) for row in self.rows]
         chosen: list[int] = []
         while len(chosen) < count:
-            heads = self._heads(member)
+            heads, waits = self._heads(member)
             expired = [row for row in heads.values() if 0 < row.expires_us <= self.now_us]
             for row in expired:
                 row.state = DYING if self.policy.expired_to_dlq else SETTLED
             if not heads:
                 break
             if not expired:
-                best = self._best(heads)
+                best = self._best(heads, waits)
                 best.state, best.member = LEASED, member
                 chosen.append(best.offset)
         for row, (state, holder) in zip(self.rows, saved, strict=True):
@@ -236,30 +236,31 @@ class World:
     def _lane(self, row: Row) -> int:
         return self._unsettled(row.key)[0].lane if self.keyed and row.key else row.lane
 
-    def _heads(self, member: str) -> dict[int, Row]:
-        heads: dict[int, Row] = {}
+    def _heads(self, member: str) -> tuple[dict[int, Row], dict[int, int]]:
+        """By lane: the row that is next, and since when one of its rows waits."""
+        heads, waits = dict[int, Row](), dict[int, int]()
         for row in self.rows:
             if self._ready(row) and self._may(row, member):
                 lane = self._lane(row)
                 head = heads.get(lane)
                 if head is None or self._place(row) < self._place(head):
                     heads[lane] = row
-        return heads
+                waits[lane] = min(waits.get(lane, self.now_us), self.since(row))
+        return heads, waits
 
     def _place(self, row: Row) -> tuple[int, ...]:
-        """Where a row stands in its lane: what starves by its time, what came back by when it is due."""
-        fresh, since_us = row.state == FRESH, self.since(row)
-        if since_us <= self._starved_us:
-            return 0, since_us, fresh, row.offset
-        return 1, fresh, 0 if fresh else since_us, row.offset
+        """Where a row stands in its lane: what came back by when it is due, before all others."""
+        fresh = row.state == FRESH
+        return fresh, 0 if fresh else row.due_us, row.offset
 
     @property
     def _starved_us(self) -> int:
         return self.now_us - self.policy.starvation_ms * 1000
 
-    def _best(self, heads: dict[int, Row]) -> Row:
-        heads_since = [(self.since(row), row.offset) for row in heads.values()]
-        starving = [head for head in heads_since if head[0] <= self._starved_us]
+    def _best(self, heads: dict[int, Row], waits: dict[int, int]) -> Row:
+        starving = [
+            (since_us, heads[lane].offset) for lane, since_us in waits.items() if since_us <= self._starved_us
+        ]
         if starving:
             return self.rows[min(starving)[1]]
         slot = self.pattern[self.position]

@@ -195,6 +195,8 @@ class KeyFeed:
         size = self._size
         while (entry := self._best()) != NOTHING:
             offset = (entry & CODE) >> 3
+            if entry < 0 and not run and self._hole_may_starve(entry):
+                break
             if not self._first <= offset < self._end:
                 if run:
                     break
@@ -226,16 +228,33 @@ class KeyFeed:
             self.state = EMPTY if self.hole is None else UNKNOWN
 
     def _since(self, entry: int) -> int:
-        offset = (entry & CODE) >> 3
-        if entry < 0:
-            return self._queues.due[offset]
-        if entry < self.starved_code:
-            return self._queues.since(offset)
-        unknown = entry == NOTHING and self.hole is not None
-        return self._queues.latest_us if unknown and self._queues.latest_us <= self.starved_us else NEVER_US
+        """Since when the lane waits when this is next: something behind a retry may starve."""
+        if entry >= 0:
+            return self._fresh_since(entry)
+        due_us, fresh_us = self._queues.due[(entry & CODE) >> 3], self._fresh_since(self._best_fresh())
+        return min(due_us, fresh_us) if fresh_us <= self.starved_us else due_us
+
+    def _fresh_since(self, code: int) -> int:
+        if code < self.starved_code:
+            return self._queues.since(code >> 3)
+        return NEVER_US if code < NOTHING or self.hole is None else self._queues.latest_us
+
+    def _hole_may_starve(self, entry: int) -> bool:
+        """Whether the frame that is missing may have something that has waited longer than a retry."""
+        latest_us = self._queues.latest_us
+        unknown = self.hole is not None and latest_us <= self.starved_us and self._best_fresh() == NOTHING
+        return unknown and latest_us < self._queues.due[(entry & CODE) >> 3]
 
     def _best(self) -> int:
-        """What is next: what came back before what was never delivered, but what starves by its time."""
+        """What is next: what came back, as it became due; then what was never delivered, in its order."""
+        back = self._free.back_top
+        if self._held.back_top < back:
+            back = self._held.back_top
+        if self._returning and self._returning[0][0] < back:
+            back = self._returning[0][0]
+        return back if back < 0 else self._best_fresh()
+
+    def _best_fresh(self) -> int:
         best = self._fresh
         if self._free.top < best:
             best = self._free.top
@@ -243,12 +262,7 @@ class KeyFeed:
             best = self._held.top
         if self._following and self._following[0][0] < best:
             best = self._following[0][0]
-        back = self._free.back_top
-        if self._held.back_top < back:
-            back = self._held.back_top
-        if self._returning and self._returning[0][0] < back:
-            back = self._returning[0][0]
-        return back if back < 0 and self._since(back) <= self._since(best) else best
+        return best
 
     def _take(self, entry: int) -> tuple[KeyQueue, int]:
         """Take the best offer out of where it stands: its key and row."""

@@ -268,8 +268,8 @@ class LaneQueues:
 
 
 class LaneFeed:
-    """A lane during one selection: retries as they became due, then what is fresh, in offset order; but what
-    starves goes by how long it has waited."""
+    """A lane during one selection: retries as they became due, then what is fresh, in offset order. It waits
+    as long as the one of both that has waited longest, if that starves."""
 
     __slots__ = (
         *("_chunk", "_lane", "_queues", "_retries", "_retry", "_row", "_starved_us", "_view"),
@@ -296,32 +296,24 @@ class LaneFeed:
         while not self.rows:
             if len(self._view.lapsed) >= LAPSED_MAX:
                 return False
-            if not (self._next_retries() if self._retry_is_next() else self._next_fresh()):
+            if not (self._next_retries() if self._has_retries() else self._next_fresh()):
                 return False
         self.state = READY
         return False
 
-    def _retry_is_next(self) -> bool:
-        retries = self._retries
-        while self._retry < len(retries) and not self._queues.waits(retries[self._retry]):
+    def _has_retries(self) -> bool:
+        while self._retry < len(self._retries) and not self._queues.waits(self._retries[self._retry]):
             self._retry += 1
-        if self._retry == len(retries):
-            return False
-        since_us = self._fresh_since_us()
-        return since_us > self._starved_us or since_us >= retries[self._retry][0]
-
-    def _fresh_since_us(self) -> int:
-        """How long what is fresh has waited, or may have."""
-        chunks = self._queues.chunks(self._lane)
-        missing = self._queues.look(self._lane, self._view) if self._chunk == len(chunks) else None
-        if self._chunk < len(chunks):
-            return chunks[self._chunk].append_time_us
-        return NEVER_US if missing is None else self._queues.latest_us[self._lane]
+        return self._retry < len(self._retries)
 
     def _next_retries(self) -> bool:
         """A run of retries in one frame with one due time."""
         due_us, offset = self._retries[self._retry]
-        self.since_us = due_us
+        fresh_us, missing = self._fresh_since()
+        self.since_us = min(due_us, fresh_us) if fresh_us <= self._starved_us else due_us
+        if missing is not None and self.since_us < due_us:
+            self.missing = missing
+            return False
         columns = self._view.at_hand.columns(offset)
         if columns is None:
             self.missing = offset
@@ -338,6 +330,14 @@ class LaneFeed:
         self._show(np.array(rows, np.int64), expires)
         self.row_bytes = row_bytes(columns)
         return True
+
+    def _fresh_since(self) -> tuple[int, int | None]:
+        """Since when what is fresh waits; since when at the longest, if the frame that is missing has it."""
+        chunks = self._queues.chunks(self._lane)
+        missing = self._queues.look(self._lane, self._view) if self._chunk == len(chunks) else None
+        if self._chunk < len(chunks):
+            return chunks[self._chunk].append_time_us, None
+        return NEVER_US if missing is None else self._queues.latest_us[self._lane], missing
 
     def _next_fresh(self) -> bool:
         chunks = self._queues.chunks(self._lane)
