@@ -98,6 +98,21 @@ def test_a_broker_that_falls_silent_is_joined_again() -> None:
     run(scenario())
 
 
+def test_connections_that_break_again_and_again_do_not_make_it_wait_longer_each_time() -> None:
+    async def scenario() -> None:
+        script = Script()
+        async with make(script):
+            await rounds()
+            for _ in range(20):
+                joined = len(script.of(JoinGroup))
+                for _, respond in script.waiting.pop(Heartbeat):
+                    respond(LOST, ())
+                await asyncio.sleep(0.1)
+                assert len(script.of(JoinGroup)) == joined + 1
+
+    run(scenario())
+
+
 def test_a_fenced_poll_leads_to_joining_again_and_to_the_new_generation() -> None:
     async def scenario() -> None:
         script = Script()

@@ -13,7 +13,7 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
 PAUSE_S_MIN = 0.02
-PAUSE_S_MAX = 1.0
+PAUSE_S_MAX = 0.25
 
 
 def error_of(refusal: Refusal) -> TailraceError:

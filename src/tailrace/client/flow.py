@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
+from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.client.results import Pending, Stored
 from tailrace.core.commands import Claimed, ClaimProducer, Publish, Published, Reply
 from tailrace.core.model import Refusal
@@ -31,8 +32,6 @@ from tailrace.errors import Fenced, TailraceError, Timeout, from_code
 from tailrace.format.frame import Buffer
 
 IN_FLIGHT_MAX = 16
-PAUSE_S_MIN = 0.02
-PAUSE_S_MAX = 1.0
 
 
 class Outside(Protocol):

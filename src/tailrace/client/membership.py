@@ -23,7 +23,7 @@ from tailrace.core.commands import Reply
 from tailrace.core.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membership, Place
 from tailrace.core.model import Refusal
 from tailrace.core.policy import GroupPolicy, warnings_of
-from tailrace.errors import Fenced, NotFound, TailraceError
+from tailrace.errors import Fenced, NotFound, TailraceError, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
@@ -205,7 +205,9 @@ class Member:
         self._cancel_timer()
         if isinstance(reply, Refusal):
             error = error_of(reply)
-            if not (error.retriable or isinstance(error, Fenced | NotFound)):
+            if isinstance(error, Unavailable):
+                self._pause_s = PAUSE_S_MIN  # A lost connection is not its fault; `ask` waits for the next.
+            elif not (error.retriable or isinstance(error, Fenced | NotFound)):
                 self._holder.failed(error)
             self.rejoin()
             return

@@ -17,6 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.delivery_commands import DecideStaged, StagedDecision
 from tailrace.core.staged_decisions import TARGET_BYTES_MAX, TARGETS_MAX, Group, grouped_of
 from tailrace.core.staging import bad_name
@@ -28,8 +29,6 @@ from tailrace.spark.staged_tasks import TaskStaged, abort_places, stage_task
 
 log = logging.getLogger("tailrace.spark")
 
-PAUSE_S_MIN = 0.02
-PAUSE_S_MAX = 1.0
 APPLY_S = 0.1
 """How much longer than for a call we wait for a decision, for each batch that was staged (some 1 MB)."""
 _GONE = (
