@@ -15,6 +15,7 @@ from tailrace.format.frame import crc32c
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.file_store import FileStore
 from tests.broker.held_engine import HeldEngine
+from tests.mixtures import mixtures
 
 TOPICS = ("a", "b")
 LATE_US = 30_000_000
@@ -137,19 +138,18 @@ def replies(answers: Any) -> list[Any]:
 
 
 ATTEMPTS = st.tuples(st.sampled_from("uv"), st.integers(1, 3), st.sampled_from("xy"))
-STEPS = st.one_of(
-    st.tuples(st.just("write"), ATTEMPTS),
+ALWAYS = (st.tuples(st.just("write"), ATTEMPTS), st.tuples(st.just("run"), st.integers(5, 30)))
+OTHERS = (
     st.tuples(st.just("stage"), ATTEMPTS),
     st.tuples(st.just("decide"), ATTEMPTS),
     st.tuples(st.just("abort"), ATTEMPTS),
     st.tuples(st.just("run"), st.integers(1, 6)),
-    st.tuples(st.just("run"), st.integers(5, 30)),
     st.tuples(st.just("crash"), st.booleans()),
 )
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 1 << 16), st.lists(STEPS, min_size=10, max_size=40))
+@given(st.integers(0, 1 << 16), mixtures(ALWAYS, OTHERS, 10, 40))
 def test_writes_are_atomic_whatever_happens(seed: int, steps: list[Any]) -> None:
     world = World(seed)
     for what, detail in steps:

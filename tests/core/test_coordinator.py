@@ -31,6 +31,7 @@ from tailrace.core.rosters import Group
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format import codec
+from tests.mixtures import mixtures
 
 OPTIONS = TopicOptions()
 decode = codec.facts_decoder(CoordinationFact)
@@ -93,14 +94,9 @@ def join(member: str, *, partitions: int = 6, topic: str = "t", wait: bool = Tru
 
 
 members = st.sampled_from(["a", "b", "c", "d"])
-acts = st.one_of(
-    st.tuples(st.just("join"), members),
-    st.tuples(st.just("leave"), members),
-    st.tuples(st.just("confirm"), members),
-    st.tuples(st.just("confirm one"), members),
-    st.tuples(st.just("time-out"), members),
-    st.tuples(st.just("grow"), members),
-)
+joining = st.tuples(st.just("join"), members)
+others = ("leave", "confirm", "confirm one", "time-out", "grow")
+plays = mixtures([joining], [st.tuples(st.just(act), members) for act in others], 0, 30)
 
 
 def perform(bench: Bench, act: str, member: str) -> None:
@@ -121,7 +117,7 @@ def perform(bench: Bench, act: str, member: str) -> None:
         bench.done(ResizeTopics("g", [("t", partitions + 1)]))
 
 
-@given(st.lists(acts, max_size=30))
+@given(plays)
 def test_any_history(history: list[tuple[str, str]]) -> None:
     bench = Bench()
     bench.join("a")

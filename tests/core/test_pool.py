@@ -14,6 +14,7 @@ from tailrace.core.lanes import WEIGHTS
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.selection import Want
 from tests.core.pool_model import BACK, DYING, FRESH, LEASED, SECOND_US, SETTLED, World, flat
+from tests.mixtures import mixtures
 
 SHARED = {"assignment": "shared", "ordering": "key"}
 MEMBERS = ("a", "b", "c")
@@ -41,14 +42,7 @@ others = [
     st.tuples(st.just("evict"), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("forget"), st.just(0), st.just(0)),
 ]
-# Not everything in every mixture: what one kind of step builds up, another one often takes down again.
-mixtures = st.sets(st.sampled_from(range(len(others)))).flatmap(
-    lambda chosen: st.lists(
-        st.one_of(publishing, leasing, leasing, *(others[kind] for kind in sorted(chosen))),
-        min_size=10,
-        max_size=45,
-    )
-)
+plays = mixtures([publishing, leasing, leasing], others, 10, 45)
 
 
 def pick(offsets: list[int], number: int, count: int = 1) -> list[int]:
@@ -111,7 +105,7 @@ modes = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_any_mixture_goes_as_by_brute_force_and_nothing_is_lost(keyed: bool) -> None:
-    @given(modes, mixtures)
+    @given(modes, plays)
     def check(options: dict[str, Any], played: list[tuple[str, Any, Any]]) -> None:
         of = world(keyed, **options)
         for step in played:
@@ -134,7 +128,7 @@ SETTLED_AHEAD = [
 
 
 @example(SETTLED_AHEAD, 1, 1)
-@given(mixtures, st.integers(1, 9), st.integers(1, 4))
+@given(plays, st.integers(1, 9), st.integers(1, 4))
 def test_small_windows_change_the_choice_but_never_the_order_of_a_key(
     played: list[tuple[str, Any, Any]], window: int, of_a_key: int
 ) -> None:

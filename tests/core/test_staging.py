@@ -21,6 +21,7 @@ from tailrace.core.staged_decisions import FinishStaged, StagedDecisions, Target
 from tailrace.core.staging import attempt_number
 from tailrace.core.topics import TopicOptions
 from tailrace.core.wheel import AT, NEVER, REF, ROW_BITS
+from tests.mixtures import mixtures
 
 T0 = 1_700_000_000_000_000
 HOUR_US = 3_600_000_000
@@ -421,14 +422,14 @@ def test_old_writers_make_room_for_new_ones() -> None:
 
 NAMES = st.sampled_from("abc")
 DELAYS_US = st.lists(st.sampled_from([-1, 0, 1, 1000, HOUR_US, 2 * HOUR_US]), min_size=1, max_size=4)
-STEPS = st.one_of(
-    st.tuples(st.just("stage"), NAMES, st.integers(0, 2)),
+OTHERS = (
     st.tuples(st.just("delay"), st.tuples(NAMES, DELAYS_US), st.sampled_from([0, 0, 0, 1])),
     st.tuples(st.just("release"), st.just(""), st.just(0)),
     st.tuples(st.just("apply"), st.lists(NAMES, unique=True, max_size=3), st.integers(0, 4)),
     st.tuples(st.just("drop"), NAMES, st.just(0)),
     st.tuples(st.just("pass"), st.just(""), st.sampled_from([0, 1000, HOUR_US])),
 )
+PLAYS = mixtures([st.tuples(st.just("stage"), NAMES, st.integers(0, 2))], OTHERS, 10, 40)
 
 
 def expected(life: Life, version: int, *attempts: str) -> tuple[int, list[int]]:
@@ -454,7 +455,7 @@ def waits(life: Life) -> list[int]:
     return sorted(int(fact.view.deliver_at_us[row]) for fact, row in zip(frames, rows, strict=True))
 
 
-@given(st.lists(STEPS, min_size=10, max_size=40), st.integers(0, 60))
+@given(PLAYS, st.integers(0, 60))
 def test_a_partition_can_be_rebuilt_from_its_facts(steps: list[Any], cut: int) -> None:
     life = Life()
     applied: dict[int, int] = {}
