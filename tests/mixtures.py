@@ -1,11 +1,17 @@
-"""Random plays for models: not everything in every play."""
+"""Random plays for models: how many, and not everything in every play."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
+
+
+def dear(percent: int) -> settings:
+    """So many in a hundred of the usual number of examples: each of them takes long."""
+    return settings(max_examples=settings.default.max_examples * percent // 100)
 
 
 def mixtures(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.broker.clock import ManualClock
@@ -15,7 +15,7 @@ from tailrace.format.frame import crc32c
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.file_store import FileStore
 from tests.broker.held_engine import HeldEngine
-from tests.mixtures import mixtures
+from tests.mixtures import dear, mixtures
 
 TOPICS = ("a", "b")
 LATE_US = 30_000_000
@@ -148,7 +148,7 @@ OTHERS = (
 )
 
 
-@settings(max_examples=60)
+@dear(60)
 @given(st.integers(0, 1 << 16), mixtures(ALWAYS, OTHERS, 10, 40))
 def test_writes_are_atomic_whatever_happens(seed: int, steps: list[Any]) -> None:
     world = World(seed)
