@@ -290,9 +290,12 @@ def test_a_collected_message_is_shown_while_its_bytes_are_there() -> None:
     traced.do(Enlist("g", SHARED))
     traced.publish(b"a", keys=[b"k"])
     traced.publish(b"b")
+    traced.broker.clock.set_us(traced.now_us + 5_000_000)
     traced.broker.ask(TrimTopic("t", 0, 1))
+    trimmed_us = traced.now_us
     found = traced.one(key=b"k")
     assert events(found) == ["published", "appended", "collected"]
+    assert found["events"][-1]["time_us"] == trimmed_us
     assert found["status"] == "collected"
     for offset in (2, 2):
         traced.publish(b"c")

@@ -49,11 +49,13 @@ def facts_of(
 class TurnFrames:
     """Collects the frames of one turn."""
 
-    def __init__(self, entry: int, leader_epoch: int) -> None:
+    def __init__(self, entry: int, leader_epoch: int, time_us: int) -> None:
         self.entry = entry
         """Index of the next frame."""
         self.frames: list[Frame] = []
         self._leader_epoch = leader_epoch
+        self._time_us = time_us
+        """When the turn was decided, for facts that have no time of their own."""
         self._facts: list[Fact] = []
 
     @property
@@ -94,7 +96,7 @@ class TurnFrames:
         facts, self._facts = self._facts, []
         body = codec.encode_facts(facts)
         low, high = bounds(facts)
-        time_us = max(getattr(fact, "time_us", 0) for fact in facts)
+        time_us = max(getattr(fact, "time_us", self._time_us) for fact in facts)
         crc, epoch = frame.crc32c(body), self._leader_epoch
         header = Header(frame.FACTS, 0, len(body), crc, self.entry, low, high - low, 0, epoch, time_us)
         self._append(header, body)

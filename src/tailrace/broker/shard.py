@@ -189,7 +189,7 @@ class Shard:
 
     def _decide(self, inbox: list[Item], turn: Turn) -> None:
         state, wakeups, now_us = self.state, self.wakeups, turn.started_us
-        made = TurnFrames(self.entry, state.leader_epoch)
+        made = TurnFrames(self.entry, state.leader_epoch, max(now_us, state.append_time_us))
         for work, body, respond in inbox:
             late = type(work) is Late
             command = work.make() if late else work

@@ -136,7 +136,7 @@ def _record(life: Life) -> dict[str, Any]:
         "origin": life.origin,
         "events": [
             {
-                "time": iso(event.time),
+                "time": None if event.time is None else iso(event.time),
                 "event": event.event,
                 "group": event.group,
                 "member": event.member,

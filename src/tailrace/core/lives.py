@@ -79,8 +79,8 @@ class Life:
         self.cut = False
         """Whether it has had more events than are kept."""
 
-    def event(self, time_us: int, what: str, **more: Any) -> None:
-        """Something happened; what is empty is left out."""
+    def event(self, time_us: int | None, what: str, **more: Any) -> None:
+        """Something happened, at a time that may be unknown; what else is empty is left out."""
         if len(self.events) >= EVENTS_MAX:
             self.cut = True
             return
@@ -155,9 +155,10 @@ class Lives:
         return at < len(self._offsets) and self._offsets[at] < end
 
     def apply(self, fact: Any, time_us: int) -> None:
-        """Take a fact; `time_us` is that of its frame, for facts that have no time of their own."""
+        """Take a fact; `time_us` is that of its frame, for facts that have no time of their own: trims. Logs
+        of older releases have 0 there; when they were trimmed is not known."""
         if isinstance(fact, f.Trimmed):
-            self._trimmed(fact.offset, time_us)
+            self._trimmed(fact.offset, time_us or None)
             return
         do = self._do.get(type(fact))
         if do is not None:
@@ -375,7 +376,7 @@ class Lives:
                 life.state = DROPPED
                 life.event(fact.time_us, "dropped")
 
-    def _trimmed(self, offset: int, time_us: int) -> None:
+    def _trimmed(self, offset: int, time_us: int | None) -> None:
         for at in self._offsets[: bisect_left(self._offsets, offset)]:
             life = self._by_offset[at]
             if life.state == COLLECTED:
