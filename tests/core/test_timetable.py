@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.core import cancelled
 from tailrace.core.commands import Done, Publish, Published
 from tailrace.core.decisions import Decision
 from tailrace.core.delivery_commands import Cancelled, CancelScheduled
@@ -172,7 +174,26 @@ def test_cancel_is_permanent_and_idempotent() -> None:
     life.now_us += 5 * S
     assert life.release() == [ref_of(0, 0)]
     assert life.partition.timetable.next_due_us() is None
-    assert life.cancel(1, 2, 3) == [False] * 3
+    assert life.cancel(1, 2, 3) == [False, True, True], "its time has passed, and it is still cancelled"
+    life.publish(S, first_id=50)
+    life.now_us += 5 * S
+    life.release()
+    life.partition = Partition.restore(TopicOptions(), [b"".join(life.partition.snapshot())])
+    assert life.cancel(1, 2, 3, 50, 99) == [False, True, True, False, False]
+
+
+def test_only_the_latest_cancelled_messages_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelled, "KEPT_MIN", 3)
+    life = Life()
+    for number in range(1, 12):
+        life.publish(S, first_id=number)
+        assert life.cancel(number) == [True]
+        life.now_us += 5 * S
+        assert len(life.partition.timetable.cancelled) < 2 * 3 + 1
+        assert life.cancel(*range(1, number + 1))[-3:] == [True] * min(number, 3)
+    assert life.cancel(1, 2) == [False, False], "forgotten: there is a bound"
+    for other in life.rebuilt():
+        assert other.snapshot() == life.partition.snapshot()
 
 
 def test_a_cancel_while_a_bucket_drains_leaves_the_rest() -> None:
@@ -293,7 +314,7 @@ PLAYS = mixtures([PUBLISHING], OTHERS, 5, 40)
 
 @given(PLAYS, st.integers(0, 40))
 def test_any_life_can_be_rebuilt_and_releases_each_message_once_in_order(life_: list[Any], cut: int) -> None:
-    life, waiting, gone, number = Life(), dict[int, tuple[int, int]](), set[int](), 1
+    life, waiting, dead, number = Life(), dict[int, tuple[int, int]](), set[int](), 1
     middle, rest = life.partition.snapshot(), 0
     for step, (act, what, more) in enumerate(life_):
         if step == cut:
@@ -311,13 +332,14 @@ def test_any_life_can_be_rebuilt_and_releases_each_message_once_in_order(life_: 
             due = sorted((at, ref) for ref, (at, _) in waiting.items() if at <= life.now_us)[:what]
             assert life.release(what) == [ref for _, ref in due]
             for _, ref in due:
-                gone.add(waiting.pop(ref)[1])
+                del waiting[ref]
         else:
             refs = [ref for ref, (_, name) in waiting.items() if name == what]
             done = life.cancel(what)
-            assert done == [True] if refs else what not in gone or done == [False]
+            assert done == [bool(refs) or what in dead], "cancelled once, cancelled for good"
             for ref in refs:
                 del waiting[ref]
+                dead.add(what)
     assert len(life.partition.timetable) == len(waiting)
     resumed = Partition.restore(TopicOptions(), middle)
     for fact in life.facts[rest:]:

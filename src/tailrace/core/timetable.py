@@ -6,7 +6,8 @@
 Only where a message is stored, when it is due and its id are kept here; its body stays in the log. The shell
 reads the rows that come near and gives them back with `ReleaseDue`. What happened in between is looked at
 again then: the command holds only if it names exactly the rows that are due up to its end, so a message that
-was cancelled a moment before is never appended.
+was cancelled a moment before is never appended. A cancelled message leaves the wheel at its time; the latest
+ids are remembered after that, so that whoever lost the answer and asks again is told the same.
 
 Dedup ids of delayed messages count from when they were stored, in a window of their own, because they have no
 offsets that could be remembered.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tailrace.core.cancelled import CancelledIds
 from tailrace.core.commands import Done, Published
 from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.dedup import DedupWindow
@@ -49,6 +51,7 @@ class Timetable:
         self._partition = partition
         self.wheel = Wheel()
         options = partition.options
+        self.cancelled = CancelledIds()
         self.dedup = DedupWindow(options.dedup_window_ms, options.dedup_max)
         self.scheduled = 0
         """How many messages were ever delayed; numbers them in the dedup window."""
@@ -114,7 +117,7 @@ class Timetable:
         for item, hint in zip(ids, hints or [0] * len(ids), strict=True):
             high, low = (int.from_bytes(item[at : at + 8], "big", signed=True) for at in (0, 8))
             found = self.wheel.find(high, low, hint)
-            done.append(bool(found))
+            done.append(bool(found) or item in self.cancelled)
             refs.update(ref for ref in found if ref < CANCELLED)
         facts = (ScheduleCancelled(sorted(refs), time_us),) if refs else NOTHING
         return Decision(facts, Cancelled(done))
@@ -149,7 +152,8 @@ class Timetable:
             self.wheel.drop(fact.until_us, fact.until_ref)
             self.released = fact.until_us, fact.until_ref
         else:
-            self.wheel.cancel(fact.refs)
+            rows = self.wheel.cancel(fact.refs)
+            self.cancelled.add(row.tobytes() for row in rows[:, HIGH : LOW + 1].astype(">i8"))
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -157,18 +161,25 @@ class Timetable:
         """The state for a snapshot."""
         if not self.scheduled:
             return []
-        return [array("q", (self.scheduled,)).tobytes(), *self.dedup.buffers(), *self.wheel.buffers()]
+        cancelled = self.cancelled.buffers()
+        # Older snapshots, and those without cancelled ids, have one number there.
+        numbers = array("q", (self.scheduled, len(cancelled)) if cancelled else (self.scheduled,))
+        return [numbers.tobytes(), *cancelled, *self.dedup.buffers(), *self.wheel.buffers()]
 
     def load(self, columns: Sequence[memoryview]) -> None:
         """The state that a snapshot holds."""
         if not columns:
             return
-        self.scheduled = int.from_bytes(columns[0], "little")
-        self.dedup.load(columns[1 : 1 + _DEDUP_BUFFERS])
-        self.wheel.load(columns[1 + _DEDUP_BUFFERS :])
+        numbers = array("q")
+        numbers.frombytes(columns[0])
+        self.scheduled, more = numbers[0], 1 + sum(numbers[1:])
+        self.cancelled.load(columns[1:more])
+        self.dedup.load(columns[more : more + _DEDUP_BUFFERS])
+        self.wheel.load(columns[more + _DEDUP_BUFFERS :])
 
     def verify(self) -> None:
         """Assert the invariants."""
         self.wheel.verify()
         self.dedup.verify()
+        self.cancelled.verify()
         assert len(self.wheel) <= self.scheduled

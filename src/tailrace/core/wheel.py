@@ -104,16 +104,16 @@ class _Block:
         if len(ref):
             self.soonest, self.oldest = min(self.soonest, int(at.min())), min(self.oldest, int(ref.min()))
 
-    def cancel(self, refs: Rows) -> int:
-        """Make tombstones of the live rows with these refs, in a copy; how many there were."""
+    def cancel(self, refs: Rows) -> Rows:
+        """Make tombstones of the live rows with these refs, in a copy; the rows as they were."""
         hit = np.isin(self.used[:, REF], refs)
-        count = int(np.count_nonzero(hit))
-        if count:
+        found = some(self.used, hit)
+        if len(found):
             self.rows = self.used.copy()
             self.rows[hit, REF] |= CANCELLED
             self.soonest = self.oldest = NEVER
             self._widen(self.rows)
-        return count
+        return found
 
 
 class _Slot:
@@ -242,21 +242,25 @@ class Wheel:
                 kept.append(run[end:])
         self._ripe = kept
 
-    def cancel(self, refs: Sequence[int]) -> None:
-        """Make tombstones of rows."""
+    def cancel(self, refs: Sequence[int]) -> Rows:
+        """Make tombstones of rows; those that waited until now, by ref."""
         wanted = np.array(sorted(refs), np.int64)
         low, high = int(wanted[0]), int(wanted[-1])
+        found = [np.empty((0, WIDTH), np.int64)]
         for block in self._blocks():
             if block.oldest <= high and block.newest >= low:
-                self._live -= block.cancel(wanted)
+                found.append(block.cancel(wanted))
         for number, run in enumerate(self._ripe):
             hit = np.isin(run[:, REF], wanted)
             if hit.any():
+                found.append(some(run, hit))
                 changed = run.copy()
                 changed[hit, REF] |= CANCELLED
                 self._ripe[number] = changed
-                self._live -= int(np.count_nonzero(hit))
                 self._tombstones = True
+        rows = np.concatenate(found)
+        self._live -= len(rows)
+        return np.take(rows, np.argsort(rows[:, REF]), axis=0)
 
     # ----------------------------------------------------------------------------------------------- looking
 
