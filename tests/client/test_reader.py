@@ -1,7 +1,7 @@
 """The reader on virtual time, against a broker in hand: position, seek, prefetch, errors, the end."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -349,6 +349,60 @@ def test_a_range_ends_before_its_end() -> None:
         async with client.reader("range", start=5, end=5) as reader:
             assert [message async for message in reader] == []
 
+    with_broker(scenario)
+
+
+def test_a_start_outside_the_log_is_refused_with_and_without_an_end() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        broker.create_topic("t", partitions=2)
+        async with client.producer("t") as producer:
+            for partition in (0, 1):
+                await (await producer.send_many([b"v"] * 10 * (partition + 1), partition=partition))
+        await client.admin().trim_topic("t", 0, 4)
+        ends: list[dict[str, Any]] = [{}, {"stop_at_end": True}, {"end": 10}, {"end": {0: 3, 1: 3}}]
+        starts: list[tuple[Any, tuple[int, ...] | None]] = [
+            (99, (0, 4, 10)),
+            (11, (0, 4, 10)),
+            (3, (0, 4, 10)),
+            ({0: 10, 1: 21}, (1, 0, 20)),
+            ({0: 10, 2: 0}, None),
+        ]
+        for start, bounds in starts:
+            for end in ends:
+                async with client.reader("t", start=start, **end) as reader:
+                    for _ in range(2):  # not once and then silence
+                        with pytest.raises(NotFound) as caught:
+                            await anext(reader)
+                    if bounds is not None:
+                        error = caught.value
+                        assert (error.partition, error.start_offset, error.end_offset) == bounds
+                    await reader.seek("latest" if end else "earliest")
+                    assert not end or [message async for message in reader] == []
+
+    with_broker(scenario)
+
+
+def test_the_end_itself_is_a_start_from_which_there_is_nothing_to_read() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        broker.create_topic("t", partitions=1)
+        async with client.producer("t") as producer:
+            await (await producer.send_many([b"v"] * 3))
+            async with client.reader("t", start="latest", stop_at_end=True) as reader:
+                await producer.publish(b"behind the end of the reader")
+                for start in ({0: 3}, 4, "earliest"):
+                    await reader.seek(start)
+                    read = [message.offset async for message in reader]
+                    assert read == ([0, 1, 2] if start == "earliest" else [])
+        await client.admin().trim_topic("t", 0, 4)
+        for start in ("earliest", "latest", 4):
+            async with client.reader("t", start=start, stop_at_end=True) as reader:
+                assert [message async for message in reader] == []
+
+    with_broker(scenario)
+
+
+def with_broker(scenario: Callable[[LocalBroker, tailrace.Client], Awaitable[None]]) -> None:
+    """Play with a whole broker in this process."""
     with LocalBroker() as broker:
 
         async def main() -> None:

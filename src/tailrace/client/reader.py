@@ -20,7 +20,7 @@ from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, ask, error_of
 from tailrace.client.results import Message, Rows, public_batch
 from tailrace.core.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model import Refusal
-from tailrace.errors import Corrupt, InvalidRequest, TailraceError, Unavailable
+from tailrace.errors import Corrupt, InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
@@ -66,6 +66,8 @@ class Reader:
         self._generation = 0
         self._pause_s = PAUSE_S_MIN
         self._error: TailraceError | None = None
+        self._astray: NotFound | None = None
+        """What is wrong with the start, where no fetch would tell."""
         self._waiters: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop
         self._refreshed_s = 0.0
@@ -124,6 +126,7 @@ class Reader:
             if missing:
                 raise InvalidRequest(f"partitions: {self.topic!r} has no partition {missing[0]}")
             places = {partition: places[partition] for partition in self._only}
+        self._astray = await self._missing(places) if isinstance(start, int | Mapping) else None
         self._generation += 1
         self._fetching = False
         self._buffer.clear()
@@ -134,6 +137,26 @@ class Reader:
         self._fetched = dict(places)
         self._refreshed_s = self._loop.time()
         self._fetch()
+
+    async def _missing(self, places: dict[int, int]) -> NotFound | None:
+        """What is to be said of given offsets that do not exist. Those before the end of the reader are
+        fetched, and the broker says it; those from there on are not."""
+        ends = self._ends
+        late = [] if ends is None else [(p, o) for p, o in places.items() if o >= ends.get(p, 0)]
+        if not late:
+            return None
+        firsts, lasts = await self._find("earliest"), await self._find("latest")
+        for partition, offset in late:
+            if not 0 <= partition < len(lasts):
+                text = f"topic {self.topic!r} has partitions 0 to {len(lasts) - 1}, not {partition}"
+                return NotFound(text)
+            first, last = firsts[partition], lasts[partition]
+            if first <= offset <= last:
+                continue
+            place = f"offset {offset} of {self.topic}/{partition}"
+            text = f"is beyond the end, {last}" if offset > last else f"is trimmed: the log starts at {first}"
+            return NotFound(f"{place} {text}", partition=partition, start_offset=first, end_offset=last)
+        return None
 
     def position(self) -> dict[int, int]:
         """The next offset of each partition that the application has not been given."""
@@ -193,6 +216,9 @@ class Reader:
         if self._rows is not None:
             self._next[self._rows.partition] = self._rows.header.end_offset
             self._rows = self._last = None
+        if self._astray is not None:
+            self._check_open()
+            raise self._astray
         while not self._buffer:
             self._check_open()
             if self._error is not None:
