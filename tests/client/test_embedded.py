@@ -443,6 +443,64 @@ def test_wrong_types_name_the_field(tmp_path: Path, fields: dict[str, Any], prob
     embedded(tmp_path, scenario)
 
 
+async def _leased(client: tailrace.Client, **options: Any) -> Any:
+    async with client.consumer("t", "g", **options) as consumer:
+        yield await anext(consumer)
+
+
+async def _nack(client: tailrace.Client, error: Any) -> None:
+    async for delivery in _leased(client):
+        await delivery.nack(error=error)
+
+
+async def _reject(client: tailrace.Client, reason: Any) -> None:
+    async for delivery in _leased(client):
+        await delivery.reject(reason)
+
+
+async def _join(client: tailrace.Client, member: Any) -> None:
+    async for delivery in _leased(client, member=member):
+        await delivery.ack()
+
+
+WRONG: list[tuple[Callable[[tailrace.Client], Coroutine[Any, Any, Any]], str]] = [
+    (lambda client: client.groups().reset("g", "t", {0: 1.0}), "reset_group.offsets"),  # type: ignore[dict-item]
+    (lambda client: client.groups().reset("g", "t", {0: True}), "reset_group.offsets"),
+    (lambda client: client.admin().trim_topic("t", 0, True), "trim_topic.offset"),
+    (lambda client: client.admin().trim_topic("t", 0, 1.0), "trim_topic.offset"),  # type: ignore[arg-type]
+    (lambda client: _nack(client, b"boom"), "error: "),
+    (lambda client: _reject(client, b"boom"), "error: |reason: "),
+    (lambda client: _join(client, b"me"), "member"),
+    (lambda client: _put(client, paused=1), "put_schedule.paused"),
+    (lambda client: _put(client, priority=True), "put_schedule.priority"),
+]
+
+
+def _put(client: tailrace.Client, **fields: Any) -> Coroutine[Any, Any, Any]:
+    return client.schedules().put("n", "t", "0 0 * * *", value=b"x", **fields)
+
+
+def test_wrong_types_are_refused_and_nothing_of_them_is_stored(tmp_path: Path) -> None:
+    async def first(client: tailrace.Client) -> None:
+        await client.groups().create("g", "t")
+        async with client.producer("t") as producer:
+            await producer.send_many([b"0", b"1"])
+        for call, field in WRONG:
+            with pytest.raises(InvalidRequest, match=field):
+                await call(client)
+        async with client.producer("t") as producer:
+            assert (await producer.publish(b"2")).offset == 2
+
+    async def second(client: tailrace.Client) -> None:
+        assert await values(client) == [b"0", b"1", b"2"]
+        assert await client.schedules().list() == []
+        async with client.producer("t") as producer:
+            assert (await producer.publish(b"3")).offset == 3
+
+    embedded(tmp_path, first)
+    embedded(tmp_path, second)
+
+
 def test_what_is_too_large_is_refused_alone(tmp_path: Path) -> None:
     async def scenario(client: tailrace.Client) -> None:
         async with client.producer("t") as producer:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tailrace.core import commands
 from tailrace.core.model import Refusal
-from tailrace.errors import InvalidRequest
+from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format import codec
 
 REQUESTS: list[commands.Request] = [
@@ -69,8 +69,30 @@ def test_any_bytes_are_a_request_or_refused(data: st.DataObject) -> None:
 
 def test_options_that_do_not_travel_are_refused() -> None:
     for option in (object(), 2**70):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match=r"^request: create_topic\.options: "):
             codec.encode_request(commands.CreateTopic("orders", {"partitions": option}))
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (commands.TrimTopic("orders", 0, True), "trim_topic.offset: expected int, got bool"),
+        (commands.DeleteTopic(b"orders"), "delete_topic.name: expected str, got bytes"),  # type: ignore[arg-type]
+        (
+            commands.Fetch("orders", [(0, 5), (1, 6.0)]),  # type: ignore[list-item]
+            "fetch.positions[1][1]: expected int, got float",
+        ),
+    ],
+)
+def test_a_wrong_type_is_refused_by_the_name_of_its_field(request_: commands.Request, text: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        codec.checked(request_)
+    assert refused.value.message == f"request: {text}"
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_request_that_is_checked_stays_what_it_was(request_: commands.Request) -> None:
+    assert codec.checked(request_) == request_
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
@@ -88,5 +110,5 @@ def test_facts_come_back_in_order() -> None:
     facts = [Opened(1), Closed(), Opened(2)]
     assert decode(codec.encode_facts(facts)) == facts
     for wrong in (b"", codec.encode_facts(facts)[:-1], codec.encode_facts([["opened", "x"]])):
-        with pytest.raises(InvalidRequest, match=r"^facts: "):
+        with pytest.raises(Corrupt, match=r"^facts: "):
             decode(wrong)

@@ -15,9 +15,14 @@ import pyarrow as pa
 
 from tailrace.broker.clock import SystemClock
 from tailrace.broker.engine import Engine
+from tailrace.broker.turns import NOTHING, refuse
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.config import ServerOptions, split_address
-from tailrace.ports import LogStore
+from tailrace.core.commands import Request
+from tailrace.errors import InvalidRequest
+from tailrace.format import codec
+from tailrace.format.frame import Buffer
+from tailrace.ports import LogStore, Respond
 from tailrace.protocols.http import HttpListener
 from tailrace.protocols.native import Listener
 from tailrace.storage.disk import RealDisk
@@ -192,7 +197,16 @@ class EmbeddedVerbs:
         except BaseException:
             await self._host.close()
             raise
-        self.submit = self._host.engine.gateway.submit
+
+    def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
+        """See `BrokerVerbs.submit`; what an application put into a request is checked as if it had come over
+        a network."""
+        try:
+            request = codec.checked(request)
+        except InvalidRequest as error:
+            respond(refuse(error), NOTHING)
+            return
+        self._host.engine.gateway.submit(request, body, respond)
 
     async def close(self) -> None:
         """Finish, sync, release the folder."""

@@ -1,17 +1,19 @@
 """Values as bytes: requests, replies and facts in MessagePack, by the types that msgspec already knows.
 
-Decoding is total: any bytes give a value of the type asked for, or `InvalidRequest` that says what is wrong.
+Decoding is total: any bytes give a value of the type asked for, or an error that says what is wrong:
+`InvalidRequest`, and `Corrupt` for what lies in a log.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from tailrace.core.commands import Reply, Request
-from tailrace.errors import InvalidRequest
+from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format.frame import Buffer
 
 _encoder = msgspec.msgpack.Encoder()
@@ -40,17 +42,57 @@ def encode_value(value: Any, what: str) -> bytes:
 
 _decode_request = decoder_of(Request, "request")
 _decode_reply = decoder_of(Reply, "reply")
+_FIELDS = {kind.__struct_config__.tag: kind.__struct_fields__ for kind in get_args(Request)}
+_PLACE = re.compile(r"(?s)request: (.*) - at `\$\[(\d+)\](.*)`")
 
 
 def encode_request(request: Request) -> bytes:
-    """A request as the header of a native message."""
-    return encode_value(request, "request")
+    """A request as the header of a native message; `InvalidRequest` names the field that does not travel."""
+    try:
+        return encode_value(request, "request")
+    except InvalidRequest:
+        for field in request.__struct_fields__:
+            encode_value(getattr(request, field), f"request: {request.__struct_config__.tag}.{field}")
+        raise
 
 
 def decode_request(data: Buffer) -> Request:
-    """The request that a header holds."""
-    request: Request = _decode_request(data)
+    """The request that a header holds; `InvalidRequest` names the field that is wrong."""
+    try:
+        request: Request = _decode_request(data)
+    except InvalidRequest as error:
+        raise InvalidRequest(_with_name(error.message, data)) from None
     return request
+
+
+def checked(request: Request) -> Request:
+    """A request that was made in this process, as a broker on the network would have received it: fields of
+    a wrong type are refused, and nothing in it is shared with who made it."""
+    return decode_request(encode_request(request))
+
+
+class _Kind(msgspec.Struct, array_like=True):
+    """The first element of any request."""
+
+    tag: str
+
+
+def _with_name(text: str, data: Buffer) -> str:
+    """What msgspec says of an element of a request by number, with the name of the field: `request:
+    nack.error: expected str, got bytes`."""
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        return text
+    reason, number, inside = found.groups()
+    try:
+        tag = msgspec.msgpack.decode(data, type=_Kind).tag
+        field = _FIELDS[tag][int(number) - 1] if int(number) else ""
+    except (msgspec.DecodeError, ValueError, LookupError, RecursionError):
+        field = ""
+    if not field:
+        return text
+    reason = reason.replace("`", "")
+    return f"request: {tag}.{field}{inside}: {reason[:1].lower()}{reason[1:]}"
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -70,5 +112,17 @@ def encode_facts(facts: Sequence[Any]) -> bytes:
 
 
 def facts_decoder(fact: Any) -> Callable[[Buffer], list[Any]]:
-    """A decoder of the bodies of facts frames; `fact` is the union of all facts, which the caller knows."""
-    return decoder_of(list[fact], "facts")
+    """A decoder of the bodies of facts frames; `fact` is the union of all facts, which the caller knows.
+
+    They come out of a log and nowhere else: what cannot be read is damage, `Corrupt`.
+    """
+    decode = decoder_of(list[fact], "facts")
+
+    def total(data: Buffer) -> list[Any]:
+        try:
+            facts: list[Any] = decode(data)
+        except InvalidRequest as error:
+            raise Corrupt(error.message) from None
+        return facts
+
+    return total

@@ -20,6 +20,7 @@ from typing import Any
 from tailrace.broker.clock import ManualClock
 from tailrace.broker.delivery import OpenGate, Waiting
 from tailrace.broker.engine import Engine
+from tailrace.broker.turns import refuse
 from tailrace.client.aio import Client
 from tailrace.client.calls import error_of
 from tailrace.client.dead_letters import SUFFIX as DLQ_SUFFIX
@@ -34,7 +35,7 @@ from tailrace.core.delivery_commands import ListScheduled, ScheduledList
 from tailrace.core.group_commands import CreateGroup, DescribeGroup, GroupInfo, GroupList, ListGroups
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, NotFound, StorageFault, Timeout
-from tailrace.format import batch, frame
+from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import LogStore, Respond
 from tailrace.storage.memory_log import MemoryStore
@@ -331,6 +332,11 @@ class LocalBroker:
                 if waiting is not None:
                     self._post(link, waiting, reply, parts)
 
+            try:
+                request = codec.checked(request)
+            except InvalidRequest as error:
+                answer(refuse(error), ())
+                return
             # A gate of its own: pacing of answers, which is for load, would wait for time that stands still.
             gate = OpenGate()
             gate.fetches = link.fetches
