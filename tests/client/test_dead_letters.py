@@ -106,6 +106,23 @@ def test_redrive_of_what_was_trimmed_is_published_again_for_its_group_only() -> 
     on_broker(scenario)
 
 
+def test_a_redriven_copy_has_the_headers_of_its_message() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        own = [("tailrace-type", b"Pay"), ("mine", b"x"), ("tailrace-of-mine", b"y")]
+        await publish(client, b"a", headers=own)
+        for _ in range(2):  # A copy that dies is copied again.
+            await bury(client, "g", b"a")
+            (letter,) = await client.dead_letters("t").list()
+            await client.admin().trim_topic("t", 0, letter.offset + 1)
+            assert (await client.dead_letters("t").redrive()).republished == 1
+        async with client.consumer("t", "g") as consumer:
+            (m,) = await take(consumer)
+            assert m.headers == [*own, ("tailrace-redrive-group", b"g")]
+            await m.ack()
+
+    on_broker(scenario)
+
+
 def test_redrive_is_throttled() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, *[b"%d" % number for number in range(10)])

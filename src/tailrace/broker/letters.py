@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.core.model import PRIORITY_DEFAULT
+from tailrace.core.provenance import NAMES, PREFIX, STORY
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer, Header
@@ -15,22 +16,6 @@ from tailrace.ports import PartitionLog
 
 BYTES_MAX = 4 * 1024 * 1024
 """A batch of dead letters ends with the message that takes it above this."""
-_PREFIX = "tailrace-"
-_STORY = (
-    "origin-topic",
-    "origin-partition",
-    "origin-offset",
-    "origin-time",
-    "group",
-    "attempts",
-    "deliveries",
-    "first-delivery",
-    "last-delivery",
-    "last-member",
-    "reason",
-    "error",
-)
-_NAMES = frozenset(_PREFIX + name for name in _STORY)
 
 
 class DyingRow(Protocol):
@@ -150,10 +135,9 @@ def _headers(row: dict[str, Any], origin: Origin, item: DyingRow) -> list[tuple[
         item.reason,
         item.error,
     )
-    headers = [(name, value) for name, value in row.get("headers") or () if name not in _NAMES]
+    headers = [(name, value) for name, value in row.get("headers") or () if name not in NAMES]
     headers += [
-        (_PREFIX + name, str(value).encode(errors="replace"))
-        for name, value in zip(_STORY, story, strict=True)
+        (PREFIX + name, str(value).encode(errors="replace")) for name, value in zip(STORY, story, strict=True)
     ]
     return headers
 

@@ -19,6 +19,7 @@ from tailrace.client.deliveries import REDRIVE_HEADER
 from tailrace.client.leases import offsets_of, spans_of
 from tailrace.client.producer import Producer
 from tailrace.client.results import Message, Rows, moment
+from tailrace.core import provenance
 from tailrace.core.commands import DescribeTopic, Fetch, Fetched, Reply, TopicInfo
 from tailrace.core.delivery_commands import Ack, Grant, Lease, Leases, Nack, Reopen
 from tailrace.core.group_commands import CreateGroup
@@ -39,7 +40,8 @@ _OPTIONS = {
     "in_flight_max": 1_000_000,
     "group_in_flight_max": 1_000_000,
 }
-_PROVENANCE = "tailrace-"
+_ADDED = provenance.NAMES | {REDRIVE_HEADER}
+"""What a dead letter has beyond the headers of its message."""
 
 Filter = Callable[["DeadLetter"], bool]
 
@@ -67,7 +69,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
         told = {name: value.decode("utf-8", "replace") for name, value in message.headers}
 
         def text(name: str) -> str:
-            return told.get(_PROVENANCE + name, "")
+            return told.get(provenance.PREFIX + name, "")
 
         def number(name: str, default: int = 0) -> int:
             given = text(name)
@@ -246,7 +248,7 @@ class DeadLetters:
 
     async def _publish(self, letter: DeadLetter) -> None:
         message = letter.message
-        headers = [pair for pair in message.headers if not pair[0].startswith(_PROVENANCE)]
+        headers = [pair for pair in message.headers if pair[0] not in _ADDED]
         producer = Producer(
             self._verbs,
             letter.topic,

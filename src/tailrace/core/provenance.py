@@ -1,0 +1,21 @@
+"""The headers that a dead letter gains: where it came from, who could not handle it, and why."""
+
+from __future__ import annotations
+
+PREFIX = "tailrace-"
+STORY = (
+    "origin-topic",
+    "origin-partition",
+    "origin-offset",
+    "origin-time",
+    "group",
+    "attempts",
+    "deliveries",
+    "first-delivery",
+    "last-delivery",
+    "last-member",
+    "reason",
+    "error",
+)
+NAMES = frozenset(PREFIX + name for name in STORY)
+"""Only these: other headers with the prefix, such as those of the bus, belong to the message."""
