@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from tailrace.bus.outcomes import as_text
 from tailrace.client.deliveries import Delivery
+from tailrace.errors import LeaseLost
 
 T = TypeVar("T")
 
@@ -82,25 +84,32 @@ class Message(_Envelope[T]):
 
     __slots__ = ()
 
+    async def _settle(self, work: Awaitable[None]) -> None:
+        """What was refused is not settled, and left to the policy; what is lost is not ours any more."""
+        self._settled = True
+        try:
+            await work
+        except LeaseLost:
+            raise
+        except Exception:
+            self._settled = False
+            raise
+
     async def acknowledge(self) -> None:
         """Done: returns when that is durable."""
-        self._settled = True
-        await self._delivery.ack()
+        await self._settle(self._delivery.ack())
 
     async def retry(self, delay: float | None = None, error: str = "") -> None:
         """Try again after `delay` seconds, or the group's back-off; counts as a failure."""
-        self._settled = True
-        await self._delivery.nack(delay=delay, error=error)
+        await self._settle(self._delivery.nack(delay=delay, error=as_text(error)))
 
     async def reject(self, reason: str = "", *, poison: bool = False) -> None:
         """To the dead letters."""
-        self._settled = True
-        await self._delivery.reject(reason, poison=poison)
+        await self._settle(self._delivery.reject(as_text(reason), poison=poison))
 
     async def give_back(self) -> None:
         """Not handled here after all: available to others at once, without a failure."""
-        self._settled = True
-        await self._delivery.nack(failure=False)
+        await self._settle(self._delivery.nack(failure=False))
 
 
 class BlockingMessage(_Envelope[T]):

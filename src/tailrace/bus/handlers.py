@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
-from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, outcome_of
+from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, delay_of, described, outcome_of
 from tailrace.errors import InvalidRequest, LeaseLost
 
 log = logging.getLogger("tailrace.bus")
@@ -65,7 +65,14 @@ class Caller:
                 return await self._bounded(call, handler, subject), None
             async with handler.limit:
                 return await self._bounded(call, handler, subject), None
-        except (Exception, asyncio.CancelledError) as error:
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                return None, error  # The worker stops.
+            return None, RuntimeError(f"a cancellation escaped from the handler: {described(error)}")
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # SystemExit, too: a message must not end the worker.
             return None, error
 
     @staticmethod
@@ -110,12 +117,12 @@ async def settle(policy: AckPolicy, message: Message[Any], error: BaseException 
     if message.settled:
         return
     act = TABLE[policy][outcome]
-    text = "" if error is None else f"{type(error).__name__}: {error}"
+    text = "" if error is None else described(error)
     try:
         if act is Act.ACK:
             await message.acknowledge()
         elif act is Act.NACK:
-            await message.retry(getattr(error, "delay", None), text)
+            await message.retry(delay_of(error), text)
         elif act is Act.REJECT:
             await message.reject(text)
         elif act is Act.GIVE_BACK:

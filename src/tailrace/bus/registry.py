@@ -8,12 +8,14 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from tailrace.bus.outcomes import described
 from tailrace.bus.payloads import BYTES, JSON, Codec, codec_of, plain
 from tailrace.errors import InvalidRequest
 
 TYPE_HEADER = "tailrace-type"
 VERSION_HEADER = "tailrace-version"
 CONTENT_HEADER = "tailrace-content"
+VERSION_DIGITS_MAX = 9
 
 Upcaster = Callable[[Any], Any]
 
@@ -113,8 +115,9 @@ class Registry:
             raise Undecodable(f"it has no {TYPE_HEADER} header")
         content = fields.get(CONTENT_HEADER, JSON)
         version_text = fields.get(VERSION_HEADER, "1")
-        if not version_text.isdecimal() or content not in (JSON, BYTES):
-            raise Undecodable(f"{name}: version {version_text!r}, content {content!r}")
+        readable = version_text.isdecimal() and len(version_text) <= VERSION_DIGITS_MAX
+        if not readable or content not in (JSON, BYTES):
+            raise Undecodable(f"{name}: version {version_text[:40]!r}, content {content[:40]!r}")
         version = int(version_text)
         entry = self._by_name.get(name)
         try:
@@ -126,7 +129,7 @@ class Registry:
         except Undecodable:
             raise
         except Exception as error:  # any codec, any upcaster: the message is what is wrong
-            raise Undecodable(f"{name} version {version}: {type(error).__name__}: {error}") from error
+            raise Undecodable(f"{name} version {version}: {described(error)}") from error
 
     def _raise(self, entry: Entry, version: int, data: Any) -> Any:
         while version < entry.version:

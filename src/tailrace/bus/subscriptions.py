@@ -11,7 +11,7 @@ import msgspec
 
 from tailrace.bus.envelope import Batch, Message
 from tailrace.bus.handlers import Caller, Handler, settle
-from tailrace.bus.outcomes import TABLE, AckPolicy, Act, outcome_of
+from tailrace.bus.outcomes import TABLE, AckPolicy, Act, as_text, described, outcome_of
 from tailrace.bus.payloads import BYTES, JSON
 from tailrace.bus.registry import (
     CONTENT_HEADER,
@@ -24,7 +24,7 @@ from tailrace.bus.requests import CORRELATION_HEADER, ERROR_HEADER, REPLY_TO_HEA
 from tailrace.client.consumer import Consumer
 from tailrace.client.deliveries import Delivery
 from tailrace.client.producer import Producer
-from tailrace.errors import InvalidRequest, LeaseLost, TailraceError
+from tailrace.errors import InvalidRequest, LeaseLost, TailraceError, TooLarge
 
 log = logging.getLogger("tailrace.bus")
 
@@ -36,23 +36,36 @@ class Answers:
         self._producer = producer
         self._registry = registry
 
-    async def send(self, message: Message[Any], result: Any, problem: str | None) -> None:
-        """Answer a message, if it is a request."""
+    async def send(self, message: Message[Any], result: Any) -> Exception | None:
+        """Answer a message, if it is a request. Returns why its result cannot travel: the handler's failure,
+        like one that it raised."""
+        if not _is_request(message):
+            return None
+        try:
+            body, headers = self._encode(result)
+        except Exception as error:  # Any codec, any value.
+            return TypeError(f"what the handler returned cannot be sent as an answer: {described(error)}")
+        problem = await self._publish(message, body, headers)
+        return problem if isinstance(problem, TooLarge) else None
+
+    async def refuse(self, message: Message[Any], error: BaseException) -> None:
+        """Tell whoever asked, if anybody did, that there will be no answer, and why."""
+        if _is_request(message):
+            await self._publish(message, b"", [(ERROR_HEADER, as_text(error).encode())])
+
+    async def _publish(
+        self, message: Message[Any], body: bytes, headers: list[tuple[str, bytes]]
+    ) -> Exception | None:
         topic, correlation = message.header(REPLY_TO_HEADER), message.header(CORRELATION_HEADER)
-        if topic is None or correlation is None:
-            return
-        headers: list[tuple[str, bytes]] = [(CORRELATION_HEADER, correlation.encode())]
-        body = b""
-        if problem is not None:
-            headers.append((ERROR_HEADER, problem.encode()))
-        else:
-            body, described = self._encode(result)
-            headers += described
+        assert topic is not None
+        assert correlation is not None
         try:
             producer = await self._producer(topic)
-            await producer.publish(body, headers=headers)
-        except TailraceError as error:
-            log.error("%r cannot be answered: %s", message, error)  # The asker sees a timeout.
+            await producer.publish(body, headers=[(CORRELATION_HEADER, correlation.encode()), *headers])
+        except Exception as error:  # Also for a place of answers that is none: the asker sees a timeout.
+            log.error("%r cannot be answered: %s", message, as_text(error))
+            return error
+        return None
 
     def _encode(self, result: Any) -> tuple[bytes, list[tuple[str, bytes]]]:
         """A registered type travels as such; anything else that JSON knows, as plain data."""
@@ -68,6 +81,10 @@ class Answers:
             (VERSION_HEADER, b"1"),
             (CONTENT_HEADER, content.encode()),
         ]
+
+
+def _is_request(message: Message[Any]) -> bool:
+    return message.header(REPLY_TO_HEADER) is not None and message.header(CORRELATION_HEADER) is not None
 
 
 class Subscription:
@@ -118,30 +135,41 @@ class Subscription:
         return handler, Message(delivery, name, version, data)
 
     async def _handle(self, delivery: Delivery) -> None:
-        opened = await self._open(delivery)
-        if opened is None:
-            return
-        handler, message = opened
+        try:
+            opened = await self._open(delivery)
+            if opened is not None:
+                await self._handle_one(*opened)
+        except Exception as error:
+            await _let_go([delivery], error)
+
+    async def _handle_one(self, handler: Handler, message: Message[Any]) -> None:
         if handler.policy is AckPolicy.ACK_FIRST:
             await message.acknowledge()
         result, error = await self._caller.call(handler, message)
-        act = TABLE[handler.policy][outcome_of(error)]
         if error is None:
-            await self._answers.send(message, result, None)
-        elif act in (Act.ACK, Act.REJECT) or handler.policy is AckPolicy.ACK_FIRST:
-            await self._answers.send(message, None, f"{error}")  # It is not tried again: the asker may know.
+            error = await self._answers.send(message, result)
+        act = TABLE[handler.policy][outcome_of(error)]
+        if error is not None and (act in (Act.ACK, Act.REJECT) or handler.policy is AckPolicy.ACK_FIRST):
+            await self._answers.refuse(message, error)  # It is not tried again: the asker may know.
         await settle(handler.policy, message, error)
         _go_on_stopping(error)
 
     async def _handle_batch(self, deliveries: list[Delivery]) -> None:
         by_handler: dict[int, tuple[Handler, list[Message[Any]]]] = {}
         for delivery in deliveries:
-            opened = await self._open(delivery)
+            try:
+                opened = await self._open(delivery)
+            except Exception as error:
+                await _let_go([delivery], error)
+                continue
             if opened is not None:
                 handler, message = opened
                 by_handler.setdefault(id(handler), (handler, []))[1].append(message)
         for handler, messages in by_handler.values():
-            await self._handle_set(handler, messages)
+            try:
+                await self._handle_set(handler, messages)
+            except Exception as error:
+                await _let_go([message._delivery for message in messages], error)
 
     async def _handle_set(self, handler: Handler, messages: list[Message[Any]]) -> None:
         """Under MANUAL the handler is called again with what is left of the set, until nothing is."""
@@ -169,6 +197,17 @@ def _go_on_stopping(error: BaseException | None) -> None:
     """The cancellation of a worker was held up only to settle what it had."""
     if isinstance(error, asyncio.CancelledError):
         raise error
+
+
+async def _let_go(deliveries: list[Delivery], error: Exception) -> None:
+    """Something went wrong beside the handler: the failure of these messages, and the worker goes on."""
+    for delivery in deliveries:
+        place = f"{delivery.topic}/{delivery.partition}@{delivery.offset}"
+        log.error("%s could not be handled", place, exc_info=error)
+        try:
+            await delivery.nack(error=described(error))  # Harmless for those that are settled.
+        except TailraceError as problem:
+            log.warning("%s is not given back: %s", place, problem)
 
 
 async def _quietly(work: Awaitable[None]) -> None:
