@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from tailrace.errors import EDGES
 from tests.cli.conftest import Broker, run
 
 
@@ -219,11 +220,32 @@ def test_ranges(broker: Broker, topic: str) -> None:
     assert read("--from", "2026-01-02", "--to", "2026-01-04") == ["1", "2"]
     assert read("--from", "2026-01-02T00:00:00.000001Z") == ["2", "3"]
     assert read("--from", "latest") == []
-    assert read("--from", "99") == []
+    assert read("--from", "4") == []
     assert read("--from", "-1h") == []
     assert read("--to", "0") == []
+    assert read("--to", "99", "--from", "3") == ["3"]
     assert read("--max", "3") == ["0", "1", "2"]
-    assert read("--from", "3", "--to", "1") == []
+    for first, last in (("3", "1"), ("2026-01-03", "2026-01-02")):
+        done = broker.run("read", topic, "--from", first, "--to", last)
+        assert (done.status, done.out) == (EDGES["invalid_request"].exit, "")
+        assert "--to: " in done.err
+        assert "lies before --from" in done.err
+
+
+def test_an_offset_that_is_not_there_is_told_and_not_passed_over(broker: Broker, topic: str) -> None:
+    broker.rows("publish", topic, "a", "b", "c")
+    broker.rows("topic", "trim", topic, "--partition", "0", "--to-offset", "2")
+    for offset in ("0", "1", "4", "99"):
+        for flags in ((), ("--follow",), ("--partition", "0")):
+            done = broker.run("read", topic, "--from", offset, *flags)
+            assert (done.status, done.out) == (EDGES["not_found"].exit, "")
+            told = f"--from: {topic}/0 has no offset {offset}, it goes from 2 to its end, 3\n"
+            assert done.err.startswith(f"error: {told}hint: --from earliest")
+    error = json.loads(broker.run("read", topic, "--from", "99", "--json").err)
+    assert error["details"] == {"partition": 0, "start_offset": 2, "end_offset": 3}
+    for start in ((), ("--from", "earliest"), ("--from", "2"), ("--from", "2020-01-01")):
+        assert values(broker.rows("read", topic, *start)) == ["c"]
+    assert broker.rows("read", topic, "--from", "3") == []
 
 
 def test_follow_shows_new_messages_and_ends_with_ctrl_c(broker: Broker, topic: str) -> None:

@@ -140,7 +140,7 @@ def read(
     from datetime import UTC, datetime
 
     from tailrace.cli import reading
-    from tailrace.cli.moments import parse_point
+    from tailrace.cli.moments import check_order, parse_point
 
     output = Output(as_json=json)
     if follow and to is not None:
@@ -154,6 +154,7 @@ def read(
         follow=follow,
         count=max_,
     )
+    check_order(wanted.start, wanted.end, ("--from", "--to"))
 
     async def work(client: Client) -> None:
         await reading.print_messages(client, wanted, output)

@@ -64,6 +64,17 @@ def parse_point(text: str, now: datetime, option: str) -> Point:
         ) from None
 
 
+def check_order(first: Point | None, last: Point | None, options: tuple[str, str]) -> None:
+    """Refuse a range that ends before it begins, where both ends are of one kind: nothing can be in it."""
+    if isinstance(first, datetime) and isinstance(last, datetime):
+        wrong = last < first
+        first, last = iso(first), iso(last)
+    else:
+        wrong = isinstance(first, int) and isinstance(last, int) and last < first
+    if wrong:
+        raise InvalidRequest(f"{options[1]}: {last} lies before {options[0]}, {first}")
+
+
 def iso(moment: datetime) -> str:
     """A time as Tailrace prints it: UTC with microseconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

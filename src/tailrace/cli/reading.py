@@ -10,7 +10,7 @@ import typer
 from tailrace.cli.moments import Point, iso
 from tailrace.cli.output import Output, printable, printable_bytes
 from tailrace.cli.records import message_record
-from tailrace.errors import InvalidRequest
+from tailrace.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from tailrace import Client, Message
@@ -54,7 +54,8 @@ async def print_messages(client: Client, wanted: Wanted, output: Output) -> None
 
 
 async def _ranges(client: Client, wanted: Wanted) -> tuple[dict[int, int], dict[int, int]]:
-    """First offset and end of each partition, in offsets that exist now."""
+    """First offset and end of each partition, in offsets that exist now. A given offset has to be there; a
+    time, and an end, may lie outside."""
     admin = client.admin()
     earliest = await admin.find_offsets(wanted.topic, "earliest")
     latest = await admin.find_offsets(wanted.topic, "latest")
@@ -69,9 +70,25 @@ async def _ranges(client: Client, wanted: Wanted) -> tuple[dict[int, int], dict[
         return await admin.find_offsets(wanted.topic, point)
 
     begin, end = await resolve(wanted.start), await resolve(wanted.end)
+    if isinstance(wanted.start, int):
+        for number in numbers:
+            _check_start(wanted.topic, number, wanted.start, earliest[number], latest[number])
     starts = {number: min(max(begin[number], earliest[number]), latest[number]) for number in numbers}
     ends = {number: min(end[number], latest[number]) for number in numbers}
     return starts, ends
+
+
+def _check_start(topic: str, partition: int, offset: int, first: int, end: int) -> None:
+    """Nothing printed would look like nothing stored."""
+    if first <= offset <= end:
+        return
+    raise NotFound(
+        f"--from: {topic}/{partition} has no offset {offset}, it goes from {first} to its end, {end}",
+        hint="--from earliest begins with the first that is there; --partition chooses whose offset it is",
+        partition=partition,
+        start_offset=first,
+        end_offset=end,
+    )
 
 
 def print_message(output: Output, message: Message, more: dict[str, Any] | None = None) -> None:
