@@ -195,7 +195,11 @@ def test_by_key_time_and_partition() -> None:
     assert [m["offset"] for m in traced.ask(key=b"k", partition=0, **window).messages] == [4]
     assert [m["offset"] for m in traced.ask(partition=0, **window).messages] == [4, 5, 6, 7]
     assert traced.ask(key=b"nobody") == TraceFound([], True)
-    assert traced.refused(from_us=10, to_us=5) == "invalid_request"
+    for window, told in (({"from_us": 10, "to_us": 5}, "later than since"), ({"to_us": 5}, "with full")):
+        refusal = traced.broker.ask(Trace("t", **window))  # type: ignore[arg-type]
+        assert refusal.code == "invalid_request"
+        assert refusal.message.startswith("until: ")
+        assert told in refusal.message
 
 
 def test_by_status() -> None:

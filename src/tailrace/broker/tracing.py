@@ -94,10 +94,13 @@ def wanted_of(request: Trace, now_us: int, kept_us: int) -> Wanted:
             raise InvalidRequest("id: not a UUIDv7, so its time is not known: search everything with full")
         else:
             from_us, to_us = time_us - ID_WINDOW_US, time_us + ID_WINDOW_US
+    elif from_us >= to_us:
+        raise InvalidRequest("until: it has to be later than since")
     elif not request.full:
         from_us = max(from_us, now_us - kept_us)
-    if from_us >= to_us:
-        raise InvalidRequest("to_us: behind from_us, and within the time that traces are kept")
+        if from_us >= to_us:
+            text = f"longer ago than traces are searched by themselves, {kept_us // 1000} ms"
+            raise InvalidRequest(f"until: {text} (trace_retention_ms): search everything with full")
     return Wanted(max(from_us, 0), to_us, request.count_max, None, request.id, request.key, request.status)
 
 

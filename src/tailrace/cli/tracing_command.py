@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tailrace.cli.execution import with_client
-from tailrace.cli.moments import iso, parse_moment
+from tailrace.cli.moments import check_order, iso, parse_moment
 from tailrace.cli.output import Output
 from tailrace.cli.parameters import Json, Timeout, TopicName, Url
 from tailrace.cli.records import bytes_field
@@ -65,6 +65,9 @@ def trace(
         "full": full,
         **({} if message is None else _message(message, full=full)),
     }
+    check_order(wanted["since"], wanted["until"], ("--since", "--until"))
+    if message is not None and any(option is not None for option in (key, since, until)):
+        raise InvalidRequest("--key, --since and --until search for messages: leave them out, or MESSAGE")
     output = Output(as_json=json)
 
     async def work(client: Client) -> None:
