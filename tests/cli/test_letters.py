@@ -40,6 +40,8 @@ def test_list(broker: Broker, topic: str) -> None:
     assert broker.rows("dlq", "list", topic, "--group", "nobody") == []
     assert broker.rows("dlq", "list", topic, "--reason", "poison") == []
     assert len(broker.rows("dlq", "list", topic, "--group", topic, "--reason", "rejected")) == 3
+    assert [row["value"] for row in broker.rows("dlq", "list", topic, "--key", "2")] == ["y"]
+    assert broker.rows("dlq", "list", topic, "--key", "3") == []
     # The name of the dead-letter topic itself is understood, too.
     assert len(broker.rows("dlq", "list", f"{topic}.dlq")) == 3
 
@@ -89,6 +91,16 @@ def test_topics_without_dead_letters(broker: Broker) -> None:
         mistyped = broker.run("dlq", command[0], "helthy", *command[1:])
         assert mistyped.status == EDGES["not_found"].exit
         assert "there is no topic 'helthy'" in mistyped.err
+
+
+@pytest.mark.parametrize("command", [("list",), ("redrive", "--dry-run"), ("redrive",), ("purge", "--yes")])
+def test_a_reason_that_nothing_dies_of_is_refused(
+    broker: Broker, topic: str, command: tuple[str, ...]
+) -> None:
+    done = broker.run("dlq", command[0], topic, *command[1:], "--reason", "zz")
+    assert (done.status, done.out) == (EDGES["invalid_request"].exit, "")
+    assert done.err == "error: reason: one of max_attempts, rejected, expired, poison, not 'zz'\n"
+    assert len(broker.rows("dlq", "list", topic)) == 3
 
 
 def test_redrive_goes_to_the_group_that_gave_up(broker: Broker, topic: str) -> None:

@@ -123,6 +123,33 @@ def test_a_redriven_copy_has_the_headers_of_its_message() -> None:
     on_broker(scenario)
 
 
+@pytest.mark.parametrize("died", ["of age", "before its time was over"])
+def test_redrive_of_what_has_expired_is_published_again_without_an_end(died: str) -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await client.groups().create("g", "t", expired_to_dlq=True)
+        await publish(client, b"a", key=b"k", ttl=10)
+        if died == "of age":
+            await wait(broker, 11)
+            async with client.consumer("t", "g") as consumer:
+                await nothing(broker, consumer)
+        else:
+            await bury(client, "g", b"a")
+            await wait(broker, 11)
+        letters = client.dead_letters("t")
+        assert len(await letters.list()) == 1
+        done = await letters.redrive()
+        assert (done.count, done.reopened, done.republished) == (1, 0, 1)
+        await wait(broker, 100)
+        async with client.consumer("t", "g") as consumer:
+            (m,) = await take(consumer)
+            assert (m.value, m.key, m.offset, m.attempt) == (b"a", b"k", 1, 1)
+            await m.ack()
+        assert await letters.list() == []
+        assert len(broker.dead_letters("t")) == 1
+
+    on_broker(scenario)
+
+
 def test_redrive_is_throttled() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, *[b"%d" % number for number in range(10)])
@@ -143,6 +170,11 @@ def test_purge_forgets_them() -> None:
         assert await letters.purge(filter=lambda letter: letter.offset < 2) == 2
         assert [letter.offset for letter in await letters.list()] == [2, 3, 4]
         assert len(await letters.list(limit=2)) == 2
+        late = await letters.list(filter=lambda letter: letter.offset > 2, limit=1)
+        assert [letter.offset for letter in late] == [3]
+        for call in (letters.list, letters.redrive, letters.purge):
+            with pytest.raises(InvalidRequest, match="max_attempts, rejected, expired, poison, not 'zz'"):
+                await call(reason="zz")
         assert await letters.purge() == 3
         assert await letters.list() == []
         assert await letters.purge() == 0

@@ -33,6 +33,7 @@ def list_(
     *,
     group: OfGroup = None,
     reason: OfReason = None,
+    key: OfKey = None,
     max_: Annotated[int, typer.Option("--max", "-n", min=1, help="Show so many at most.")] = 100,
     json: Json = False,
     url: Url = None,
@@ -42,7 +43,9 @@ def list_(
     output = Output(as_json=json)
 
     async def work(client: Client) -> None:
-        found = await client.dead_letters(topic).list(group=group, reason=reason, limit=max_)
+        found = await client.dead_letters(topic).list(
+            group=group, reason=reason, filter=_keyed(key), limit=max_
+        )
         if not found:
             await _must_exist(client, topic)
         if output.as_json:

@@ -127,15 +127,21 @@ class DeadLetters:
         self._member = f"redrive-{secrets.token_hex(6)}"
 
     async def list(
-        self, *, group: str | None = None, reason: str | None = None, limit: int = 100
+        self,
+        *,
+        group: str | None = None,
+        reason: str | None = None,
+        filter: Filter | None = None,
+        limit: int = 100,
     ) -> list[DeadLetter]:
-        """Those that are still there, oldest first within a partition."""
+        """Those that are still there, oldest first within a partition; `filter` says which."""
+        fits = _choice(group, reason, filter)
         found: list[DeadLetter] = []
         scan = _Scan(self)
         try:
             while len(found) < limit and (held := await scan.next(CHUNK)):
                 for lease in held:
-                    found += [letter for letter in lease.letters if _fits(letter, group, reason)]
+                    found += [letter for letter in lease.letters if fits(letter)]
         finally:
             await scan.give_back()
         found.sort(key=lambda letter: (letter.message.partition, letter.message.offset))
@@ -167,6 +173,7 @@ class DeadLetters:
         them again. `rate` is in messages a second; `filter` says which; with `dry_run` they are counted."""
         if rate is not None and not rate > 0:
             raise InvalidRequest(f"rate: messages a second, more than 0, not {rate!r}")
+        fits = _choice(group, reason, filter)
         chunk = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
         count = reopened = republished = 0
         scan = _Scan(self)
@@ -174,9 +181,7 @@ class DeadLetters:
             while held := await scan.next(chunk):
                 moved = 0
                 for lease in held:
-                    chosen = [
-                        x for x in lease.letters if _fits(x, group, reason) and (not filter or filter(x))
-                    ]
+                    chosen = [letter for letter in lease.letters if fits(letter)]
                     moved += len(chosen)
                     if not chosen or dry_run:
                         continue
@@ -194,14 +199,13 @@ class DeadLetters:
         self, *, group: str | None = None, reason: str | None = None, filter: Filter | None = None
     ) -> int:
         """Forget them for good; returns how many. The messages stay readable until retention takes them."""
+        fits = _choice(group, reason, filter)
         count = 0
         scan = _Scan(self)
         try:
             while held := await scan.next(CHUNK):
                 for lease in held:
-                    chosen = [
-                        x for x in lease.letters if _fits(x, group, reason) and (not filter or filter(x))
-                    ]
+                    chosen = [letter for letter in lease.letters if fits(letter)]
                     count += len(chosen)
                     if chosen:
                         await self._settle(lease, chosen)
@@ -343,8 +347,17 @@ class _Scan:
                 raise outcome
 
 
-def _fits(letter: DeadLetter, group: str | None, reason: str | None) -> bool:
-    return (group is None or letter.group == group) and (reason is None or letter.reason == reason)
+def _choice(group: str | None, reason: str | None, filter: Filter | None) -> Filter:
+    """Which letters are meant. A reason that nothing dies of is a mistake, not a choice of none."""
+    if reason is not None and reason not in provenance.REASONS:
+        raise InvalidRequest(f"reason: one of {', '.join(provenance.REASONS)}, not {reason!r}")
+
+    def fits(letter: DeadLetter) -> bool:
+        if group is not None and letter.group != group:
+            return False
+        return (reason is None or letter.reason == reason) and (filter is None or filter(letter))
+
+    return fits
 
 
 def _letters_of(topic: str, reply: Leases, data: memoryview) -> list[tuple[Grant, list[DeadLetter]]]:

@@ -17,5 +17,6 @@ STORY = (
     "reason",
     "error",
 )
+REASONS = ("max_attempts", "rejected", "expired", "poison")
 NAMES = frozenset(PREFIX + name for name in STORY)
 """Only these: other headers with the prefix, such as those of the bus, belong to the message."""

@@ -84,10 +84,17 @@ class DeadLetters:
         self._inner = inner
 
     def list(
-        self, *, group: str | None = None, reason: str | None = None, limit: int = 100
+        self,
+        *,
+        group: str | None = None,
+        reason: str | None = None,
+        filter: Filter | None = None,
+        limit: int = 100,
     ) -> builtins.list[DeadLetter]:
         """Those that are still there."""
-        return self._portal.call(lambda: self._inner.list(group=group, reason=reason, limit=limit))
+        return self._portal.call(
+            lambda: self._inner.list(group=group, reason=reason, filter=filter, limit=limit)
+        )
 
     def show(self, partition: int, offset: int) -> DeadLetter:
         """One of them, by its place on the dead-letter topic."""
