@@ -28,6 +28,7 @@ class Script:
         self.requests: list[Any] = []
         self.answers: dict[type[Any], list[Answer]] = {}
         self.waiting: dict[type[Any], list[tuple[Any, Callable[..., None]]]] = {}
+        self.silent: dict[type[Any], list[Callable[..., None]]] = {}
         self.version = 1
         self.owned = [("t", 0, 1)]
         self.revoking: list[tuple[str, int]] = []
@@ -49,6 +50,10 @@ class Script:
         _, respond = self.waiting[Lease].pop(0)
         respond(Leases([Grant(0, lease, 0, len(body), runs)]), (body,))
 
+    def answer(self, kind: type[Any], reply: Reply) -> None:
+        """Answer the oldest request of a kind that was met with silence."""
+        self.silent[kind].pop(0)(reply, ())
+
     def of(self, kind: type[Any]) -> list[Any]:
         return [request for request in self.requests if isinstance(request, kind)]
 
@@ -57,7 +62,9 @@ class Script:
         scripted = self.answers.get(type(request))
         if scripted:
             answer = scripted.pop(0)
-            if answer is not None:
+            if answer is None:
+                self.silent.setdefault(type(request), []).append(respond)
+            else:
                 respond(answer, ())
         elif isinstance(request, JoinGroup) or (
             isinstance(request, Heartbeat) and request.version != self.version

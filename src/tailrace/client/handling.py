@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from tailrace.client.deliveries import Delivery
@@ -72,7 +72,9 @@ class Runner:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-            await self._give_back()
+            for parked in self._parked.values():
+                self._return(parked)
+            self._parked.clear()
 
     async def _pull(self) -> Delivery | None:
         try:
@@ -91,7 +93,7 @@ class Runner:
             parked = self._parked[key]
             while True:
                 if delivery.rows.lease.comes_again(delivery.offset):
-                    self._return_all(parked)  # They come after it.
+                    self._return_stale(parked, delivery)
                 if self._over or not parked:
                     break
                 delivery = parked.popleft()
@@ -157,31 +159,26 @@ class Runner:
             await delivery.nack(error=f"{type(error).__name__}: {error}")
         except TailraceError as problem:
             log.warning("not given back: %s", problem)
-        parked = self._parked.get(self._key(delivery))
-        if parked:
-            self._parked_count -= len(parked)
-            for late in parked:
-                late.rows.lease.forget(late.offset)
+        if parked := self._parked.get(self._key(delivery)):
+            self._return_stale(parked, delivery)
+
+    def _return_stale(self, parked: deque[Delivery], before: Delivery) -> None:
+        """A message comes again: what was parked behind it comes after it, but for what was leased since."""
+        fresh = before.rows.lease.went_back_before(before.offset)
+        stale = [delivery for delivery in parked if delivery.rows.lease.number < fresh]
+        if stale:
+            self._return(stale)
+            kept = [delivery for delivery in parked if delivery.rows.lease.number >= fresh]
             parked.clear()
-            self._room.set()
+            parked.extend(kept)
 
-    async def _give_back(self) -> None:
-        for parked in self._parked.values():
-            for delivery in parked:
-                try:
-                    await delivery.nack(failure=False)
-                except TailraceError as error:
-                    log.warning("not given back: %s", error)
-        self._parked.clear()
-
-    def _return_all(self, parked: deque[Delivery]) -> None:
-        """Give back what is parked behind a message."""
+    def _return(self, stale: Iterable[Delivery]) -> None:
+        """Give back, without a failure and without waiting for it."""
         by_lease: dict[int, list[Delivery]] = {}
-        for delivery in parked:
+        for delivery in stale:
             by_lease.setdefault(delivery.lease, []).append(delivery)
+            self._parked_count -= 1
         for deliveries in by_lease.values():
             rows = deliveries[0].rows
             rows.settling.give_back(rows.lease, [delivery.offset for delivery in deliveries])
-        self._parked_count -= len(parked)
-        parked.clear()
         self._room.set()

@@ -46,8 +46,7 @@ class Intake:
             verbs,
             request.group,
             timeout,
-            failed=self._went_back,
-            too_late=lambda late: self._went_back(late, self.settlement.give_back),
+            went_back=self._went_back,
             lost=self._lease_lost,
         )
         self.membership = Member(
@@ -171,24 +170,28 @@ class Intake:
 
     # -- dropping what is not handed out
 
-    def _went_back(
-        self, deliveries: Sequence[Leased], put: Callable[[HeldLease, Sequence[int]], None] | None = None
-    ) -> None:
-        """Messages have to come again: the broker took back the later ones of their keys (or is given them
-        now), so that they are not handed out before."""
+    def _went_back(self, deliveries: Sequence[Leased]) -> None:
+        """Messages have to come again: the later ones of their keys are not handed out before. The broker
+        took them back, too, or is given them now, where nobody here can tell."""
         ordering = self.membership.policy.ordering
         for failed in deliveries:
             place, offset = failed.rows.lease.place, failed.offset
+            fresh = self.settlement.leases.went_back_before(failed.rows.lease, offset)
             key = failed.key if ordering == "key" else None
             if ordering == "none" or (ordering == "key" and key is None):
                 continue
 
             def later(
-                rows: LeasedRows, place: Place = place, offset: int = offset, key: bytes | None = key
+                rows: LeasedRows,
+                place: Place = place,
+                offset: int = offset,
+                key: bytes | None = key,
+                fresh: int = fresh,
             ) -> Sequence[int]:
-                return _later(rows, offset, key) if rows.lease.place == place else ()
+                stale = rows.lease.place == place and rows.lease.number < fresh
+                return _later(rows, offset, key) if stale else ()
 
-            self._drop(later, put)
+            self._drop(later, self.settlement.give_back)
 
     def _lease_lost(self, lease: HeldLease) -> None:
         """Its messages come again, and what is buffered behind them goes back to come after them."""

@@ -53,12 +53,15 @@ class HeldLease:
         "id",
         "idle",
         "kept",
+        "number",
         "open",
         "place",
     )
 
-    def __init__(self, table: Leases, place: Place, generation: int, grant: Grant) -> None:
+    def __init__(self, table: Leases, number: int, place: Place, generation: int, grant: Grant) -> None:
         self._table = table
+        self.number = number
+        """Leases are counted as they are granted."""
         self.place = place
         self.generation = generation
         self.id = grant.lease
@@ -67,7 +70,8 @@ class HeldLease:
         self.open: set[int] = set()
         self.asked: set[int] = set()
         self.gone: set[int] = set()
-        self.failed: set[int] = set()
+        self.failed: dict[int, int] = {}
+        """What was given back, and the number of the last lease that was known when that was answered."""
         self.kept: set[int] = set()
         """Not handed out and not to be: they go back together with the partition."""
         self.acks: list[int] = []
@@ -89,11 +93,19 @@ class HeldLease:
 
     def counts(self, offset: int) -> tuple[int, int]:
         """Deliveries (with this one) and failures of a message."""
+        run = self._run(offset)
+        return run[2], run[3]
+
+    def has(self, offset: int) -> bool:
+        """Whether it was granted for a message."""
+        run = self._run(offset)
+        return run[0] <= offset < run[0] + run[1]
+
+    def _run(self, offset: int) -> tuple[int, int, int, int]:
         if self._starts is None:  # Most messages are never asked.
             self._runs = sorted(self._runs)
             self._starts = [run[0] for run in self._runs]
-        run = self._runs[max(0, bisect_right(self._starts, offset) - 1)]
-        return run[2], run[3]
+        return self._runs[max(0, bisect_right(self._starts, offset) - 1)]
 
     def is_settled(self, offset: int) -> bool:
         """Whether somebody settled the message through this lease, or is about to."""
@@ -108,12 +120,12 @@ class HeldLease:
         return offset in self.gone
 
     def comes_again(self, offset: int) -> bool:
-        """Whether the message is to be delivered again: it failed, or was settled too late."""
+        """Whether the message is to be delivered again: it was given back, or settled too late."""
         return offset in self.gone or offset in self.failed
 
-    def forget(self, *offsets: int) -> None:
-        """These messages went back to the broker."""
-        self._table.forget(self, offsets)
+    def went_back_before(self, offset: int) -> int:
+        """See `Leases.went_back_before`."""
+        return self._table.went_back_before(self, offset)
 
     def take(self, offset: int) -> bool:
         """Claim an offset for a request; False when it is settled, or about to be. Raises when it is lost."""
@@ -160,6 +172,7 @@ class Leases:
 
     def __init__(self, wake: Callable[[Place], None]) -> None:
         self._wake = wake
+        self.granted = 0
         self._held: dict[int, HeldLease] = {}
         self._dirty: dict[Place, list[HeldLease]] = {}
         self._waiters: dict[Place, list[tuple[HeldLease, int, Told]]] = {}
@@ -170,13 +183,24 @@ class Leases:
 
     def add(self, place: Place, generation: int, grant: Grant) -> HeldLease:
         """A lease was granted; its offsets are entered by whoever unpacks the rows."""
-        lease = HeldLease(self, place, generation, grant)
+        self.granted += 1
+        lease = HeldLease(self, self.granted, place, generation, grant)
         self._held[lease.id] = lease
         return lease
 
     def of(self, place: Place | None = None) -> list[HeldLease]:
         """The leases of a partition, or all."""
         return [lease for lease in self._held.values() if place is None or lease.place == place]
+
+    def went_back_before(self, lease: HeldLease, offset: int) -> int:
+        """The number of the first lease that was granted after a message of another lease went back, as far
+        as that can be told: later messages of its key in leases before that one went back with it."""
+        again = (
+            other.number
+            for other in self._held.values()
+            if other.place == lease.place and other.number > lease.number and other.has(offset)
+        )
+        return min(again, default=lease.failed.get(offset, self.granted) + 1)
 
     def drop_done(self, lease: HeldLease) -> None:
         """Forget a lease once nothing is left of it."""
@@ -197,7 +221,7 @@ class Leases:
         run = self._under_way.get(lease.place)
         if run is not None and offset in lease.asked:
             run.waiters.append((lease, offset, told))
-        elif offset in lease.gone:
+        elif lease.comes_again(offset):
             told(lease.error or lease.lost(offset))
         elif offset not in lease.open:
             told(None)

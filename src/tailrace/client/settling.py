@@ -18,14 +18,15 @@ from tailrace.ports import BrokerVerbs
 
 FAILURES_KEPT = 1000
 ERROR_CHARS_MAX = 1000
+DELAY_S_MAX = 604_800_000
 TICK_S_MIN = 0.01
 _SILENCE = Refusal("timeout", "no answer in time", "unknown")
 
 
 class Settlement:
-    """See `deliveries.Settling`. `failed` is called after messages went back as failures, so that buffered
-    ones that had to go back with them are dropped; `too_late` when messages could not be acknowledged, so
-    that those behind them wait until they are; `lost` when a lease is over."""
+    """See `deliveries.Settling`. `went_back` is called when messages have to come again, because they were
+    given back or could not be acknowledged, so that those behind them wait until they do; `lost` when a lease
+    is over."""
 
     def __init__(
         self,
@@ -33,8 +34,7 @@ class Settlement:
         group: str,
         timeout: float,
         *,
-        failed: Callable[[Sequence[Leased]], None],
-        too_late: Callable[[Sequence[Leased]], None],
+        went_back: Callable[[Sequence[Leased]], None],
         lost: Callable[[HeldLease], None],
     ) -> None:
         self.group = group
@@ -44,8 +44,7 @@ class Settlement:
         self.twin: object = None
         self._verbs = verbs
         self._timeout = timeout
-        self._failed = failed
-        self._too_late = too_late
+        self._went_back = went_back
         self._lost = lost
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._skew_ms = 0.0
@@ -173,13 +172,13 @@ class Settlement:
             try:
                 await answers[0]
             except LeaseLost:
-                self._too_late(deliveries)
+                self._went_back(deliveries)
                 raise
             return
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
         late = [d for d, error in zip(deliveries, outcomes, strict=True) if isinstance(error, LeaseLost)]
         if late:
-            self._too_late(late)
+            self._went_back(late)
         for error in outcomes:
             if error is not None:
                 raise error
@@ -188,39 +187,44 @@ class Settlement:
         self, deliveries: Sequence[Leased], delay: float | None, error: str, failure: bool
     ) -> None:
         """Give back, as a failure or without one."""
-        if delay is not None and (isinstance(delay, bool) or not isinstance(delay, int | float) or delay < 0):
-            raise InvalidRequest(f"delay: seconds, at least 0, not {delay!r}")
-        delay_ms = None if delay is None else round(delay * 1000)
-        text = error[:ERROR_CHARS_MAX]
+        delay_ms = None if delay is None else _delay_ms(delay)
+        text = _sendable("error", error)
 
         def make(lease: HeldLease, spans: list[int]) -> Request:
             topic, partition = lease.place
             return Nack(topic, partition, self.group, lease.id, spans, delay_ms, text, failure)
 
+        def done(lease: HeldLease, offsets: Iterable[int]) -> None:
+            # Now, not when the caller goes on: what is granted after this answer is as it should be.
+            back = set(offsets)
+            lease.failed.update(dict.fromkeys(back, self.leases.granted))
+            self._went_back([d for d in deliveries if d.rows.lease is lease and d.offset in back])
+
         try:
-            await self._settle(deliveries, make)
+            await self._settle(deliveries, make, done)
         except LeaseLost:
-            self._too_late(deliveries)
+            self._went_back(deliveries)
             raise
-        if failure:
-            for delivery in deliveries:
-                delivery.rows.lease.failed.add(delivery.offset)
-            self._failed(deliveries)
 
     async def reject(self, deliveries: Sequence[Leased], reason: str, poison: bool) -> None:
         """Send to the dead letters."""
         kind = "poison" if poison else "rejected"
+        text = _sendable("reason", reason)
 
         def make(lease: HeldLease, spans: list[int]) -> Request:
             topic, partition = lease.place
-            return Reject(topic, partition, self.group, lease.id, spans, kind, reason[:ERROR_CHARS_MAX])
+            return Reject(topic, partition, self.group, lease.id, spans, kind, text)
 
         await self._settle(deliveries, make)
 
     async def _settle(
-        self, deliveries: Sequence[Leased], make: Callable[[HeldLease, list[int]], Request]
+        self,
+        deliveries: Sequence[Leased],
+        make: Callable[[HeldLease, list[int]], Request],
+        done: Callable[[HeldLease, Iterable[int]], None] = lambda lease, offsets: None,
     ) -> None:
-        """One request for each lease, all at once; raises the first failure when all are answered."""
+        """One request for each lease, all at once; raises the first failure when all are answered. `done` is
+        called with what is settled as soon as an answer is there."""
         taken: dict[HeldLease, list[int]] = {}
         problem: TailraceError | None = None
         for delivery in deliveries:
@@ -230,7 +234,7 @@ class Settlement:
                     taken.setdefault(lease, []).append(offset)
             except TailraceError as error:
                 problem = problem or error
-        works = [self._settle_lease(lease, sorted(offsets), make) for lease, offsets in taken.items()]
+        works = [self._settle_lease(lease, sorted(offsets), make, done) for lease, offsets in taken.items()]
         if len(works) == 1:
             await works[0]
         else:
@@ -241,7 +245,11 @@ class Settlement:
             raise problem
 
     async def _settle_lease(
-        self, lease: HeldLease, offsets: list[int], make: Callable[[HeldLease, list[int]], Request]
+        self,
+        lease: HeldLease,
+        offsets: list[int],
+        make: Callable[[HeldLease, list[int]], Request],
+        done: Callable[[HeldLease, Iterable[int]], None],
     ) -> None:
         """Whatever ends the wait, the request goes on by itself until it is answered."""
         answer = self._loop.create_future()
@@ -271,10 +279,15 @@ class Settlement:
             if lost:
                 self._suspect()
             self.leases.settled(lease, offsets, lost)
+            done(lease, set(offsets).difference(lost))
             self._wake()
             _telling(answer)(lease.lost(lost[0]) if lost else None)
 
-        self._submit(request, answered)
+        try:
+            self._submit(request, answered)
+        except Exception:  # It cannot even be sent.
+            self.leases.refused(lease, offsets)
+            raise
         await answer
 
     async def extend(self, lease: HeldLease, ms: int) -> None:
@@ -379,6 +392,20 @@ class Settlement:
         for lease in self.leases.of():
             self.leases.lose(lease, error)
         self._wake()
+
+
+def _delay_ms(delay: float) -> int:
+    number = isinstance(delay, int | float) and not isinstance(delay, bool)
+    if not (number and 0 <= delay <= DELAY_S_MAX):
+        raise InvalidRequest(f"delay: seconds, from 0 to {DELAY_S_MAX:,}, not {delay!r}")
+    return round(delay * 1000)
+
+
+def _sendable(name: str, text: str) -> str:
+    """A text for the broker: what cannot be encoded (an undecodable file name in an error) is spelt out."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name}: a text, not {text!r}")
+    return text[:ERROR_CHARS_MAX].encode(errors="backslashreplace").decode()
 
 
 def _telling(answer: asyncio.Future[None]) -> Callable[[TailraceError | None], None]:
