@@ -382,7 +382,13 @@ class DeliveryModel:
 
     def reopen(self, command: wire.Reopen, reply: Reply, now_us: int) -> None:
         offsets = numbers(command.spans)
-        if any(offset < self.trimmed for offset in offsets):
+
+        def lost(offset: int) -> bool:
+            state = self.states.get(offset)
+            busy = state is not None and state.state in (LEASED, DYING)
+            return offset < self.trimmed or (self.expired(offset, now_us) and not busy)
+
+        if any(lost(offset) for offset in offsets if offset < len(self.log)):
             assert isinstance(reply, Refusal), "what is gone was opened again"
             assert reply.code == "not_found"
             return

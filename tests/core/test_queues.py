@@ -11,6 +11,7 @@ from tailrace.core import inner_commands as inner
 from tailrace.core.commands import TrimTopic
 from tailrace.core.model import Refusal
 from tailrace.core.policy import GroupPolicy
+from tests.core.delivery_model import Letter
 from tests.core.desk import SECOND, T0, Desk, plain
 
 # ----------------------------------------------------------------------------------------------------- leases
@@ -305,6 +306,36 @@ def test_reopened_messages_have_fresh_counters() -> None:
     reply: Any = desk.do(wire.Reopen("t", 0, "g", [0, 2])).reply
     assert reply.code == "not_found"
     assert reply.details == {"spans": [0, 1]}
+
+
+def test_what_has_expired_is_not_opened_again_unless_somebody_has_it() -> None:
+    ends_us = T0 + 10 * SECOND
+    desk = Desk(*(Letter(expires_us=ends_us) for _ in range(3)), Letter(), ordering="none")
+    desk.lease()
+    desk.ack(0, 2, 3, 4)
+    desk.now_us = ends_us - 1
+    assert desk.do(wire.Reopen("t", 0, "g", [1, 2])).facts[0].spans == [1, 2]
+    desk.now_us = ends_us
+    reply: Any = desk.do(wire.Reopen("t", 0, "g", [0, 4])).reply
+    assert reply.code == "not_found"
+    assert reply.details == {"spans": [0, 2]}
+    assert desk.do(wire.Reopen("t", 0, "g", [2, 4])).facts[0].spans == [3, 4]
+
+
+def test_messages_are_opened_again_though_their_frames_are_never_at_hand_together() -> None:
+    desk = Desk(Letter("a"))
+    for name in "bcd":
+        desk.publish(Letter(name))
+    desk.lease()
+    desk.ack(0, 4)
+    command = wire.Reopen("t", 0, "g", [0, 4])
+    for offset in range(4):
+        desk.shelf.away = {0, 1, 2, 3} - {offset - 1}
+        assert desk.partition.decide(command, desk.now_us).missing == offset
+    desk.shelf.away = {0, 1, 2}
+    decision = desk.partition.decide(command, desk.now_us)
+    assert decision.facts[0].spans == [0, 4]
+    assert len(set(decision.facts[0].keys)) == 4
 
 
 def test_an_operator_settles_whatever_is_not_dying() -> None:

@@ -17,6 +17,7 @@ from tailrace.core.leasing_rules import LeaseRules, fenced
 from tailrace.core.ledger import Ledger
 from tailrace.core.ledger_report import Dead, dead_of, figures_of
 from tailrace.core.model import Refusal
+from tailrace.core.originals import Originals
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.request_checks import problem_with
 from tailrace.core.settlement import Settlement, all_lost
@@ -61,6 +62,7 @@ class Queues:
         self._by_number: dict[int, Ledger] = {}
         self._next_number = 1
         self.traits = FrameTraits()
+        self._originals = Originals(self.traits)
         self._decide: dict[type, Callable[[Any, int], Decision]] = {
             wire.Ack: self._settle,
             wire.Nack: self._settle,
@@ -200,17 +202,28 @@ class Queues:
         ledger = self._queue(command)
         if isinstance(ledger, Refusal):
             return Decision(NOTHING, ledger)
-        start = self._partition.start_offset
-        gone = flat([(first, min(end, start)) for first, end in pairs(command.spans) if first < start])
+        start, end_offset = self._partition.start_offset, self._partition.end_offset
+        gone = [(first, min(end, start)) for first, end in pairs(command.spans) if first < start]
+        here = [(max(first, start), min(end, end_offset)) for first, end in pairs(command.spans)]
+        here = [(first, end) for first, end in here if first < end]
+        known = self._originals.look(flat(here), self._partition.at_hand, keyed=ledger.keyed)
+        # What has expired would not be delivered again: it is as good as gone, unless somebody has it now.
+        for first, end in here if any(expires_us for _, expires_us in known.values()) else ():
+            busy = [
+                run[:2] for runs in (ledger.leased, ledger.backlog.dying) for run in runs.within(first, end)
+            ]
+            for one, other in without(first, end, sorted(busy)):
+                over = [o for o in range(one, other) if 0 < known.get(o, (0, 0))[1] <= time_us]
+                gone += [(offset, offset + 1) for offset in over]
         if gone:
-            text = f"{count(gone)} of the messages are gone: the partition begins at {start}"
-            return Decision(NOTHING, Refusal(NotFound.code, text, details={"spans": gone}))
-        settled = [without(first, end, ledger.unsettled(first, end)) for first, end in pairs(command.spans)]
+            spans = flat(gone)
+            text = f"{count(spans)} of the messages are gone: they have expired, or are below offset {start}"
+            return Decision(NOTHING, Refusal(NotFound.code, text, details={"spans": spans}))
+        settled = [without(first, end, ledger.unsettled(first, end)) for first, end in here]
         spans = flat([part for parts in settled for part in parts])
         if not spans:
             return DONE
-        lookup = self._lookup(ledger)
-        keys = lookup.row(lookup.of_spans(spans), spans)
+        keys = self._lookup(ledger).row({o: key for o, (key, _) in known.items() if key}, spans)
         # Later than whatever was before it, so that a second death has another time than the first.
         return Decision((facts.Reopened(ledger.number, spans, time_us + 1, keys),), Done())
 
