@@ -223,3 +223,9 @@ def test_groups_and_schedules(client: tailrace.sync.Client) -> None:
     schedules.resume("s")
     schedules.delete("s")
     assert client.scheduled("t") == []
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, "a", 1.5, True])
+def test_so_many_threads_are_refused_by_name(client: tailrace.sync.Client, concurrency: Any) -> None:
+    with client.consumer("t", "g") as consumer, pytest.raises(InvalidRequest, match="concurrency: a whole"):
+        consumer.run(print, concurrency=concurrency)

@@ -181,3 +181,24 @@ def test_a_run_that_ends_gives_back_what_waits_behind_its_key_without_a_word(
     with caplog.at_level(logging.WARNING):
         on_broker(scenario)
     assert [record.message for record in caplog.records] == []
+
+
+def test_a_handler_whose_error_cannot_be_printed_has_failed_like_any_other() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"a")
+        async with client.consumer("t", "g", max_attempts=1) as consumer:
+
+            async def handler(delivery: tailrace.Delivery) -> None:
+                consumer.stop()
+                raise Mute
+
+            await consumer.run(handler)
+        await broker.settle()
+        (letter,) = await client.dead_letters("t").list()
+        assert letter.error == "Mute"
+
+    on_broker(scenario)

@@ -218,6 +218,25 @@ def test_a_group_and_its_options_are_checked() -> None:
 # -- failures and retries ------------------------------------------------------------------------------------
 
 
+def test_arguments_of_a_wrong_type_are_refused_by_name() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        wrong: Any
+        for name, wrong in [
+            ("timeout", "a"),
+            ("timeout", 0),
+            ("timeout", float("nan")),
+            ("auto_commit_ms", "a"),
+            ("auto_commit_ms", -1),
+            ("batch_size", 0),
+            ("prefetch", 1.5),
+            ("topics", None),
+        ]:
+            with pytest.raises(InvalidRequest, match=f"^{name}: "):
+                client.consumer(**{"topics": "t", "group": "g", name: wrong})
+
+    on_broker(scenario)
+
+
 def test_a_bare_nack_waits_for_its_back_off_and_comes_back_to_the_lone_consumer() -> None:
     """Mistakes 3, 4, 12: a retry is handed out, to the same consumer, and not within milliseconds."""
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from tailrace.client.admin import Admin
 from tailrace.client.atomic import Atomic
+from tailrace.client.calls import seconds_of
 from tailrace.client.consumer import Consumer
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.dead_letters import DeadLetters
@@ -48,7 +49,7 @@ class Client:
 
     def __init__(self, opener: Opener, timeout: float) -> None:
         self._opener = opener
-        self._timeout = timeout
+        self._timeout = seconds_of(timeout)
         self._verbs: OpenVerbs | None = None
         self._closed: TailraceError = Unavailable(
             "the client is not open: use `async with tailrace.connect(…)`"
@@ -88,9 +89,12 @@ class Client:
             raise self._closed
         return self._verbs
 
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else seconds_of(timeout)
+
     def admin(self, *, timeout: float | None = None) -> Admin:
         """Administration of topics."""
-        return Admin(self._open(), self._timeout if timeout is None else timeout)
+        return Admin(self._open(), self._seconds(timeout))
 
     def producer(
         self,
@@ -114,7 +118,7 @@ class Client:
         producer = Producer(
             self._open(),
             topic,
-            self._timeout if timeout is None else timeout,
+            self._seconds(timeout),
             name=name,
             linger_ms=linger_ms,
             buffer_bytes_max=buffer_bytes_max,
@@ -142,7 +146,7 @@ class Client:
         reader = Reader(
             self._open(),
             topic,
-            self._timeout if timeout is None else timeout,
+            self._seconds(timeout),
             start=start,
             partitions=partitions,
             stop_at_end=stop_at_end,
@@ -157,7 +161,7 @@ class Client:
         `async with client.atomic("import", 7) as tx: await tx.send(topic, value)`; versions of a writer grow.
         Where the version was decided before, nothing is written and `tx.won` is False.
         """
-        return Atomic(self._open(), writer_id, version, self._timeout if timeout is None else timeout)
+        return Atomic(self._open(), writer_id, version, self._seconds(timeout))
 
     @overload
     def consumer(
@@ -211,6 +215,8 @@ class Client:
         (topic, partition) pairs that come or go. All other options are the group's: assignment, ordering,
         start, lease_ms, max_attempts and so on; they count when the group is new, and must not contradict it.
         """
+        if not isinstance(topics, str | Sequence):
+            raise InvalidRequest(f"topics: a name or several, not {topics!r}")
         names = [topics] if isinstance(topics, str) else list(topics)
         if not names:
             raise InvalidRequest("topics: at least one is needed")
@@ -235,7 +241,7 @@ class Client:
             on_revoked=on_revoked,
             group=options,
         )
-        seconds = self._timeout if timeout is None else timeout
+        seconds = self._seconds(timeout)
         consumer: Consumer | StreamConsumer
         if mode in ("stream", "broadcast"):
             consumer = StreamConsumer(self._open(), names, group, seconds, own)
@@ -247,30 +253,30 @@ class Client:
 
     def groups(self, *, timeout: float | None = None) -> Groups:
         """Administration of groups."""
-        return Groups(self._open(), self._timeout if timeout is None else timeout)
+        return Groups(self._open(), self._seconds(timeout))
 
     def dead_letters(self, topic: str, *, timeout: float | None = None) -> DeadLetters:
         """What the groups of a topic could not handle."""
-        return DeadLetters(self._open(), topic, self._timeout if timeout is None else timeout)
+        return DeadLetters(self._open(), topic, self._seconds(timeout))
 
     def schedules(self, *, timeout: float | None = None) -> Schedules:
         """Recurring schedules."""
-        return Schedules(self._open(), self._timeout if timeout is None else timeout)
+        return Schedules(self._open(), self._seconds(timeout))
 
     async def cancel(self, result: Result, *, timeout: float | None = None) -> bool:
         """Cancel a delayed message by what publishing it returned. True: it will never be delivered; False:
         it was released already, or was not delayed."""
-        return await cancel(self._open(), result, self._timeout if timeout is None else timeout)
+        return await cancel(self._open(), result, self._seconds(timeout))
 
     async def cancel_id(self, topic: str, id: UUID, *, timeout: float | None = None) -> bool:
         """Cancel a delayed message by its id; see `cancel`."""
-        return await cancel_id(self._open(), topic, id, self._timeout if timeout is None else timeout)
+        return await cancel_id(self._open(), topic, id, self._seconds(timeout))
 
     async def scheduled(
         self, topic: str, *, limit: int = 100, timeout: float | None = None
     ) -> list[Scheduled]:
         """Delayed messages of a topic that wait for their time, the next due first."""
-        return await scheduled(self._open(), topic, limit, self._timeout if timeout is None else timeout)
+        return await scheduled(self._open(), topic, limit, self._seconds(timeout))
 
     async def trace(
         self,
@@ -295,7 +301,7 @@ class Client:
         return await trace(
             self._open(),
             topic,
-            self._timeout if timeout is None else timeout,
+            self._seconds(timeout),
             partition=partition,
             offset=offset,
             id=id,

@@ -8,12 +8,27 @@ from typing import Any
 
 from tailrace.core.commands import Reply, Request
 from tailrace.core.model import Refusal
-from tailrace.errors import TailraceError, Timeout, from_code
+from tailrace.errors import InvalidRequest, TailraceError, Timeout, from_code
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
 PAUSE_S_MIN = 0.02
 PAUSE_S_MAX = 0.25
+
+
+def seconds_of(timeout: float) -> float:
+    """How long calls may take, as it was given."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not (number and 0 < timeout < float("inf")):
+        raise InvalidRequest(f"timeout: seconds, more than 0, not {timeout!r}")
+    return timeout
+
+
+def whole_of(name: str, value: int, least: int = 1) -> int:
+    """A number of something, as it was given."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidRequest(f"{name}: a whole number, at least {least}, not {value!r}")
+    return value
 
 
 def error_of(refusal: Refusal) -> TailraceError:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
+from tailrace.client.calls import whole_of
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.deliveries import Batch, Delivery
 from tailrace.client.handling import Handler, Runner
@@ -114,8 +115,7 @@ class Consumer:
     async def batches(self, size: int | None = None) -> AsyncIterator[Batch]:
         """Messages as they come, up to `size` at once (default: `batch_size`); waits only for the first."""
         size = self._options.batch_size if size is None else size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidRequest(f"size: a whole number, at least 1, not {size!r}")
+        whole_of("size", size)
         while True:
             try:
                 batch = Batch([await anext(self)])
@@ -139,8 +139,7 @@ class Consumer:
         A message whose handler returns is acknowledged, one whose handler raises is given back as a failure.
         With `settle=False` that is left to the handler, and what it raises ends the run.
         """
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidRequest(f"concurrency: a whole number, at least 1, not {concurrency!r}")
+        whole_of("concurrency", concurrency)
         intake = self._open()
         runner = Runner(
             self,

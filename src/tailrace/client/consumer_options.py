@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from tailrace.client.calls import whole_of
 from tailrace.client.membership import Moved
-from tailrace.errors import InvalidRequest
 
 
 class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,10 +26,7 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     group: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "fetch_bytes_max", "prefetch"):
-            value = getattr(self, name)
-            least = 0 if name == "prefetch" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidRequest(f"{name}: a whole number, at least {least}, not {value!r}")
-        if self.auto_commit_ms < 0:
-            raise InvalidRequest(f"auto_commit_ms: at least 0 (0 = never), not {self.auto_commit_ms!r}")
+        whole_of("batch_size", self.batch_size)
+        whole_of("fetch_bytes_max", self.fetch_bytes_max)
+        whole_of("prefetch", self.prefetch, 0)
+        whole_of("auto_commit_ms", self.auto_commit_ms, 0)

@@ -156,7 +156,7 @@ class Runner:
     async def _failed(self, delivery: Delivery, error: Exception) -> None:
         """Give back as a failure; later messages of its key went back with it and are not handled."""
         try:
-            await delivery.nack(error=f"{type(error).__name__}: {error}")
+            await delivery.nack(error=_told(error))
         except TailraceError as problem:
             log.warning("not given back: %s", problem)
         if parked := self._parked.get(self._key(delivery)):
@@ -182,3 +182,11 @@ class Runner:
             rows = deliveries[0].rows
             rows.settling.give_back(rows.lease, [delivery.offset for delivery in deliveries])
         self._room.set()
+
+
+def _told(error: Exception) -> str:
+    """What the handler raised, for people; even when it cannot say so itself."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.client.admin import point
-from tailrace.client.calls import PAUSE_S_MAX, ask
+from tailrace.client.calls import PAUSE_S_MAX, ask, whole_of
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.log_feed import Cursor, LogFeed
 from tailrace.client.membership import Member, client_name
@@ -115,8 +115,7 @@ class StreamConsumer:
     async def batches(self, size: int | None = None) -> AsyncIterator[list[Message]]:
         """Messages of one partition as they come, up to `size` at once (default: `batch_size`)."""
         size = self._options.batch_size if size is None else size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidRequest(f"size: a whole number, at least 1, not {size!r}")
+        whole_of("size", size)
         while True:
             feed = self._open().feed
             feed.first = None

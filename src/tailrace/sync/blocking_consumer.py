@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tailrace.client import consumer, deliveries, streaming
+from tailrace.client.calls import whole_of
 from tailrace.client.leases import FailedAck
 from tailrace.client.membership import Moved
 from tailrace.client.results import Message
@@ -143,8 +144,7 @@ class Consumer:
     def batches(self, size: int | None = None) -> Iterator[Batch]:
         """Messages as they come, up to `size` at once; see `tailrace.Consumer.batches`."""
         size = self._inner._options.batch_size if size is None else size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidRequest(f"size: a whole number, at least 1, not {size!r}")
+        whole_of("size", size)
         while True:
             with self._lock:
                 try:
@@ -163,7 +163,9 @@ class Consumer:
         """Call `handler(delivery)` for every message until `stop`, each in one of `concurrency` threads; see
         `tailrace.Consumer.run`."""
         inner = self._inner
-        with ThreadPoolExecutor(concurrency, thread_name_prefix="tailrace-handler") as pool:
+        with ThreadPoolExecutor(
+            whole_of("concurrency", concurrency), thread_name_prefix="tailrace-handler"
+        ) as pool:
 
             async def handle(delivery: deliveries.Delivery) -> None:
                 own = Delivery(delivery.rows, delivery.value, delivery.row)
