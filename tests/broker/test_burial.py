@@ -75,6 +75,7 @@ def test_a_rejected_message_keeps_all_it_had_and_gains_its_story() -> None:
         STORY + "origin-partition": "0",
         STORY + "origin-offset": "0",
         STORY + "origin-time": str(appended_us),
+        STORY + "origin-topic-id": "1",
         STORY + "group": "g",
         STORY + "attempts": "0",
         STORY + "deliveries": "1",

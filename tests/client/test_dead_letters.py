@@ -150,6 +150,43 @@ def test_redrive_of_what_has_expired_is_published_again_without_an_end(died: str
     on_broker(scenario)
 
 
+def test_a_topic_that_was_created_again_has_a_copy_and_keeps_its_own_messages_settled() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"old", b"other")
+        await bury(client, "g", b"old")
+        await client.admin().delete_topic("t")
+        await client.admin().create_topic("t", partitions=1)
+        await publish(client, b"new")
+        async with client.consumer("t", "g") as consumer:
+            (m,) = await take(consumer)
+            assert (m.value, m.offset) == (b"new", 0)
+            await m.ack()
+            done = await client.dead_letters("t").redrive()
+            assert (done.count, done.reopened, done.republished) == (1, 0, 1)
+            (m,) = await take(consumer)
+            assert (m.value, m.offset) == (b"old", 1)
+            await m.ack()
+            await nothing(broker, consumer)
+
+    on_broker(scenario)
+
+
+def test_a_dead_letter_that_does_not_tell_the_id_of_its_topic_is_taken_at_its_word() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"a")
+        async with client.consumer("t", "g") as consumer:
+            await (await take(consumer))[0].ack()
+        await client.admin().create_topic("t.dlq", partitions=1)
+        told = {"origin-topic": b"t", "origin-partition": b"0", "origin-offset": b"0", "group": b"g"}
+        headers = {f"tailrace-{name}": value for name, value in told.items()}
+        await publish(client, b"a", topic="t.dlq", headers=headers)
+        assert (await client.dead_letters("t").redrive()).reopened == 1
+        async with client.consumer("t", "g") as consumer:
+            assert (await take(consumer))[0].offset == 0
+
+    on_broker(scenario)
+
+
 def test_redrive_is_throttled() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, *[b"%d" % number for number in range(10)])

@@ -19,7 +19,7 @@ from tailrace.broker.shard import Shard, refuse
 from tailrace.core.commands import AlterTopic, CreateTopic, Done, Publish, Published, Reply
 from tailrace.core.inner_commands import BuryDone, PublishBatch
 from tailrace.core.model import Refusal
-from tailrace.core.topics import DEAD_LETTERS
+from tailrace.core.topics import DEAD_LETTERS, decode_folder
 from tailrace.format import batch
 
 _log = logging.getLogger("tailrace.burial")
@@ -63,6 +63,7 @@ class _Funeral:
         self._topics = burial.topics
         self._shard = shard
         self._dead_letters = shard.topic + DEAD_LETTERS
+        _, self._topic_id = decode_folder(shard.name.rpartition("/")[0])
         self._busy = False
         self._failures = 0
         self._unreadable: set[tuple[str, int]] = set()
@@ -84,7 +85,7 @@ class _Funeral:
             rows = queues.dying(group, ROWS_MAX + len(self._unreadable))
             rows = [row for row in rows if (group, row.offset) not in self._unreadable][:ROWS_MAX]
             if rows:
-                self._begin(Origin(shard.topic, shard.partition, group), rows)
+                self._begin(Origin(shard.topic, shard.partition, group, self._topic_id), rows)
                 return
         if self._unreadable:
             self._retry(None)

@@ -45,6 +45,8 @@ class Origin(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     group: str
+    topic_id: int
+    """Tells the topic from another one of that name, created later."""
 
 
 class Letters(msgspec.Struct, frozen=True, eq=False):
@@ -126,6 +128,7 @@ def _headers(row: dict[str, Any], origin: Origin, item: DyingRow) -> list[tuple[
         origin.partition,
         item.offset,
         row["append_time"],
+        origin.topic_id,
         origin.group,
         item.failures,
         item.deliveries,

@@ -15,13 +15,12 @@ from typing import Any
 import msgspec
 
 from tailrace.client.calls import ask, error_of
-from tailrace.client.deliveries import REDRIVE_HEADER
 from tailrace.client.leases import offsets_of, spans_of
-from tailrace.client.producer import Producer
 from tailrace.client.results import Message, Rows, moment
+from tailrace.client.sending_back import SendingBack
 from tailrace.core import provenance
 from tailrace.core.commands import DescribeTopic, Fetch, Fetched, Reply, TopicInfo
-from tailrace.core.delivery_commands import Ack, Grant, Lease, Leases, Nack, Reopen
+from tailrace.core.delivery_commands import Ack, Grant, Lease, Leases, Nack
 from tailrace.core.group_commands import CreateGroup
 from tailrace.core.model import Refusal
 from tailrace.errors import Fenced, InvalidRequest, NotFound, Timeout
@@ -40,8 +39,6 @@ _OPTIONS = {
     "in_flight_max": 1_000_000,
     "group_in_flight_max": 1_000_000,
 }
-_ADDED = provenance.NAMES | {REDRIVE_HEADER}
-"""What a dead letter has beyond the headers of its message."""
 
 Filter = Callable[["DeadLetter"], bool]
 
@@ -62,6 +59,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
     last_member: str
     reason: str
     error: str
+    topic_id: int = 0
+    """Tells the origin from another topic of that name, created later; 0 where it is not known."""
 
     @classmethod
     def of(cls, message: Message) -> DeadLetter:
@@ -92,6 +91,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
             text("last-member"),
             text("reason"),
             text("error"),
+            number("origin-topic-id"),
         )
 
 
@@ -176,6 +176,7 @@ class DeadLetters:
         fits = _choice(group, reason, filter)
         chunk = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
         count = reopened = republished = 0
+        back = SendingBack(self._verbs, self.name, self._timeout)
         scan = _Scan(self)
         try:
             while held := await scan.next(chunk):
@@ -185,8 +186,8 @@ class DeadLetters:
                     moved += len(chosen)
                     if not chosen or dry_run:
                         continue
-                    back, anew = await self._send_back(chosen)
-                    reopened, republished = reopened + back, republished + anew
+                    opened, anew = await back.send(chosen)
+                    reopened, republished = reopened + opened, republished + anew
                     await self._settle(lease, chosen)
                 count += moved
                 if rate is not None and moved and not dry_run:
@@ -218,61 +219,6 @@ class DeadLetters:
         request = Ack(self.name, lease.partition, GROUP, [(lease.lease, spans_of(offsets))])
         await ask(self._verbs, request, self._timeout)
         lease.settled.update(offsets)
-
-    async def _send_back(self, letters: Sequence[DeadLetter]) -> tuple[int, int]:
-        """Reopen at the origin what is still there, publish the rest again; how many of each."""
-        places: dict[tuple[str, int, str], list[DeadLetter]] = {}
-        for letter in letters:
-            if not letter.topic or letter.partition < 0 or letter.offset < 0 or not letter.group:
-                place = f"{self.name}/{letter.message.partition}@{letter.message.offset}"
-                raise InvalidRequest(f"{place} does not say where it came from: purge it, or filter it out")
-            places.setdefault((letter.topic, letter.partition, letter.group), []).append(letter)
-        lost: list[DeadLetter] = []
-        for (topic, partition, group), here in places.items():
-            offsets = {letter.offset for letter in here}
-            gone = await self._reopen(topic, partition, group, offsets)
-            lost += [letter for letter in here if letter.offset in gone]
-        for letter in lost:
-            await self._publish(letter)
-        return len(letters) - len(lost), len(lost)
-
-    async def _reopen(self, topic: str, partition: int, group: str, offsets: set[int]) -> set[int]:
-        """Make messages deliverable again where they are; returns those that are not there any more."""
-        gone: set[int] = set()
-        while left := sorted(offsets - gone):
-            try:
-                await ask(self._verbs, Reopen(topic, partition, group, spans_of(left)), self._timeout)
-                break
-            except NotFound as error:
-                more = set(offsets_of(error.details.get("spans", ()))) & set(left)
-                if not more:
-                    raise  # No such topic or group: there is nobody to redrive to.
-                gone |= more
-        return gone
-
-    async def _publish(self, letter: DeadLetter) -> None:
-        message = letter.message
-        headers = [pair for pair in message.headers if pair[0] not in _ADDED]
-        producer = Producer(
-            self._verbs,
-            letter.topic,
-            self._timeout,
-            name=None,
-            linger_ms=0,
-            buffer_bytes_max=1 << 26,
-            compression=None,
-        )
-        fields: dict[str, Any] = {"priority": message.priority}
-        if message.key is not None:
-            fields["key"] = message.key
-        async with producer:
-            await producer.publish(
-                message.value,
-                headers=[*headers, (REDRIVE_HEADER, letter.group.encode())],
-                partition=letter.partition,
-                dedup_id=f"redrive/{self.name}/{message.partition}/{message.offset}".encode(),
-                **fields,
-            )
 
 
 class _Scan:

@@ -8,6 +8,7 @@ STORY = (
     "origin-partition",
     "origin-offset",
     "origin-time",
+    "origin-topic-id",
     "group",
     "attempts",
     "deliveries",
