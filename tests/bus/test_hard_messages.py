@@ -10,7 +10,7 @@ import pytest
 
 import tailrace
 from tailrace.bus import AckPolicy, Batch, Bus, Message, RequestFailed, Retry
-from tailrace.testing import LocalBroker
+from tailrace.testing import LocalBroker, ServerProcess
 from tests.bus.test_bus import Pay, make, play
 
 
@@ -196,3 +196,75 @@ def test_cancelling_the_run_gives_back_what_is_under_way(tailrace_broker: LocalB
     group = tailrace_broker.group("shop")
     assert group.lag == 1
     assert sum(row["in_flight"] + row["failures"] for row in group.partitions) == 0
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_what_was_lost_before_it_was_acked_first_is_not_handled(
+    tailrace_broker: LocalBroker, batch: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    tailrace_broker.create_topic("shop.commands", partitions=1)
+    tailrace_broker.create_group("shop", "shop.commands", mode="exclusive", session_ms=600_000)
+    bus, gate = make(), asyncio.Event()
+    seen: list[int] = []
+
+    async def pay(subject: Any) -> None:
+        message = subject if batch is None else next(iter(subject))
+        seen.append(message.data.order)
+        if len(seen) == 1:
+            await gate.wait()
+            tailrace_broker.clock.advance(31)  # At once: nobody can extend what the worker has at hand.
+
+    bus.handler(Pay, ack=AckPolicy.ACK_FIRST, batch=batch)(pay)
+
+    async def script(client: tailrace.Client) -> None:
+        for order in (1, 2, 3):
+            await bus.send(Pay(order))
+        await tailrace_broker.settle()
+        gate.set()
+        await tailrace_broker.advance(5)
+
+    play(tailrace_broker, bus, script)
+    assert seen == [1, 2, 3]
+    assert tailrace_broker.group("shop").lag == 0
+    assert "handled too late" in caplog.text
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_outlives_an_outage_longer_than_its_timeout(
+    tailrace_server: ServerProcess, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    bus, begun, gate = make(), asyncio.Event(), asyncio.Event()
+    seen: list[tuple[int, int]] = []
+
+    @bus.handler(Pay)
+    async def pay(message: Message[Pay]) -> None:
+        seen.append((message.data.amount, message.deliveries))
+        begun.set()
+        await gate.wait()
+        if fails and message.deliveries == 1 and message.data.amount == 0:
+            raise ValueError("while the broker is away")
+
+    async def until(done: Callable[[], bool]) -> None:
+        for _ in range(5000):
+            if done():
+                return
+            await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        async with tailrace.connect(tailrace_server.url, timeout=1) as client, bus.attach(client):
+            await client.groups().create("shop", bus.commands, mode="exclusive", backoff_ms=0)
+            for amount in (0, 1):
+                await bus.send(Pay(7, amount))
+            worker = asyncio.create_task(bus.run())
+            await begun.wait()
+            await asyncio.to_thread(tailrace_server.kill)
+            gate.set()
+            await until(lambda: "could not be settled" in caplog.text)
+            await asyncio.to_thread(tailrace_server.restart)
+            await until(lambda: (0, 2) in seen and any(amount == 1 for amount, _ in seen))
+            bus.stop()
+            await worker
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    if fails:
+        assert seen.index((0, 2)) < [amount for amount, _ in seen].index(1)  # Nothing overtook it.

@@ -18,12 +18,13 @@ import msgspec
 
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, delay_of, described, outcome_of
-from tailrace.errors import InvalidRequest, LeaseLost
+from tailrace.errors import InvalidRequest
 
 log = logging.getLogger("tailrace.bus")
 
 Call = Callable[[Any], Awaitable[Any]]
 Middleware = Callable[[Any, Call], Awaitable[Any]]
+Settle = Callable[[], Awaitable[None]]
 
 
 class Handler(msgspec.Struct, frozen=True, eq=False):
@@ -109,27 +110,20 @@ def _around(middleware: Middleware, call: Call) -> Call:
     return called
 
 
-async def settle(policy: AckPolicy, message: Message[Any], error: BaseException | None) -> None:
-    """Do what the policy's table says, unless the handler has settled the message by itself."""
+def settlement(policy: AckPolicy, message: Message[Any], error: BaseException | None) -> Settle | None:
+    """What the policy's table says is to be done, unless the handler has settled the message by itself."""
     outcome = outcome_of(error)
     if outcome is Outcome.ERROR:
         log.error("%r failed", message, exc_info=error)
-    if message.settled:
-        return
     act = TABLE[policy][outcome]
+    if message.settled or act is Act.NOTHING:
+        return None
     text = "" if error is None else described(error)
-    try:
-        if act is Act.ACK:
-            await message.acknowledge()
-        elif act is Act.NACK:
-            await message.retry(delay_of(error), text)
-        elif act is Act.REJECT:
-            await message.reject(text)
-        elif act is Act.GIVE_BACK:
-            await message.give_back()
-    except LeaseLost as lost:
-        # Another has it by now: there is nothing to add.
-        log.warning("%r was handled too late: %s", message, lost)
+    if act is Act.NACK:
+        return lambda: message.retry(delay_of(error), text)
+    if act is Act.REJECT:
+        return lambda: message.reject(text)
+    return message.acknowledge if act is Act.ACK else message.give_back
 
 
 def check_function(function: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tailrace.bus.envelope import Batch, Message
-from tailrace.bus.handlers import Caller, Handler, settle
+from tailrace.bus.handlers import Caller, Handler, Settle, settlement
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, as_text, described, outcome_of
 from tailrace.bus.payloads import BYTES, JSON
 from tailrace.bus.registry import (
@@ -27,6 +27,7 @@ from tailrace.client.producer import Producer
 from tailrace.errors import InvalidRequest, LeaseLost, TailraceError, TooLarge
 
 log = logging.getLogger("tailrace.bus")
+PAUSE_S = 0.5
 
 
 class Answers:
@@ -104,6 +105,7 @@ class Subscription:
         self._registry = registry
         self._caller = caller
         self._answers = answers
+        self._stopping = False
 
     async def run(self, concurrency: int) -> None:
         """Handle messages until stopped."""
@@ -113,9 +115,15 @@ class Subscription:
             else:
                 async for batch in consumer.batches(self._batch):
                     await self._handle_batch(list(batch))
+            try:
+                await consumer.commit()
+            except TailraceError as error:
+                # Of messages that no handler was called for: they come again.
+                log.warning("not acknowledged: %s", error)
 
     def stop(self) -> None:
         """Take no more messages; `run` ends when those under way are done."""
+        self._stopping = True
         self._consumer.stop()
 
     async def _open(self, delivery: Delivery) -> tuple[Handler, Message[Any]] | None:
@@ -126,11 +134,15 @@ class Subscription:
             if handler is None and not self._registry.knows(name):
                 raise Undecodable(f"the type {name!r} is not known here")
         except Undecodable as error:
-            log.error("poison in %s/%d@%d: %s", delivery.topic, delivery.partition, delivery.offset, error)
-            await _quietly(delivery.reject(str(error), poison=True))
+            log.error("poison in %s: %s", _place(delivery), error)
+            reason = as_text(error)
+            await self._settled(delivery, lambda: delivery.reject(reason, poison=True))
             return None
         if handler is None:
-            delivery.ack_nowait()  # Of a type that this group does not ask for.
+            try:
+                delivery.ack_nowait()  # Of a type that this group does not ask for.
+            except TailraceError as lost:
+                log.warning("not acknowledged: %s", lost)
             return None
         return handler, Message(delivery, name, version, data)
 
@@ -143,15 +155,15 @@ class Subscription:
             await _let_go([delivery], error)
 
     async def _handle_one(self, handler: Handler, message: Message[Any]) -> None:
-        if handler.policy is AckPolicy.ACK_FIRST:
-            await message.acknowledge()
+        if handler.policy is AckPolicy.ACK_FIRST and not await self._acknowledged(message):
+            return
         result, error = await self._caller.call(handler, message)
         if error is None:
             error = await self._answers.send(message, result)
         act = TABLE[handler.policy][outcome_of(error)]
         if error is not None and (act in (Act.ACK, Act.REJECT) or handler.policy is AckPolicy.ACK_FIRST):
             await self._answers.refuse(message, error)  # It is not tried again: the asker may know.
-        await settle(handler.policy, message, error)
+        await self._settle(handler, message, error)
         _go_on_stopping(error)
 
     async def _handle_batch(self, deliveries: list[Delivery]) -> None:
@@ -174,15 +186,14 @@ class Subscription:
     async def _handle_set(self, handler: Handler, messages: list[Message[Any]]) -> None:
         """Under MANUAL the handler is called again with what is left of the set, until nothing is."""
         if handler.policy is AckPolicy.ACK_FIRST:
-            for message in messages:
-                await message.acknowledge()
-            messages = [Message(m._delivery, m.name, m.version, m.data) for m in messages]
+            acknowledged = [m for m in messages if await self._acknowledged(m)]
+            messages = [Message(m._delivery, m.name, m.version, m.data) for m in acknowledged]
         batch = Batch(messages)
         while len(batch):
             before = len(batch)
             _, error = await self._caller.call(handler, batch)
             for message in batch:
-                await settle(handler.policy, message, error)
+                await self._settle(handler, message, error)
             _go_on_stopping(error)
             if handler.policy is AckPolicy.ACK_FIRST:
                 return
@@ -190,7 +201,41 @@ class Subscription:
                 name = handler.function.__qualname__
                 log.warning("%s settled none of %d messages; they are given back", name, before)
                 for message in batch:
-                    await _quietly(message.give_back())
+                    await self._settled(message._delivery, message.give_back)
+
+    async def _acknowledged(self, message: Message[Any]) -> bool:
+        return await self._settled(message._delivery, message.acknowledge)
+
+    async def _settle(self, handler: Handler, message: Message[Any], error: BaseException | None) -> None:
+        work = settlement(handler.policy, message, error)
+        if work is not None:
+            await self._settled(message._delivery, work)
+
+    async def _settled(self, delivery: Delivery, work: Settle) -> bool:
+        """Settle a message, however long the broker is away; False when it is delivered again instead.
+
+        Whoever waits here keeps later messages of its key waiting, too, which must not overtake it.
+        """
+        while True:
+            try:
+                await work()
+                return True
+            except LeaseLost as lost:
+                log.warning("handled too late: %s", lost)
+                return False
+            except TailraceError as error:
+                if not error.retriable:
+                    raise
+                gone = self._stopping or delivery.rows.lease.is_lost(delivery.offset)
+                then = "it will be delivered again" if gone else "trying again"
+                log.warning("%s could not be settled: %s; %s", _place(delivery), error, then)
+                if gone:
+                    return False
+                await asyncio.sleep(PAUSE_S)
+
+
+def _place(delivery: Delivery) -> str:
+    return f"{delivery.topic}/{delivery.partition}@{delivery.offset}"
 
 
 def _go_on_stopping(error: BaseException | None) -> None:
@@ -202,17 +247,9 @@ def _go_on_stopping(error: BaseException | None) -> None:
 async def _let_go(deliveries: list[Delivery], error: Exception) -> None:
     """Something went wrong beside the handler: the failure of these messages, and the worker goes on."""
     for delivery in deliveries:
-        place = f"{delivery.topic}/{delivery.partition}@{delivery.offset}"
+        place = _place(delivery)
         log.error("%s could not be handled", place, exc_info=error)
         try:
             await delivery.nack(error=described(error))  # Harmless for those that are settled.
         except TailraceError as problem:
             log.warning("%s is not given back: %s", place, problem)
-
-
-async def _quietly(work: Awaitable[None]) -> None:
-    """Settle; that the lease is lost already means that another will see the message."""
-    try:
-        await work
-    except LeaseLost as error:
-        log.warning("%s", error)
