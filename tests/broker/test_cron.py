@@ -3,10 +3,15 @@
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim import CronSim
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tailrace.broker.cron import latest_tick_us, message_of, next_tick_us, problems_of
+from tailrace.broker.cron import message_of, problems_of
+from tailrace.broker.cron_times import latest_tick_us, next_tick_us
 from tailrace.core.commands import AlterTopic, DeleteTopic, Done, ListTopics
 from tailrace.core.group_commands import DeleteSchedule, ListSchedules, PutSchedule, ScheduleList
 from tailrace.core.inner_commands import PublishBatch
@@ -161,6 +166,80 @@ def test_autumn_back_in_berlin() -> None:
     assert text(latest_tick_us(put, us("2026-10-24T12:00:00"), second_pass)) == "10-25 00:30:00"
     hours = ticks("30 * * * *", "Europe/Berlin", "2026-10-24T23:45:00", 3)
     assert hours == ["10-25 00:30:00", "10-25 01:30:00", "10-25 02:30:00"]
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "day", "expected"),
+    [
+        ("*/30 2 * * *", "Europe/Berlin", "2027-03-28", ["03:00+0200"]),
+        ("*/30 2 * * *", "Europe/Berlin", "2027-10-31", ["02:00+0200", "02:30+0200"]),
+        ("*/20 * 2 * * *", "Europe/Berlin", "2027-03-28", ["03:00+0200"]),
+        ("0 2,3 * * *", "Europe/Berlin", "2027-03-28", ["03:00+0200"]),
+        ("0 */8,2 * * *", "Europe/Berlin", "2027-03-28", ["00:00+0100", "03:00+0200", "08:00+0200"]),
+        ("30 1-3 * * *", "Europe/Berlin", "2027-03-28", ["01:30+0100", "03:00+0200", "03:30+0200"]),
+        ("30 1-3 * * *", "America/New_York", "2027-11-07", ["01:30-0400", "02:30-0500", "03:30-0500"]),
+        ("15 */6 * * *", "America/New_York", "2027-03-14", ["00:15-0500", "06:15-0400", "12:15-0400"]),
+        ("0 */2 * * *", "Europe/Berlin", "2027-10-31", ["00:00+0200", "02:00+0200", "02:00+0100"]),
+        ("30 * * * *", "Europe/Berlin", "2027-03-28", ["00:30+0100", "01:30+0100", "03:30+0200"]),
+        ("*/30 2 * * *", "Australia/Lord_Howe", "2027-04-04", ["02:00+1030", "02:30+1030"]),
+        ("0 */2 * * *", "Australia/Lord_Howe", "2027-04-04", ["00:00+1100", "02:00+1030", "04:00+1030"]),
+        ("45 1 * * *", "Australia/Lord_Howe", "2027-04-04", ["01:45+1100"]),
+        ("45 * * * *", "Australia/Lord_Howe", "2027-04-04", ["00:45+1100", "01:45+1100", "01:45+1030"]),
+        ("15 2 * * *", "Australia/Lord_Howe", "2027-10-03", ["02:30+1100"]),
+        ("0 12 * * *", "Pacific/Apia", "2011-12-31", ["00:00+1400", "12:00+1400"]),
+    ],
+)
+def test_the_day_on_which_clocks_are_put(cron: str, zone: str, day: str, expected: list[str]) -> None:
+    midnight = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone))
+    put, at_us = PutSchedule("s", "t", cron, zone), int(midnight.timestamp()) * 1_000_000 - 1
+    found = list[datetime]()
+    while len(found) < len(expected):
+        tick_us = next_tick_us(put, at_us)
+        assert tick_us is not None
+        found.append(datetime.fromtimestamp(tick_us / 1e6, midnight.tzinfo))
+        at_us = tick_us
+    assert [tick.strftime("%H:%M%z") for tick in found] == expected
+    assert {tick.date() for tick in found} == {midnight.date()}
+
+
+ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]
+CHANGES = [us(f"2027-{day}") for day in ("03-14", "03-28", "04-03", "10-02", "10-31", "11-07", "06-01")]
+PARTS = st.sampled_from(["0", "30", "*/15", "5,35,50", "7-40/11"])
+HOURS = st.sampled_from(["*", "*/2", "*/3", "2", "1", "0-23", "1-3", "1,2", "2/12"])
+
+
+@given(PARTS, HOURS, st.sampled_from(ZONES), st.sampled_from(CHANGES), st.integers(0, 20 * 3600))
+def test_ticks_are_what_a_wall_clock_shows(
+    minutes: str, hour: str, zone: str, day_us: int, from_s: int
+) -> None:
+    """Against every minute of some days: what the clock shows, and what it leaves out."""
+    minute = timedelta(minutes=1)
+    put, tz = PutSchedule("s", "t", f"{minutes} {hour} * * *", zone), ZoneInfo(zone)
+    naive = set[datetime]()
+    for tick in CronSim(f"{minutes} {hour} * * *", datetime(1999, 12, 31, 23, 59)):
+        if tick >= datetime(2000, 1, 2):
+            break
+        naive.add(tick)
+    begin_us = day_us + from_s * 1_000_000
+    end_us = begin_us + 86_400_000_000
+    expected, shown = list[int](), set[datetime]()
+    every, both = hour in ("*", "0-23"), hour in ("*", "*/2", "*/3", "0-23")
+    before = datetime.fromtimestamp(day_us // 1_000_000 - 7200, tz).replace(tzinfo=None)
+    for second in range(day_us // 1_000_000 - 7200, end_us // 1_000_000 + 1, 60):
+        local = datetime.fromtimestamp(second, tz).replace(tzinfo=None)
+        left_out = (before + timedelta(minutes=more) for more in range(1, (local - before) // minute))
+        missed = any(one.replace(2000, 1, 1) in naive for one in left_out)
+        matches = local.replace(2000, 1, 1) in naive and (both or local not in shown)
+        if matches or (missed and not every):
+            expected.append(second * 1_000_000)
+        shown.add(local)
+        before = local
+    at_us, found = begin_us, list[int]()
+    while (tick_us := next_tick_us(put, at_us)) is not None and tick_us <= end_us:
+        found.append(tick_us)
+        at_us = tick_us
+    assert found == [tick_us for tick_us in expected if tick_us > begin_us]
+    assert latest_tick_us(put, begin_us, end_us) == (found[-1] if found else None)
 
 
 def test_pausing_replacing_and_deleting() -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfoNotFoundError
 
 import msgspec
-from cronsim import CronSim, CronSimError
+from cronsim import CronSimError
 
 from tailrace.broker.coordinators import Coordinators
+from tailrace.broker.cron_times import latest_tick_us, next_tick_us, zone_of
 from tailrace.broker.delivery import Gate
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump, Timer
@@ -49,34 +49,7 @@ log = logging.getLogger("tailrace.cron")
 RETRY_US = 1_000_000
 TTL_MS_MAX = 10 * 365 * 86_400_000
 CRON_MAX = 200
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = 1_000_000
-_LOOK_BACK_US = 120 * _SECOND
-
-
-def next_tick_us(put: PutSchedule, after_us: int) -> int | None:
-    """The first tick after a time; None when there is none (30 February)."""
-    start = (_EPOCH + timedelta(microseconds=after_us)).astimezone(_zone(put.zone))
-    for tick in CronSim(put.cron, start):
-        # In the hour that a zone repeats, ticks of its first pass lie behind.
-        tick_us = (tick.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
-        if tick_us > after_us:
-            return tick_us
-    return None
-
-
-def latest_tick_us(put: PutSchedule, after_us: int, now_us: int) -> int | None:
-    """The last tick in (after, now]; None when there is none. Looks back step by step, each time further, so
-    that years of downtime cost no more than a few ticks."""
-    back_us = _LOOK_BACK_US
-    while True:
-        from_us = max(after_us, now_us - back_us)
-        tick_us, found_us = next_tick_us(put, from_us), None
-        while tick_us is not None and tick_us <= now_us:
-            found_us, tick_us = tick_us, next_tick_us(put, tick_us)
-        if found_us is not None or from_us == after_us:
-            return found_us
-        back_us *= 8
 
 
 class Cron:
@@ -248,12 +221,8 @@ def _cron_problems(put: PutSchedule) -> list[str]:
         return [f"cron: {put.cron!r} cannot be read"]
 
 
-def _zone(name: str) -> tzinfo:
-    return UTC if name == "UTC" else ZoneInfo(name)  # UTC needs no time zone data on the machine.
-
-
 def _zone_known(name: str) -> bool:
     try:
-        return bool(name and _zone(name))
+        return bool(name and zone_of(name))
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return False
