@@ -1,5 +1,6 @@
 """Recurring schedules: every tick once, whatever happens to the broker, in the time of a real zone."""
 
+import itertools
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -120,6 +121,19 @@ def test_a_tick_that_was_published_but_not_recorded_is_not_published_again() -> 
     assert text(broker.ask(ListSchedules()).schedules[0]["last_us"]) == "03-01 11:00:00"
     broker.pass_s(3600)
     assert len(rows(broker)) == 2
+
+
+def test_ticks_need_no_room_in_the_dedup_window() -> None:
+    broker = broker_at()
+    broker.ask(AlterTopic("t", {"dedup_max": 1}))
+    broker.ask(PutSchedule("s", "t", "*/10 * * * * *", value=b"v"))
+    for _ in range(10):
+        broker.pass_s(30)
+        broker.restart()
+        broker.settle()
+    seconds = [row["timestamp"].timestamp() for row in rows(broker)]
+    assert len(seconds) == 30
+    assert {later - earlier for earlier, later in itertools.pairwise(seconds)} == {10}
 
 
 def test_of_the_missed_ticks_only_the_latest_is_made_up_for() -> None:

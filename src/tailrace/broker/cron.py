@@ -1,9 +1,9 @@
 """Recurring schedules at work: every tick of a cron expression publishes one message, once.
 
 A tick is published under an identity of its own and only then recorded. A crash in between publishes it
-again, and the partition knows it: by the producer that each schedule is (the tick is its epoch, remembered
-for seven days), and by a dedup id. After a time without a broker only the latest of the missed ticks is made
-up for.
+again, and the partition knows it by the producer that each schedule is (the tick is its epoch, remembered
+for seven days). Ticks have no dedup ids: they would take room in the window of the topic's users, and wait
+for it. After a time without a broker only the latest of the missed ticks is made up for.
 """
 
 from __future__ import annotations
@@ -187,7 +187,6 @@ def message_of(put: PutSchedule, tick_us: int, partitions: int) -> tuple[Publish
         headers=[[*put.headers, ("tailrace-schedule", put.name.encode())]],
         priorities=None if put.priority == PRIORITY_DEFAULT else [put.priority],
         expires_at=None if put.ttl_ms is None else tick_us + put.ttl_ms * 1000,
-        dedup_ids=[identity],
     )
     partition = partition_of(put.name.encode() if put.key is None else put.key, partitions)
     producer = hash128(b"schedule/" + put.name.encode())[0] or 1
