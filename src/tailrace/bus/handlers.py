@@ -11,13 +11,14 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, delay_of, described, outcome_of
+from tailrace.bus.threads import Run, Threads
 from tailrace.errors import InvalidRequest
 
 log = logging.getLogger("tailrace.bus")
@@ -44,28 +45,32 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
         """Whether it runs in a thread."""
         return not inspect.iscoroutinefunction(self.function)
 
+    @property
+    def title(self) -> str:
+        """What the function is called, for people."""
+        return title_of(self.function)
+
 
 class Caller:
     """Calls handlers of one running bus."""
 
     def __init__(self, middlewares: Sequence[Middleware], threads: int) -> None:
         self._middlewares = middlewares
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tailrace-handler")
+        self._threads = Threads(threads)
 
     def close(self) -> None:
         """Let the threads end with what they are doing."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def call(self, handler: Handler, subject: Any) -> tuple[Any, BaseException | None]:
         """What a handler made of a message or a batch: its result, or the error that ended it."""
-        call = self._innermost(handler)
-        for middleware in reversed(self._middlewares):
-            call = _around(middleware, call)
         try:
-            if handler.limit is None:
-                return await self._bounded(call, handler, subject), None
-            async with handler.limit:
-                return await self._bounded(call, handler, subject), None
+            async with handler.limit or nullcontext():
+                if not handler.blocking:
+                    return await self._bounded(handler.function, handler, subject), None
+                # The timeout begins when there is a thread to run in.
+                async with self._threads.one(handler.title) as run:
+                    return await self._bounded(_in_thread(run, handler.function), handler, subject), None
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -76,8 +81,9 @@ class Caller:
         except BaseException as error:  # SystemExit, too: a message must not end the worker.
             return None, error
 
-    @staticmethod
-    async def _bounded(call: Call, handler: Handler, subject: Any) -> Any:
+    async def _bounded(self, call: Call, handler: Handler, subject: Any) -> Any:
+        for middleware in reversed(self._middlewares):
+            call = _around(middleware, call)
         if handler.timeout is None:
             return await call(subject)
         try:
@@ -88,19 +94,18 @@ class Caller:
                 raise
             raise TimeoutError(f"ran past its timeout of {handler.timeout:g} s") from error
 
-    def _innermost(self, handler: Handler) -> Call:
-        if not handler.blocking:
-            return handler.function
-        loop = asyncio.get_running_loop()
 
-        async def in_thread(subject: Any) -> Any:
-            if isinstance(subject, Batch):
-                subject = Batch([BlockingMessage(message, loop) for message in subject])
-            else:
-                subject = BlockingMessage(subject, loop)
-            return await loop.run_in_executor(self._threads, handler.function, subject)
+def _in_thread(run: Run, function: Callable[[Any], Any]) -> Call:
+    loop = asyncio.get_running_loop()
 
-        return in_thread
+    async def call(subject: Any) -> Any:
+        if isinstance(subject, Batch):
+            subject = Batch([BlockingMessage(message, loop) for message in subject])
+        else:
+            subject = BlockingMessage(subject, loop)
+        return await run(function, subject)
+
+    return call
 
 
 def _around(middleware: Middleware, call: Call) -> Call:
@@ -131,5 +136,11 @@ def check_function(function: Any) -> None:
     try:
         inspect.signature(function).bind(None)
     except TypeError:
-        name = getattr(function, "__qualname__", repr(function))
-        raise InvalidRequest(f"{name}: a handler takes one argument, the message or the batch") from None
+        raise InvalidRequest(
+            f"{title_of(function)}: a handler takes one argument, the message or the batch"
+        ) from None
+
+
+def title_of(function: Any) -> str:
+    """The name of a function; other things that can be called may have none."""
+    return str(getattr(function, "__qualname__", None) or repr(function))

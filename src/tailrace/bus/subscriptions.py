@@ -198,8 +198,7 @@ class Subscription:
             if handler.policy is AckPolicy.ACK_FIRST:
                 return
             if len(batch) == before:
-                name = handler.function.__qualname__
-                log.warning("%s settled none of %d messages; they are given back", name, before)
+                log.warning("%s settled none of %d messages; they are given back", handler.title, before)
                 for message in batch:
                     await self._settled(message._delivery, message.give_back)
 
