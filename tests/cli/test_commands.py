@@ -324,6 +324,65 @@ def test_nobody_listens() -> None:
     assert invoke("topic", "list", "--url", "http://x").status == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "as_json"),
+    [
+        (["version"], False),
+        (["version", "--json"], True),
+        (["--help"], False),
+        (["publish", "--help"], False),
+        (["serve", "--check-config"], False),
+        (["completion", "show", "--shell", "bash"], False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("redirection", "told"),
+    [
+        (">/dev/full", "standard output cannot be written: No space left on device"),
+        (">&-", "standard output is closed"),
+    ],
+)
+def test_output_that_cannot_be_written_is_told_in_one_line(
+    command: list[str], as_json: bool, redirection: str, told: str
+) -> None:
+    done = redirected(redirection, *command)
+    assert done.returncode == EDGES["error"].exit
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert (json.loads(lines[0])["message"] if as_json else lines[0].removeprefix("error: ")) == told
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_the_status_is_the_same_where_nobody_can_be_told(redirection: str, tmp_path: Path) -> None:
+    url = f"embedded:{tmp_path}"
+    assert redirected(redirection, "topic", "list", "--url", url).returncode == 0  # with a remark
+    assert redirected(redirection, "topic", "describe", "t", "--url", url).returncode == 3
+    assert redirected(redirection, "topic").returncode == 2
+
+
+def test_a_closed_input_is_an_empty_one(tmp_path: Path) -> None:
+    url = f"embedded:{tmp_path}"
+    assert redirected("<&-", "topic", "create", "t", "--url", url).returncode == 0
+    assert redirected("<&-", "publish", "t", "--url", url).returncode == 0
+    done = redirected("<&-", "topic", "delete", "t", "--url", url)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: deleting a topic needs --yes when nobody can be asked\n",
+    )
+
+
+def redirected(redirection: str, *command: str) -> "subprocess.CompletedProcess[str]":
+    """A command line run by a shell that redirects one of its files."""
+    script = f'exec "$@" {redirection}'
+    return subprocess.run(
+        ["sh", "-c", script, "sh", *RUN, *command],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+
+
 def test_errors_are_escaped() -> None:
     done = invoke("read", "t", "--from", "\x1b[31mred")
     assert "\x1b" not in done.err

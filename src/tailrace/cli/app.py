@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import typer
@@ -20,14 +21,14 @@ from tailrace.cli.grouping import groups
 from tailrace.cli.letter_commands import letters
 from tailrace.cli.message_commands import messages
 from tailrace.cli.offline import logs
-from tailrace.cli.output import ReaderGone, decorated
+from tailrace.cli.output import OutputLost, ReaderGone, decorated, put_aside, tell, writing
 from tailrace.cli.pipeline_commands import pipelines
 from tailrace.cli.schedule_commands import delayed, recurring
 from tailrace.cli.serving import serving
 from tailrace.cli.topic_commands import topics
 from tailrace.cli.tracing_command import tracing
 from tailrace.cli.working import working
-from tailrace.errors import EDGES, InvalidRequest, TailraceError
+from tailrace.errors import EDGES, InvalidRequest, Outcome, TailraceError
 
 # What typer raises for a wrong command line; it exports only this child of it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -41,15 +42,23 @@ class Root(TyperGroup):
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         extra.setdefault("prog_name", "tailrace")
-        as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
-        sys.exit(self._status(arguments, as_json, extra))
+        sys.exit(self._status(arguments, _flagged(arguments, "--json"), extra))
 
     def _status(self, arguments: list[str], as_json: bool, extra: dict[str, Any]) -> int:
         try:
-            result = super().main(arguments, **extra)
-            _flush()
+            # A help page is written by typer; everything else by our own hand (`Output`).
+            with writing() if _flagged(arguments, "-h", "--help") else nullcontext():
+                result = super().main(arguments, **extra)
+            with writing():
+                sys.stdout.flush()
         except ReaderGone:
-            return _reader_gone()
+            put_aside(sys.stdout)
+            return EXIT_READER_GONE
+        except OutputLost as error:
+            put_aside(sys.stdout)
+            # What was asked for may be done; the exit status alone would tell a program that it is not.
+            outcome: Outcome = "unknown" if as_json else "none"
+            return report(TailraceError(str(error), outcome=outcome), as_json=as_json)
         except TailraceError as error:
             return report(error, as_json=as_json)
         except UsageError as error:
@@ -90,6 +99,8 @@ def main() -> None:
         from typer._completion_classes import completion_init
 
         completion_init()
+    if not _occupy_standard_files():
+        sys.exit(report(TailraceError("standard output is closed"), as_json=_flagged(sys.argv, "--json")))
     app()
 
 
@@ -98,20 +109,24 @@ def _misused(error: Exception, *, as_json: bool) -> int:
     message = str(getattr(error, "format_message", lambda: str(error))())
     context = getattr(error, "ctx", None)
     if message.startswith("Usage:") and not as_json:
-        sys.stderr.write(message + "\n")
+        tell(message)
         return EDGES[InvalidRequest.code].exit
     hint = f"`{context.command_path} --help` lists what can be given" if context is not None else None
     return report(InvalidRequest(message, hint=hint), as_json=as_json)
 
 
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise ReaderGone from None
+def _flagged(arguments: list[str], *flags: str) -> bool:
+    """Whether one of the flags is given; what stands behind `--` is something else."""
+    given = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return any(flag in given for flag in flags)
 
 
-def _reader_gone() -> int:
-    """Put standard output aside, so that the interpreter does not complain when it flushes it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_READER_GONE
+def _occupy_standard_files() -> bool:
+    """Open what the caller has closed of standard input, output and error: a file or socket that is opened
+    later would get its number, and what is written there would go into it. Whether there is an output."""
+    has_output = sys.stdout is not None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    return has_output

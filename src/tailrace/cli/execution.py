@@ -6,11 +6,10 @@ reader of the output is gone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from tailrace.cli.output import printable
+from tailrace.cli.output import printable, tell
 from tailrace.errors import EDGES, TailraceError
 
 if TYPE_CHECKING:
@@ -86,6 +85,5 @@ def report(error: TailraceError, *, as_json: bool) -> int:
             text += "\noutcome: unknown, it may still have happened"
         if hint:
             text += f"\nhint: {hint}"
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    tell(text)
     return EDGES.get(error.code, EDGES["error"]).exit

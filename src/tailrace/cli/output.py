@@ -9,14 +9,45 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 SHORT_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 class ReaderGone(Exception):
     """Whoever read our output has closed it (`| head`): stop quietly."""
+
+
+class OutputLost(Exception):
+    """Standard output takes nothing more, such as a file on a full disk: stop, and say why."""
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Around everything that writes to standard output."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderGone from None
+    except OSError as error:
+        raise OutputLost(f"standard output cannot be written: {error.strerror or error}") from None
+
+
+def tell(text: str) -> None:
+    """A line on standard error. Where that cannot be written, the exit status has to say it."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except OSError:
+        put_aside(sys.stderr)
+
+
+def put_aside(stream: TextIO) -> None:
+    """Let a broken stream take everything, so that the interpreter does not fail when it flushes it at
+    exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def printable(text: str) -> str:
@@ -51,7 +82,7 @@ def _escaped(code: int) -> str:
 def decorated() -> bool:
     """Whether standard output is a terminal that wants tables and colour."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not plain
+    return sys.stdout is not None and sys.stdout.isatty() and not plain
 
 
 def _shown(value: Any) -> str:
@@ -112,11 +143,17 @@ class Output:
         for name, value in values.items():
             self.line(f"{name:<{width}}  {_shown(value)}")
 
+    def drawn(self, what: Any) -> None:
+        """Something that rich renders, on a terminal."""
+        from rich.console import Console
+
+        with writing():
+            Console().print(what)
+
     def note(self, text: str) -> None:
         """A remark for a person, on standard error; not with --json."""
         if not self.as_json:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            tell(text)
 
     def _plain_table(self, columns: Sequence[str], cells: list[list[str]], right: list[bool]) -> None:
         heading = [column.upper() for column in columns]
@@ -132,7 +169,6 @@ class Output:
         self, columns: Sequence[str], cells: list[list[str]], right: list[bool], title: str | None
     ) -> None:
         from rich.box import SIMPLE_HEAD
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
@@ -142,15 +178,10 @@ class Output:
         for row in cells:
             # Text, not str: rich reads [markup] in a str.
             table.add_row(*map(Text, row))
-        try:
-            Console().print(table)
-        except BrokenPipeError:
-            raise ReaderGone from None
+        self.drawn(table)
 
     def _write(self, text: str, *, flush: bool) -> None:
-        try:
+        with writing():
             sys.stdout.write(text)
             if flush:
                 sys.stdout.flush()
-        except BrokenPipeError:
-            raise ReaderGone from None

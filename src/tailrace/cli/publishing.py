@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from tailrace.cli.moments import iso
-from tailrace.cli.output import Output
+from tailrace.cli.output import Output, ReaderGone
 from tailrace.cli.records import result_record
 from tailrace.errors import TailraceError
 
@@ -75,7 +75,8 @@ class Results:
             if any(row[-1] is not None for row in rows):
                 columns.append("deliver_at")
             self._output.table(columns, [row[: len(columns)] for row in rows])
-        if error is not None and not self._output.as_json and self.acknowledged:
+        told = error is not None and not isinstance(error, ReaderGone)
+        if told and not self._output.as_json and self.acknowledged:
             self._output.note(f"{self.acknowledged} messages were acknowledged before this:")
 
     def show(self, result: Result) -> None:

@@ -117,12 +117,10 @@ def _message(text: str, *, full: bool) -> dict[str, Any]:
 def _draw(output: Output, life: Life) -> None:
     from tailrace.cli.timeline import draw, draw_rich
 
-    if not output.terminal:
+    if output.terminal:
+        output.drawn(draw_rich(life))
+    else:
         output.line(draw(life))
-        return
-    from rich.console import Console
-
-    Console().print(draw_rich(life))
 
 
 def _record(life: Life) -> dict[str, Any]:
