@@ -431,3 +431,32 @@ def test_the_blocking_bus_has_the_same_names(tailrace_broker: LocalBroker) -> No
         worker.join(10)
         assert not worker.is_alive()
     assert tailrace_broker.group("shop").lag == 0
+
+
+def test_a_bus_works_again_in_another_loop() -> None:
+    bus, done, most = make(), [], 0
+    active = 0
+
+    @bus.handler(Pay, concurrency=1)
+    async def pay(message: Message[Pay]) -> None:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        await asyncio.sleep(0)
+        active -= 1
+        done.append(message.data.order)
+
+    async def scenario(broker: LocalBroker) -> None:
+        async with broker.client() as client, bus.attach(client):
+            await asyncio.gather(*(bus.send(Pay(order)) for order in range(6)))
+            worker = asyncio.create_task(bus.run(concurrency=4))
+            await broker.settle()
+            bus.stop()
+            await worker
+
+    for _ in range(2):
+        with LocalBroker() as broker:
+            asyncio.run(asyncio.wait_for(scenario(broker), 30))
+        assert sorted(done) == list(range(6))
+        done.clear()
+    assert most == 1

@@ -44,7 +44,7 @@ class Bus:
         self._stack: AsyncExitStack | None = None
         self._asked: Replies | None = None
         self._running: list[Subscription] = []
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Lock
 
     # -- declarations
 
@@ -105,9 +105,8 @@ class Bus:
                 raise InvalidRequest(f"{function.__qualname__}: handle commands and events in two functions")
             topic = topics.pop()
             own = self.name if topic == self.commands else f"{self.name}.{function.__name__}"
-            limit = None if concurrency is None else asyncio.Semaphore(concurrency)
             chosen = tuple(name for name, _ in names)
-            new = Handler(function, chosen, topic, group or own, ack, timeout, limit, batch)
+            new = Handler(function, chosen, topic, group or own, ack, timeout, concurrency, batch)
             self._check_beside(new)
             self._handlers.append(new)
             return function
@@ -143,6 +142,7 @@ class Bus:
         await admin.create_topic(self.events, if_missing=True)
         async with AsyncExitStack() as stack:
             self._client, self._stack = client, stack
+            self._opening = asyncio.Lock()  # Of this loop: a bus outlives the loops that it works on.
             try:
                 yield self
             finally:

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     group: str
     policy: AckPolicy
     timeout: float | None
-    limit: asyncio.Semaphore | None
+    concurrency: int | None
     batch: int | None
 
     @property
@@ -57,6 +57,7 @@ class Caller:
     def __init__(self, middlewares: Sequence[Middleware], threads: int) -> None:
         self._middlewares = middlewares
         self._threads = Threads(threads)
+        self._limits: dict[Handler, asyncio.Semaphore] = {}
 
     def close(self) -> None:
         """Let the threads end with what they are doing."""
@@ -65,7 +66,7 @@ class Caller:
     async def call(self, handler: Handler, subject: Any) -> tuple[Any, BaseException | None]:
         """What a handler made of a message or a batch: its result, or the error that ended it."""
         try:
-            async with handler.limit or nullcontext():
+            async with self._limit(handler):
                 if not handler.blocking:
                     return await self._bounded(handler.function, handler, subject), None
                 # The timeout begins when there is a thread to run in.
@@ -80,6 +81,12 @@ class Caller:
             raise
         except BaseException as error:  # SystemExit, too: a message must not end the worker.
             return None, error
+
+    def _limit(self, handler: Handler) -> AbstractAsyncContextManager[object]:
+        """Made here, not where the handler is declared: it belongs to the loop of this run."""
+        if handler.concurrency is None:
+            return nullcontext()
+        return self._limits.setdefault(handler, asyncio.Semaphore(handler.concurrency))
 
     async def _bounded(self, call: Call, handler: Handler, subject: Any) -> Any:
         for middleware in reversed(self._middlewares):
