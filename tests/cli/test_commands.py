@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -381,6 +383,23 @@ def redirected(redirection: str, *command: str) -> "subprocess.CompletedProcess[
         env=environment(),
         timeout=60,
     )
+
+
+def test_the_commands_of_the_readme_work_in_its_order(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^\.venv/bin/tailrace (.*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    with Broker(tmp_path / "data") as broker:
+        first = program.replace("tailrace://127.0.0.1:7400", broker.url)
+        done = subprocess.run(
+            [sys.executable, "-c", first], capture_output=True, env=environment(), timeout=60
+        )
+        assert (done.returncode, done.stdout) == (0, b"0 b'hello' attempt 1\n"), done.stderr
+        for command in commands:
+            status, out, err = broker.run(*shlex.split(command))
+            assert status == 0, (command, err)
+        assert out.endswith("\thello\n")
 
 
 def test_errors_are_escaped() -> None:
