@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.bus import AckPolicy, Batch, Bus, Message, RequestFailed, Retry
+from tailrace.bus import AckPolicy, Batch, Bus, Message, Reject, RequestFailed, Retry
 from tailrace.testing import LocalBroker, ServerProcess
 from tests.bus.test_bus import Pay, make, play
 
@@ -268,3 +268,58 @@ def test_a_worker_outlives_an_outage_longer_than_its_timeout(
     asyncio.run(asyncio.wait_for(scenario(), 60))
     if fails:
         assert seen.index((0, 2)) < [amount for amount, _ in seen].index(1)  # Nothing overtook it.
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_whoever_asked_is_told_when_the_last_attempt_has_failed(
+    tailrace_broker: LocalBroker, own: bool
+) -> None:
+    tailrace_broker.create_topic("shop.commands", partitions=1)
+    tailrace_broker.create_group("shop", "shop.commands", mode="exclusive", max_attempts=3)
+    bus, seen = make(), []
+
+    @bus.handler(Pay)
+    async def pay(message: Message[Pay]) -> None:
+        seen.append(message.attempt)
+        if own:
+            await message.retry(0)
+        raise ValueError(f"broken {message.attempt}")
+
+    async def script(client: tailrace.Client) -> None:
+        asked = asyncio.create_task(bus.request(Pay(1)))
+        await tailrace_broker.advance(60)
+        with pytest.raises(RequestFailed, match="broken 3"):
+            await asked
+
+    play(tailrace_broker, bus, script)
+    assert seen == [1, 2, 3]
+    assert len(tailrace_broker.dead_letters("shop.commands")) == 1
+
+
+def test_whoever_asked_is_told_what_failed_after_the_acknowledgement(tailrace_broker: LocalBroker) -> None:
+    bus = make()
+
+    @bus.handler(Pay, ack=AckPolicy.MANUAL)
+    async def pay(message: Message[Pay]) -> None:
+        await message.acknowledge()
+        raise ValueError
+
+    async def script(client: tailrace.Client) -> None:
+        with pytest.raises(RequestFailed, match=r"^ValueError$"):
+            await bus.request(Pay(1))
+
+    play(tailrace_broker, bus, script)
+
+
+def test_a_long_reason_is_cut_so_that_the_asker_gets_it(tailrace_broker: LocalBroker) -> None:
+    bus = make()
+
+    @bus.handler(Pay)
+    async def pay(message: Message[Pay]) -> None:
+        raise Reject("é" * 70_000)
+
+    async def script(client: tailrace.Client) -> None:
+        with pytest.raises(RequestFailed, match=r"^é{8192}$"):
+            await bus.request(Pay(1))
+
+    play(tailrace_broker, bus, script)

@@ -199,7 +199,9 @@ class Bus:
             exclusive = topic == self.commands and self._exclusive
             mode: Literal["exclusive", "queue"] = "exclusive" if exclusive else "queue"
             consumer = client.consumer(topic, group, mode=mode)
-            self._running.append(Subscription(consumer, handlers, self._registry, caller, answers))
+            self._running.append(
+                Subscription(consumer, handlers, self._registry, caller, answers, client.groups())
+            )
         tasks = [asyncio.create_task(subscription.run(concurrency)) for subscription in self._running]
         try:
             await asyncio.gather(*tasks)

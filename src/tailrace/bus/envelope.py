@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from tailrace.bus.outcomes import as_text
+from tailrace.bus.outcomes import Act, as_text
 from tailrace.client.deliveries import Delivery
 from tailrace.errors import LeaseLost
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 class _Envelope(Generic[T]):
     """What both forms of a message have in common."""
 
-    __slots__ = ("_delivery", "_settled", "data", "name", "version")
+    __slots__ = ("_act", "_delivery", "data", "name", "version")
 
     def __init__(self, delivery: Delivery, name: str, version: int, data: T) -> None:
         self._delivery = delivery
-        self._settled = False
+        self._act: Act | None = None
         self.data = data
         self.name = name
         self.version = version
@@ -72,7 +72,7 @@ class _Envelope(Generic[T]):
     @property
     def settled(self) -> bool:
         """Whether it was acknowledged, rejected or given back."""
-        return self._settled
+        return self._act is not None
 
     def __repr__(self) -> str:
         topic, partition, offset = self.place
@@ -84,32 +84,32 @@ class Message(_Envelope[T]):
 
     __slots__ = ()
 
-    async def _settle(self, work: Awaitable[None]) -> None:
+    async def _settle(self, act: Act, work: Awaitable[None]) -> None:
         """What was refused is not settled, and left to the policy; what is lost is not ours any more."""
-        self._settled = True
+        self._act = act
         try:
             await work
         except LeaseLost:
             raise
         except Exception:
-            self._settled = False
+            self._act = None
             raise
 
     async def acknowledge(self) -> None:
         """Done: returns when that is durable."""
-        await self._settle(self._delivery.ack())
+        await self._settle(Act.ACK, self._delivery.ack())
 
     async def retry(self, delay: float | None = None, error: str = "") -> None:
         """Try again after `delay` seconds, or the group's back-off; counts as a failure."""
-        await self._settle(self._delivery.nack(delay=delay, error=as_text(error)))
+        await self._settle(Act.NACK, self._delivery.nack(delay=delay, error=as_text(error)))
 
     async def reject(self, reason: str = "", *, poison: bool = False) -> None:
         """To the dead letters."""
-        await self._settle(self._delivery.reject(as_text(reason), poison=poison))
+        await self._settle(Act.REJECT, self._delivery.reject(as_text(reason), poison=poison))
 
     async def give_back(self) -> None:
         """Not handled here after all: available to others at once, without a failure."""
-        await self._settle(self._delivery.nack(failure=False))
+        await self._settle(Act.GIVE_BACK, self._delivery.nack(failure=False))
 
 
 class BlockingMessage(_Envelope[T]):

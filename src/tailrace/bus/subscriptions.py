@@ -23,6 +23,7 @@ from tailrace.bus.registry import (
 from tailrace.bus.requests import CORRELATION_HEADER, ERROR_HEADER, REPLY_TO_HEADER
 from tailrace.client.consumer import Consumer
 from tailrace.client.deliveries import Delivery
+from tailrace.client.group_admin import Groups
 from tailrace.client.producer import Producer
 from tailrace.errors import InvalidRequest, LeaseLost, TailraceError, TooLarge
 
@@ -40,7 +41,7 @@ class Answers:
     async def send(self, message: Message[Any], result: Any) -> Exception | None:
         """Answer a message, if it is a request. Returns why its result cannot travel: the handler's failure,
         like one that it raised."""
-        if not _is_request(message):
+        if not is_request(message):
             return None
         try:
             body, headers = self._encode(result)
@@ -50,9 +51,9 @@ class Answers:
         return problem if isinstance(problem, TooLarge) else None
 
     async def refuse(self, message: Message[Any], error: BaseException) -> None:
-        """Tell whoever asked, if anybody did, that there will be no answer, and why."""
-        if _is_request(message):
-            await self._publish(message, b"", [(ERROR_HEADER, as_text(error).encode())])
+        """Tell whoever asked that there will be no answer, and why."""
+        text = as_text(error) or type(error).__name__
+        await self._publish(message, b"", [(ERROR_HEADER, text.encode())])
 
     async def _publish(
         self, message: Message[Any], body: bytes, headers: list[tuple[str, bytes]]
@@ -84,7 +85,8 @@ class Answers:
         ]
 
 
-def _is_request(message: Message[Any]) -> bool:
+def is_request(message: Message[Any]) -> bool:
+    """Whether somebody waits for an answer."""
     return message.header(REPLY_TO_HEADER) is not None and message.header(CORRELATION_HEADER) is not None
 
 
@@ -98,6 +100,7 @@ class Subscription:
         registry: Registry,
         caller: Caller,
         answers: Answers,
+        groups: Groups,
     ) -> None:
         self._consumer = consumer
         self._handlers = {name: handler for handler in handlers for name in handler.names}
@@ -105,6 +108,7 @@ class Subscription:
         self._registry = registry
         self._caller = caller
         self._answers = answers
+        self._groups = groups
         self._stopping = False
 
     async def run(self, concurrency: int) -> None:
@@ -160,11 +164,19 @@ class Subscription:
         result, error = await self._caller.call(handler, message)
         if error is None:
             error = await self._answers.send(message, result)
-        act = TABLE[handler.policy][outcome_of(error)]
-        if error is not None and (act in (Act.ACK, Act.REJECT) or handler.policy is AckPolicy.ACK_FIRST):
-            await self._answers.refuse(message, error)  # It is not tried again: the asker may know.
         await self._settle(handler, message, error)
         _go_on_stopping(error)
+
+    async def _is_final(self, handler: Handler, message: Message[Any], error: BaseException) -> bool:
+        """Whether a request is not tried again after this error: then the asker may know."""
+        act = message._act or TABLE[handler.policy][outcome_of(error)]
+        if act is not Act.NACK:
+            return act is not Act.GIVE_BACK
+        try:
+            group = await self._groups.describe(self._consumer.group)
+        except TailraceError:
+            return False  # The asker sees a timeout.
+        return message.attempt >= int(group.options["max_attempts"])
 
     async def _handle_batch(self, deliveries: list[Delivery]) -> None:
         by_handler: dict[int, tuple[Handler, list[Message[Any]]]] = {}
@@ -206,6 +218,8 @@ class Subscription:
         return await self._settled(message._delivery, message.acknowledge)
 
     async def _settle(self, handler: Handler, message: Message[Any], error: BaseException | None) -> None:
+        if error is not None and is_request(message) and await self._is_final(handler, message, error):
+            await self._answers.refuse(message, error)
         work = settlement(handler.policy, message, error)
         if work is not None:
             await self._settled(message._delivery, work)
