@@ -139,6 +139,39 @@ def test_a_long_poll_alone_keeps_nobody_alive_for_long_and_polls_follow_each_oth
     assert group.broker.ask(Heartbeat("g", "a")).code == "fenced"
 
 
+def test_of_two_with_one_name_the_later_has_the_seat_and_the_other_is_told() -> None:
+    group = Members(2)
+    ask, version = group.broker.ask, group.join("a", incarnation="1").version
+    first = group.broker.submit(Heartbeat("g", "a", version, [], 10_000, "1"))
+    polled = group.broker.submit(
+        Lease(
+            "t",
+            "g",
+            "a",
+            [(number, generation) for _, number, generation in group.known["a"].owned],
+            wait_ms=9_000,
+        )
+    )
+    assert len(group.join("a", incarnation="2").owned) == 2
+    refusals: list[Any] = [
+        *(reply for reply, _ in first),
+        ask(Heartbeat("g", "a", version, [], 10_000, "1")),
+        ask(LeaveGroup("g", "a", "1")),
+        ask(JoinGroup("g", "a", ["t"], incarnation="1", again=True)),
+    ]
+    assert [(refusal.code, refusal.details) for refusal in refusals] == [("fenced", {"superseded": True})] * 4
+    assert "needs a name of its own" in refusals[0].message
+    assert [type(reply) for reply, _ in polled] == [Refusal], "it must not take messages for nobody"
+    second = group.broker.submit(Heartbeat("g", "a", group.known["a"].version, [], 10_000, "2"))
+    assert second == [], "it waits undisturbed"
+    assert isinstance(ask(JoinGroup("g", "a", ["t"], incarnation="2", again=True)), Membership)
+    group.broker.restart()
+    assert isinstance(ask(JoinGroup("g", "a", ["t"], incarnation="2", again=True)), Membership)
+    assert ask(Heartbeat("g", "a", incarnation="1")).code == "fenced"
+    assert isinstance(ask(Heartbeat("g", "a")), Membership), "those who do not say which they are"
+    assert ask(LeaveGroup("g", "a", "2")) == Done()
+
+
 def test_a_member_that_joins_again_goes_on_with_what_it_had() -> None:
     group = Members(3)
     first = group.join("a")
@@ -355,6 +388,15 @@ def test_one_faulty_partition_keeps_no_other_from_its_members() -> None:
     assert broker.shard("t", 1).fault is not None
     joined = group.join("a")
     assert [number for _, number, _ in joined.owned] == [0, 2]
+
+
+@pytest.mark.parametrize("assignment", ["partitions", "shared"])
+def test_a_damaged_partition_has_an_owner_who_is_told_of_the_damage(assignment: str) -> None:
+    members = Members(partitions=1, assignment=assignment)
+    members.broker.shard().fault = Refusal("corrupt", "it is damaged")
+    ((topic, partition, generation),) = members.join("a").owned
+    request = Lease(topic, "g", "a", [(partition, generation)], wait_ms=60_000)
+    assert members.broker.ask(request) == Refusal("corrupt", "it is damaged")
 
 
 def test_a_full_disk_only_delays_a_grant() -> None:

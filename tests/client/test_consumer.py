@@ -237,6 +237,40 @@ def test_arguments_of_a_wrong_type_are_refused_by_name() -> None:
     on_broker(scenario)
 
 
+@pytest.mark.parametrize("mode", ["queue", "exclusive", "stream"])
+def test_a_consumer_whose_name_is_given_away_is_told_and_the_other_goes_on(mode: str) -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        options: dict[str, Any] = {"mode": mode, "member": "m"}
+        async with client.consumer("t", "g", **options) as first:
+            waiting = asyncio.ensure_future(anext(first))
+            await broker.settle()
+            async with client.consumer("t", "g", **options) as second:
+                with pytest.raises(tailrace.errors.Fenced, match="a name of its own"):
+                    await waiting
+                assert (first.assignment(), len(second.assignment())) == (set(), 3)
+                async with client.producer("t") as producer:
+                    await producer.publish(b"1")
+                assert (await anext(second)).value == b"1"
+                await first.__aexit__(None, None, None)
+                await wait(broker, 60)
+                assert broker.group("g").members[0]["member"] == "m", "nobody else leaves in its name"
+
+    on_broker(scenario, partitions=3)
+
+
+def test_what_a_consumer_leased_ahead_goes_to_the_one_that_took_its_name_at_once() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"1", b"2", b"3")
+        async with client.consumer("t", "g", member="m") as first:
+            (held,) = await take(first)
+            async with client.consumer("t", "g", member="m") as second:
+                assert [message.value for message in await take(second, 2)] == [b"2", b"3"]
+                await held.ack()
+        assert (await partition(client))["failures"] == 0
+
+    on_broker(scenario)
+
+
 def test_a_bare_nack_waits_for_its_back_off_and_comes_back_to_the_lone_consumer() -> None:
     """Mistakes 3, 4, 12: a retry is handed out, to the same consumer, and not within milliseconds."""
 

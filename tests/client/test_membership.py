@@ -120,6 +120,38 @@ def test_connections_that_break_again_and_again_do_not_make_it_wait_longer_each_
     run(scenario())
 
 
+@pytest.mark.parametrize("request_", [Heartbeat, JoinGroup])
+def test_when_another_consumer_took_its_name_it_says_so_and_does_not_come_back(request_: type[Any]) -> None:
+    superseded = Refusal("fenced", "another consumer has joined", "none", {"superseded": True})
+    gone: list[set[Any]] = []
+
+    async def scenario() -> None:
+        script = Script()
+        async with make(script, on_revoked=gone.append) as consumer:
+            taking = asyncio.ensure_future(anext(consumer))
+            await rounds()
+            if request_ is JoinGroup:
+                script.answers[JoinGroup] = [superseded]
+            for _, respond in script.waiting.pop(Heartbeat):
+                respond(LOST if request_ is JoinGroup else superseded, ())
+            for _ in range(2):
+                with pytest.raises(Fenced, match="another consumer"):
+                    await taking
+                taking = asyncio.ensure_future(anext(consumer))
+            asked = len(script.requests)
+            assert consumer.assignment() == set()
+            await asyncio.sleep(600)
+            assert len(script.requests) == asked, "not a word more"
+            with pytest.raises(Fenced):
+                await taking
+        joins = script.of(JoinGroup)
+        assert [join.again for join in joins] == [False, True][: len(joins)]
+        assert len({request.incarnation for request in [*joins, *script.of(Heartbeat | LeaveGroup)]}) == 1  # type: ignore[arg-type]
+        assert gone == [{("t", 0)}]
+
+    run(scenario())
+
+
 def test_a_fenced_poll_leads_to_joining_again_and_to_the_new_generation() -> None:
     async def scenario() -> None:
         script = Script()

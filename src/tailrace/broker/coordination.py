@@ -334,6 +334,8 @@ class Coordination:
             respond(policy, NOTHING)
             return
         name, member = request.group, request.member
+        if request.again and self.seats.taken(name, member, request.incarnation):
+            raise _superseded(name, member)
         client = request.client[:NAME_MAX]
         command = Join(name, member, sizes, policy, request.options, request.wait, client)
 
@@ -344,7 +346,12 @@ class Coordination:
             elif group is None or member not in group.members:
                 respond(_stranger(name, member), NOTHING)  # Deleted, or taken out, in this very moment.
             else:
-                self.seats.take(name, member, group.policy)
+                other = self.seats.taken(name, member, request.incarnation)
+                seat = self.seats.take(name, member, group.policy)
+                if other:
+                    self.seats.hand_over(seat, request.incarnation, refuse(_superseded(name, member)))
+                    self.granting.evicted(name, member)
+                seat.incarnation = request.incarnation
                 self.when_settled(name, member, answer)
 
         def answer(settled: bool) -> None:
@@ -358,7 +365,10 @@ class Coordination:
         group = self.must_find(name)
         if self.seats.get(name, member) is None:
             raise _no_member(name, member)
-        self.seats.take(name, member, group.policy)
+        if self.seats.taken(name, member, request.incarnation):
+            raise _superseded(name, member)
+        seat = self.seats.take(name, member, group.policy)
+        seat.incarnation = seat.incarnation or request.incarnation  # Not known after a start.
 
         def poll(reply: Reply) -> None:
             seat = self.seats.get(name, member)
@@ -378,6 +388,8 @@ class Coordination:
 
     def _leave(self, request: verbs.LeaveGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
         self.must_find(request.group)
+        if self.seats.taken(request.group, request.member, request.incarnation):
+            raise _superseded(request.group, request.member)
         self._take_out(request.group, request.member, False, lambda reply: respond(reply, NOTHING))
 
     def _silent(self, group: str, member: str) -> None:
@@ -397,6 +409,11 @@ class Coordination:
 
 def _no_member(group: str, member: str) -> Fenced:
     return Fenced(f"{member[:80]!r} is no member of group {group!r} any more: join again")
+
+
+def _superseded(group: str, member: str) -> Fenced:
+    text = f"another consumer has joined group {group!r} as {member[:80]!r}, and has taken over"
+    return Fenced(f"{text}: each consumer needs a name of its own", superseded=True)
 
 
 def _stranger(group: str, member: str) -> Refusal:

@@ -37,13 +37,15 @@ class Standing(NamedTuple):
 class Seat:
     """One member."""
 
-    __slots__ = ("policy", "poll", "poll_timer", "seen_us", "standing", "timer", "version")
+    __slots__ = ("incarnation", "policy", "poll", "poll_timer", "seen_us", "standing", "timer", "version")
 
     def __init__(self, policy: GroupPolicy, version: int, now_us: int) -> None:
         self.policy = policy
         self.version = version
         self.standing: Standing | None = None
         self.seen_us = now_us
+        self.incarnation = ""
+        """Which of those who use its name it is; empty while that is not known."""
         self.timer: Timer | None = None
         self.poll: Respond | None = None
         self.poll_timer: Timer | None = None
@@ -72,6 +74,16 @@ class Seats:
             self._watch(group, member, seat)
         seat.seen_us = now_us
         return seat
+
+    def taken(self, group: str, member: str, incarnation: str) -> bool:
+        """Whether somebody else has joined under the name of whoever asks."""
+        seat = self._seats.get((group, member))
+        return seat is not None and bool(incarnation and seat.incarnation) and seat.incarnation != incarnation
+
+    def hand_over(self, seat: Seat, incarnation: str, answer: Refusal) -> None:
+        """The seat belongs to whoever joined last; the one before is told so."""
+        self._answer(seat, answer)
+        seat.incarnation = incarnation
 
     def _next_version(self) -> int:
         self._version = max(self._version + 1, self._pump.clock.now_us())

@@ -3,7 +3,7 @@
 The answer to a heartbeat says all that the member has. What it did not have before is granted to it (after
 `on_assigned`), what it has to give up is finished first (after `on_revoked`) and then confirmed with the next
 heartbeat, what is gone without a word is dropped. Whatever goes wrong ends in joining again under the same
-id: nothing here gives up while the consumer is open.
+id: nothing here gives up while the consumer is open, unless another consumer has joined under that id.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
@@ -61,6 +62,14 @@ class Holder(Protocol):
         """Something went wrong that the application has to know."""
         ...
 
+    def pause(self, places: set[Place]) -> None:
+        """Nothing more of these is handed out, and what was leased ahead goes back."""
+        ...
+
+    def refuse(self, error: TailraceError) -> None:
+        """Nothing more is handed out, for this reason."""
+        ...
+
     def woken(self) -> None:
         """The connection or the membership is new: ask again for messages."""
         ...
@@ -81,7 +90,8 @@ class Member:
     ) -> None:
         self._verbs = verbs
         self._holder = holder
-        self._request = request
+        # By it the broker tells this consumer from another that was given the same name.
+        self._request = msgspec.structs.replace(request, incarnation=secrets.token_hex(8))
         self._timeout = timeout
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
@@ -134,12 +144,16 @@ class Member:
         self._start(self._rejoin())
 
     async def _rejoin(self) -> None:
+        request = msgspec.structs.replace(self._request, again=True)
         while True:
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
             try:
-                reply = await ask(self._verbs, self._request, self._timeout)
+                reply = await ask(self._verbs, request, self._timeout)
             except TailraceError as error:
+                if _superseded(error):
+                    self._give_up(error)
+                    return
                 if not error.retriable:
                     self._holder.failed(error)
                 continue
@@ -149,6 +163,19 @@ class Member:
             self._holder.woken()
             return
 
+    def _give_up(self, error: TailraceError) -> None:
+        """Another consumer of this name has taken over: this one is over, without a word to the broker."""
+        self._left = True
+        self._number += 1
+        self._cancel_timer()
+        log.error("%s", error)
+        places = set(self._owned)
+        self._holder.pause(places)  # The other one shall not have to wait for what was leased ahead.
+        self._drop(places)
+        if self._on_revoked is not None:
+            self._start(self._call(self._on_revoked, places - self._finishing))
+        self._holder.refuse(error)
+
     async def leave(self) -> None:
         """Stop being a member. When the broker cannot be reached, the session runs out by itself."""
         self._left = True
@@ -156,7 +183,7 @@ class Member:
         self._cancel_timer()
         for task in list(self._tasks):
             task.cancel()
-        request = LeaveGroup(self._request.group, self.member)
+        request = LeaveGroup(self._request.group, self.member, self._request.incarnation)
         try:
             await ask(self._verbs, request, min(LEAVE_S, self._timeout))
         except (Fenced, NotFound):
@@ -196,7 +223,14 @@ class Member:
             if number == self._number and not self._left:
                 self._answered(reply, wait_ms, sent_s)
 
-        request = Heartbeat(self._request.group, self.member, self._version, sorted(self._released), wait_ms)
+        request = Heartbeat(
+            self._request.group,
+            self.member,
+            self._version,
+            sorted(self._released),
+            wait_ms,
+            self._request.incarnation,
+        )
         # A broker that does not answer at all is as good as gone.
         self._timer = self._loop.call_later(wait_ms / 1000 + self._timeout, self.rejoin)
         self._verbs.submit(request, b"", respond)
@@ -205,6 +239,9 @@ class Member:
         self._cancel_timer()
         if isinstance(reply, Refusal):
             error = error_of(reply)
+            if _superseded(error):
+                self._give_up(error)
+                return
             if isinstance(error, Unavailable):
                 self._pause_s = PAUSE_S_MIN  # A lost connection is not its fault; `ask` waits for the next.
             elif not (error.retriable or isinstance(error, Fenced | NotFound)):
@@ -311,6 +348,10 @@ class Member:
             result = callback(set(places))
             if inspect.isawaitable(result):
                 await result
+
+
+def _superseded(error: TailraceError) -> bool:
+    return isinstance(error, Fenced) and bool(error.details.get("superseded"))
 
 
 def client_name() -> str:

@@ -408,6 +408,13 @@ class _Seat(_Source):
         """See `membership.Holder`."""
         self.feed.failed(error)
 
+    def pause(self, places: set[Place]) -> None:
+        """See `membership.Holder`: nothing is leased here."""
+
+    def refuse(self, error: TailraceError) -> None:
+        """See `membership.Holder`."""
+        self.feed.end(error)
+
     def woken(self) -> None:
         """See `membership.Holder`."""
         self.feed.renew()

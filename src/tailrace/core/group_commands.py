@@ -64,7 +64,9 @@ class ResetGroup(Command, frozen=True, tag="reset_group"):
 class JoinGroup(Command, frozen=True, tag="join_group"):
     """Become a member. The group is made with these options when it is new; options that contradict an
     existing group are refused. `wait` is for `exclusive`: stand by instead of being refused. A member that
-    joins again under the same id (after a reconnect) goes on with what it had."""
+    joins again under the same id (after a reconnect) goes on with what it had. `incarnation` tells two apart
+    who use one id: the one that joined later has it, and the other is `Fenced` for good, even if it joins
+    `again`."""
 
     group: str
     member: str
@@ -72,6 +74,8 @@ class JoinGroup(Command, frozen=True, tag="join_group"):
     options: dict[str, Any] = {}
     wait: bool = True
     client: str = ""
+    incarnation: str = ""
+    again: bool = False
 
 
 class Heartbeat(Command, frozen=True, tag="heartbeat"):
@@ -84,6 +88,7 @@ class Heartbeat(Command, frozen=True, tag="heartbeat"):
     version: int = 0
     released: list[Place] = []
     wait_ms: int = 0
+    incarnation: str = ""
 
 
 class LeaveGroup(Command, frozen=True, tag="leave_group"):
@@ -91,6 +96,7 @@ class LeaveGroup(Command, frozen=True, tag="leave_group"):
 
     group: str
     member: str
+    incarnation: str = ""
 
 
 class PutSchedule(Command, frozen=True, tag="put_schedule"):
