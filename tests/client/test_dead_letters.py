@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import tailrace
+from tailrace.client.calls import ask
+from tailrace.core.delivery_commands import HoldOffsets, OffsetsHeld
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.testing import LocalBroker
 from tests.client.test_consumer import nothing, on_broker, publish, take, wait
@@ -216,6 +218,76 @@ def test_purge_forgets_them() -> None:
         assert await letters.list() == []
         assert await letters.purge() == 0
         assert (await letters.show(0, 0)).message.value == b"0"  # Still readable, until retention.
+
+    on_broker(scenario)
+
+
+def test_who_looks_takes_nothing_away_from_others() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, *[b"%d" % number for number in range(5)])
+        await bury(client, "g", *[b"%d" % number for number in range(5)])
+        letters = client.dead_letters("t")
+        assert [len(found) for found in await asyncio.gather(*[letters.list() for _ in range(3)])] == [5] * 3
+        plans = await asyncio.gather(*[letters.redrive(dry_run=True) for _ in range(3)])
+        assert [plan.count for plan in plans] == [5] * 3
+
+        def fail(letter: tailrace.DeadLetter) -> bool:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await letters.redrive(filter=fail)
+        assert broker.groups() == [broker.group("g")]
+        assert len(await letters.list()) == 5
+
+    on_broker(scenario)
+
+
+def test_what_another_redrive_has_in_hand_is_counted_and_can_be_purged() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"a", b"b", b"c", b"d")
+        await bury(client, "g", b"a", b"b", b"c", b"d")
+        letters = client.dead_letters("t")
+        assert (await letters.redrive(filter=lambda letter: letter.offset == 3)).count == 1
+        hold = HoldOffsets("t.dlq", 0, "_redrive", "another", [0, 2], 60_000)
+        assert await ask(letters._verbs, hold, 5) == OffsetsHeld([0, 2])
+        assert [letter.offset for letter in await letters.list()] == [0, 1, 2]
+        done = await letters.redrive()
+        assert (done.count, done.reopened, done.held) == (1, 1, 2)
+        assert await letters.purge(filter=lambda letter: letter.offset == 0) == 1
+        await wait(broker, 61, 30)  # The other one never came back.
+        done = await letters.redrive()
+        assert (done.count, done.reopened, done.held) == (1, 1, 0)
+        assert await letters.list() == []
+
+    on_broker(scenario)
+
+
+def test_redrives_at_once_send_each_back_once() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        values = [b"%d" % number for number in range(20)]
+        await publish(client, *values)
+        await bury(client, "g", *values)
+        letters = client.dead_letters("t")
+        done = await asyncio.gather(*[letters.redrive(rate=rate) for rate in (100, 200, 300)])
+        assert sum(one.reopened for one in done) == 20
+        assert await letters.list() == []
+
+    on_broker(scenario)
+
+
+@pytest.mark.parametrize("wrong", ["a", None, -1, 1.5])
+def test_arguments_that_make_no_sense_are_named(wrong: Any) -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        letters = client.dead_letters("t")
+        with pytest.raises(InvalidRequest, match="limit"):
+            await letters.list(limit=wrong)
+        with pytest.raises(InvalidRequest, match="partition"):
+            await letters.show(wrong, 0)
+        with pytest.raises(InvalidRequest, match="offset"):
+            await letters.show(0, wrong)
+        for rate in ("a", float("inf"), float("nan"), -1):
+            with pytest.raises(InvalidRequest, match="rate"):
+                await letters.redrive(rate=rate)  # type: ignore[arg-type]
 
     on_broker(scenario)
 

@@ -389,6 +389,46 @@ def test_a_queue_has_no_cursor_to_move() -> None:
     assert reply.code == "invalid_request"
 
 
+def test_an_operator_holds_what_nobody_has() -> None:
+    desk = Desk(*plain(8), assignment="shared", ordering="none")
+    desk.lease(count=4)
+    desk.ack(0, 1)
+    desk.do(wire.Reject("t", 0, "g", 1, [1, 2]))
+    desk.nack(2, 3, failure=False)
+    assert desk.partition.queues.unsettled("g", 0, 8, 100) == [1, 8]
+
+    def hold(member: str, lease: int, *spans: int) -> Any:
+        return desk.do(inner.HoldRun("g", member, lease, list(spans), 7, 1000)).reply
+
+    assert hold("eve", 101, 0, 3, 5, 9) == wire.OffsetsHeld([2, 3, 5, 7])
+    assert hold("eve", 102, 2, 5) == wire.OffsetsHeld([2, 3, 4, 5], [3, 4]), "once more is no harm"
+    assert hold("bob", 103, 0, 8) == wire.OffsetsHeld([], [2, 7])
+    desk.do(inner.EvictMember("g", "eve"))
+    assert hold("bob", 104, 2, 3) == wire.OffsetsHeld([2, 3])
+    desk.wait(2)
+    assert desk.lease("bob") == [2, 4, 5, 6, 7]
+
+
+def test_messages_that_keep_an_order_are_not_held() -> None:
+    desk = Desk(*plain(8))
+    reply: Any = desk.do(inner.HoldRun("g", "eve", 9, [0, 1], 8, 1000)).reply
+    assert (reply.code, "order" in reply.message) == ("invalid_request", True)
+
+
+def test_what_is_unsettled_is_found_from_anywhere() -> None:
+    desk = Desk(*plain(20), ordering="none")
+    desk.lease(count=12)
+    desk.ack(0, 2, 5, 7)
+    desk.nack(8, 9, failure=False)
+    find = desk.partition.queues.unsettled
+    assert find("g", 0, 20, 100) == [2, 5, 7, 20]
+    assert find("g", 3, 16, 6) == [3, 5, 7, 11]
+    assert find("g", 5, 20, 1) == [7, 8]
+    assert find("g", 15, 20, 2) == [15, 17]
+    assert find("g", 20, 20, 5) == []
+    assert find("unknown", 4, 20, 5) == [4, 9]
+
+
 def test_other_options_keep_the_state() -> None:
     desk = Desk(*plain(4))
     desk.lease(count=2)

@@ -24,6 +24,7 @@ from tailrace.broker.host import Topics
 from tailrace.broker.leasing import Leasing
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
+from tailrace.broker.redriving import Redriving
 from tailrace.broker.shard import Shard
 from tailrace.broker.staged_writes import StagedWrites
 from tailrace.broker.tracing import Tracing
@@ -68,7 +69,7 @@ class Engine:
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
-        parts.append(Delays(self.topics, self.pump))
+        parts += [Delays(self.topics, self.pump), Redriving(self.topics, self.leasing)]
         parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump)]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
@@ -143,7 +144,10 @@ class Engine:
                 closed()
 
         for shard in shards:
-            shard.close(one_less)
+            try:
+                shard.close(one_less)
+            except Exception as error:  # The others are closed properly, and the folder is let go.
+                one_less(None, error)
 
     def release(self) -> None:
         """Blocking: stop the threads, unlock the stores."""

@@ -38,6 +38,7 @@ _FREES_GROUP = frozenset(
         inner.ResetTo,
         inner.BuryDone,
         inner.LeaseRun,
+        inner.HoldRun,
     )
 )
 """Commands that may free something for the group that they name. A lease does so when messages lapsed."""

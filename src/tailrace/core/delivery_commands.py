@@ -110,6 +110,30 @@ class SettleOffsets(Command, frozen=True, tag="settle_offsets"):
     spans: list[int]
 
 
+class FindUnsettled(Command, frozen=True, tag="find_unsettled"):
+    """The lowest messages from an offset on that a group has not settled, up to `count_max`; all count where
+    it was never enlisted. Nothing changes by asking."""
+
+    topic: str
+    partition: int
+    group: str
+    offset: int = 0
+    count_max: int = 500
+
+
+class HoldOffsets(Command, frozen=True, tag="hold_offsets"):
+    """Keep unsettled messages from all others for a while, for a group without an order (an operator's act
+    before they are settled by `SettleOffsets`). Without spans, what the member holds is given back, and the
+    answer is `Done`."""
+
+    topic: str
+    partition: int
+    group: str
+    member: str
+    spans: list[int]
+    lease_ms: int = 60_000
+
+
 # -------------------------------------------------------------------------------------- delays and traces
 
 
@@ -213,6 +237,8 @@ DeliveryRequest = (
     | Committed
     | Reopen
     | SettleOffsets
+    | FindUnsettled
+    | HoldOffsets
     | CancelScheduled
     | ListScheduled
     | Trace
@@ -254,6 +280,20 @@ class Extended(Command, frozen=True, tag="extended"):
 
     deadline_us: int
     lost: list[int] = []
+
+
+class UnsettledFound(Command, frozen=True, tag="unsettled"):
+    """Flat spans of unsettled messages; none when there are no more."""
+
+    spans: list[int]
+
+
+class OffsetsHeld(Command, frozen=True, tag="held"):
+    """What the member holds now of the messages that it asked for, and what is with `others`; the rest is
+    settled, or dying."""
+
+    spans: list[int]
+    others: list[int] = []
 
 
 class Cancelled(Command, frozen=True, tag="cancelled"):
@@ -302,5 +342,14 @@ class FactsRead(Command, frozen=True, tag="facts_read"):
 
 
 DeliveryReply = (
-    Leases | Settled | Extended | Cancelled | ScheduledList | TraceFound | StagedDecision | FactsRead
+    Leases
+    | Settled
+    | Extended
+    | UnsettledFound
+    | OffsetsHeld
+    | Cancelled
+    | ScheduledList
+    | TraceFound
+    | StagedDecision
+    | FactsRead
 )

@@ -53,6 +53,17 @@ class RunLeased(msgspec.Struct, frozen=True):
     runs: list[tuple[int, int, int, int]]
 
 
+class HoldRun(msgspec.Struct, frozen=True):
+    """`HoldOffsets` with a number for the lease, for messages below `end_offset`, the committed end."""
+
+    group: str
+    member: str
+    lease: int
+    spans: list[int]
+    end_offset: int
+    lease_ms: int
+
+
 class Enlist(msgspec.Struct, frozen=True):
     """Add a group; does nothing when it is there with the same policy. `start` None: as the policy says."""
 

@@ -8,6 +8,7 @@ import msgspec
 
 from tailrace.core.backlog import DYING
 from tailrace.core.ledger import Ledger
+from tailrace.core.spans import flat
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -34,6 +35,25 @@ def dead_of(ledger: Ledger, limit: int) -> list[Dead]:
         if len(found) >= limit:
             break
     return found
+
+
+def unsettled_of(ledger: Ledger, offset: int, end: int, limit: int) -> list[int]:
+    """The lowest unsettled messages in [offset, end), so many at most, as flat spans."""
+    backlog = ledger.backlog
+    found = [(max(offset, backlog.cursor), end)]
+    for runs in (backlog.fresh, ledger.leased, backlog.back, backlog.dying):
+        room = limit
+        for first, stop, _ in runs.since(offset):
+            if room <= 0 or first >= end:
+                break
+            found.append((first, min(stop, end)))
+            room -= stop - first
+    spans: list[tuple[int, int]] = []
+    for first, stop in sorted(found):
+        if limit > 0 and first < stop:
+            spans.append((first, min(stop, first + limit)))
+            limit -= stop - first
+    return flat(spans)
 
 
 def figures_of(ledger: Ledger, end_offset: int) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from tailrace.core import facts, ledger_image
 from tailrace.core import inner_commands as inner
 from tailrace.core.commands import Done
 from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.holding import hold
 from tailrace.core.key_lookup import FrameMissing, KeyLookup
 from tailrace.core.leasing_rules import LeaseRules, fenced
 from tailrace.core.ledger import Ledger
-from tailrace.core.ledger_report import Dead, dead_of, figures_of
+from tailrace.core.ledger_report import Dead, dead_of, figures_of, unsettled_of
 from tailrace.core.model import Refusal
 from tailrace.core.originals import Originals
 from tailrace.core.policy import GroupPolicy
@@ -44,6 +45,7 @@ class Queues:
     COMMANDS: tuple[type, ...] = (
         *(wire.Ack, wire.Nack, wire.Reject, wire.Extend, wire.Reopen, wire.SettleOffsets),
         inner.LeaseRun,
+        inner.HoldRun,
         inner.Enlist,
         inner.Delist,
         inner.GrantTo,
@@ -71,6 +73,7 @@ class Queues:
             wire.Reopen: self._reopen,
             wire.SettleOffsets: self._settle_offsets,
             inner.LeaseRun: self._lease,
+            inner.HoldRun: self._hold,
             inner.Enlist: self._enlist,
             inner.Delist: self._delist,
             inner.GrantTo: self._grant,
@@ -143,6 +146,13 @@ class Queues:
         """The lowest messages of a group that have to be brought to the dead letters."""
         return dead_of(self._ledgers[group], limit)
 
+    def unsettled(self, group: str, offset: int, end: int, limit: int) -> list[int]:
+        """The lowest unsettled messages of a group in [offset, end), flat: all when it is not here."""
+        ledger = self._ledgers.get(group)
+        if ledger is None:
+            return [offset, min(end, offset + limit)] if offset < end else []
+        return unsettled_of(ledger, offset, end, limit)
+
     def next_due_us(self) -> int | None:
         """When the next lease is over or the next message becomes available, in any group."""
         dues = [due for ledger in self._ledgers.values() if (due := ledger.next_due_us()) is not None]
@@ -163,6 +173,10 @@ class Queues:
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
         return LeaseRules(ledger, command, self.traits, self._partition.at_hand, time_us).decide()
+
+    def _hold(self, command: inner.HoldRun, time_us: int) -> Decision:
+        ledger = self._queue(command)
+        return Decision(NOTHING, ledger) if isinstance(ledger, Refusal) else hold(ledger, command, time_us)
 
     def _settle(self, command: wire.Ack | wire.Nack | wire.Reject | wire.Extend, time_us: int) -> Decision:
         problem = problem_with(command)
@@ -340,7 +354,7 @@ class Queues:
     def _settlement(self, ledger: Ledger, time_us: int) -> Settlement:
         return Settlement(ledger, self._lookup(ledger), time_us)
 
-    def _queue(self, command: wire.Reopen | wire.SettleOffsets) -> Ledger | Refusal:
+    def _queue(self, command: wire.Reopen | wire.SettleOffsets | inner.HoldRun) -> Ledger | Refusal:
         """The group, whose messages must be settled one by one."""
         ledger = self._ledgers.get(command.group)
         if ledger is not None and ledger.policy.mode == "stream":

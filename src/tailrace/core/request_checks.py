@@ -6,6 +6,7 @@ from itertools import pairwise
 from operator import le, lt
 
 from tailrace.core.delivery_commands import Ack, Extend, Nack, Reject, Reopen, SettleOffsets
+from tailrace.core.inner_commands import HoldRun
 from tailrace.core.leasing_rules import LEASE_MS_MAX
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest
@@ -16,7 +17,7 @@ DELAY_MS_MAX = 365 * 24 * 3_600_000
 OFFSET_MAX = (1 << 63) - 1
 REASONS = ("rejected", "poison")
 
-Checked = Ack | Nack | Reject | Extend | Reopen | SettleOffsets
+Checked = Ack | Nack | Reject | Extend | Reopen | SettleOffsets | HoldRun
 
 
 def problem_with(command: Checked) -> Refusal | None:

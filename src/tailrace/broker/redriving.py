@@ -1,0 +1,53 @@
+"""The verbs behind dead letters: which are still there, and holding some while they are sent back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.broker.delivery import Gate
+from tailrace.broker.gateway import Verb
+from tailrace.broker.host import Topics
+from tailrace.broker.leasing import COUNT_MAX, MEMBER_MAX, Leasing
+from tailrace.broker.shard import Shard
+from tailrace.core.delivery_commands import FindUnsettled, HoldOffsets, UnsettledFound
+from tailrace.core.inner_commands import EvictMember, HoldRun
+from tailrace.core.leasing_rules import LEASE_MS_MAX
+from tailrace.errors import InvalidRequest, NotFound
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+
+class Redriving:
+    """The part of the gateway that looks after dead letters; any other topic will do as well."""
+
+    def __init__(self, topics: Topics, leasing: Leasing) -> None:
+        self._topics = topics
+        self._leasing = leasing
+        self.verbs: dict[type[Any], Verb] = {FindUnsettled: self._find, HoldOffsets: self._hold}
+
+    def _shard(self, topic: str, partition: int) -> Shard:
+        shards = self._topics.get(topic).shards
+        if not 0 <= partition < len(shards):
+            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
+        return shards[partition]
+
+    def _find(self, request: FindUnsettled, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if not 1 <= request.count_max <= COUNT_MAX:
+            raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
+        first, end = max(request.offset, shard.start_offset), shard.end_offset
+        spans = shard.state.queues.unsettled(request.group, first, end, request.count_max)
+        shard.answer(respond, UnsettledFound(spans))
+
+    def _hold(self, request: HoldOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if not 1 <= len(request.member) <= MEMBER_MAX:
+            raise InvalidRequest(f"member: 1 to {MEMBER_MAX} characters, not {len(request.member)}")
+        if not 1 <= request.lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {request.lease_ms}")
+        if not request.spans:
+            shard.submit(EvictMember(request.group, request.member), b"", respond)
+            return
+        lease, end = self._leasing.new_lease(), shard.end_offset
+        hold = HoldRun(request.group, request.member, lease, request.spans, end, request.lease_ms)
+        shard.submit(hold, b"", respond)
