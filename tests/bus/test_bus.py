@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -408,6 +409,35 @@ def test_declarations_are_checked() -> None:
         bus.handler(int)(one)
     with pytest.raises(Unavailable, match="not attached"):
         asyncio.run(bus.send(Paid(1)))
+
+
+@pytest.mark.parametrize(
+    ("terms", "told"),
+    [
+        ({"ack": "ack"}, "ack: an AckPolicy, such as AckPolicy.ACK, not 'ack'"),
+        ({"timeout": "x"}, "timeout: seconds, more than 0, not 'x'"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"concurrency": True}, "concurrency: a whole number, at least 1, not True"),
+        ({"concurrency": 1.5}, "concurrency"),
+        ({"batch": 2.5}, "batch: a whole number, at least 1, not 2.5"),
+        ({"batch": 0}, "batch"),
+        ({"group": "bad name"}, "group: 'bad name': the name may have only"),
+        ({"group": ""}, "group"),
+        ({"group": 5}, "group: 5: a name is text"),
+    ],
+)
+def test_terms_of_a_handler_that_make_no_sense_are_refused(terms: dict[str, Any], told: str) -> None:
+    async def paid(message: Message[Paid]) -> None: ...
+
+    with pytest.raises(InvalidRequest, match=re.escape(told)):
+        make().handler(Paid, **terms)(paid)
+
+
+def test_a_handler_without_a_name_needs_a_group() -> None:
+    with pytest.raises(InvalidRequest, match="name another one with `group=`"):
+        make().handler(Paid)(lambda message: None)
+    make().handler(Paid, group="g")(lambda message: None)
 
 
 def test_the_blocking_bus_has_the_same_names(tailrace_broker: LocalBroker) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import pytest
@@ -28,6 +28,10 @@ class Shipped:
 class Paid(BaseModel):
     order: int
     amount: float
+
+
+class Row(TypedDict):
+    order: int
 
 
 def make() -> Registry:
@@ -122,3 +126,10 @@ def test_mistakes_are_told_at_once() -> None:
     registry.upcast("Paid", 1, dict)
     with pytest.raises(InvalidRequest, match="already"):
         registry.upcast("Paid", 1, dict)
+    with pytest.raises(InvalidRequest, match="version: a whole number"):
+        registry.add(dict, "d", "2", "events", None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="key: the name of a field"):
+        registry.add(dict, "d", 1, "events", 5)
+    for kind in (Row, list[int], int | str):
+        with pytest.raises(InvalidRequest, match="do not tell that they are of it"):
+            registry.add(kind, "d", 1, "events", None)

@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from tailrace.bus.handlers import Caller, Handler, Middleware, check_function
+from tailrace.bus.handlers import (
+    Caller,
+    Handler,
+    Middleware,
+    check_function,
+    check_group,
+    check_terms,
+    title_of,
+)
 from tailrace.bus.outcomes import AckPolicy
 from tailrace.bus.registry import Registry, as_key
 from tailrace.bus.requests import REPLY_RETENTION_MS, Replies
@@ -63,7 +71,7 @@ class Bus:
 
     def _register(self, kind: Any, topic: str, name: str | None, version: int, key: Any) -> Any:
         def add(kind: Any) -> Any:
-            self._registry.add(kind, name or kind.__name__, version, topic, key)
+            self._registry.add(kind, name, version, topic, key)
             return kind
 
         return add if kind is None else add(kind)
@@ -94,19 +102,22 @@ class Bus:
         """
         if not what:
             raise InvalidRequest("handler: name at least one type")
-        if (concurrency is not None and concurrency < 1) or (batch is not None and batch < 1):
-            raise InvalidRequest("handler: concurrency and batch are at least 1")
+        check_terms(ack, timeout, concurrency=concurrency, batch=batch)
 
         def add(function: F) -> F:
             check_function(function)
             names = self._registry.names_of(what)
             topics = {topic for _, topic in names if topic is not None} or {self.events}
             if len(topics) > 1:
-                raise InvalidRequest(f"{function.__qualname__}: handle commands and events in two functions")
+                raise InvalidRequest(f"{title_of(function)}: handle commands and events in two functions")
             topic = topics.pop()
-            own = self.name if topic == self.commands else f"{self.name}.{function.__name__}"
+            shared = topic == self.commands
+            own = self.name if shared else f"{self.name}.{getattr(function, '__name__', '')}"
             chosen = tuple(name for name, _ in names)
-            new = Handler(function, chosen, topic, group or own, ack, timeout, concurrency, batch)
+            new = Handler(
+                function, chosen, topic, own if group is None else group, ack, timeout, concurrency, batch
+            )
+            check_group(new)
             self._check_beside(new)
             self._handlers.append(new)
             return function
@@ -119,7 +130,7 @@ class Bus:
                 continue
             both = set(other.names) & set(new.names)
             if both:
-                text = f"{sorted(both)[0]} has a handler already: {other.function.__qualname__}"
+                text = f"{sorted(both)[0]} has a handler already: {other.title}"
                 raise InvalidRequest(f"group {new.group!r}: {text}")
             if other.batch != new.batch:
                 raise InvalidRequest(f"group {new.group!r}: its handlers take single messages or batches")

@@ -63,7 +63,7 @@ class EventStore:
         """Register a type of events; also as a decorator."""
 
         def add(kind: Any) -> Any:
-            self._registry.add(kind, name or kind.__name__, version, self.topic, None)
+            self._registry.add(kind, name, version, self.topic, None)
             return kind
 
         return add if kind is None else add(kind)

@@ -19,6 +19,8 @@ import msgspec
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, delay_of, described, outcome_of
 from tailrace.bus.threads import Run, Threads
+from tailrace.client.calls import seconds_of, whole_of
+from tailrace.core.topics import check_name
 from tailrace.errors import InvalidRequest
 
 log = logging.getLogger("tailrace.bus")
@@ -146,6 +148,29 @@ def check_function(function: Any) -> None:
         raise InvalidRequest(
             f"{title_of(function)}: a handler takes one argument, the message or the batch"
         ) from None
+
+
+def check_terms(ack: Any, timeout: Any, **counts: Any) -> None:
+    """Refuse where it is declared what would harm messages when it is used."""
+    try:
+        if not isinstance(ack, AckPolicy):
+            raise InvalidRequest(f"ack: an AckPolicy, such as AckPolicy.{AckPolicy.ACK.name}, not {ack!r}")
+        if timeout is not None:
+            seconds_of(timeout)
+        for name, count in counts.items():
+            if count is not None:
+                whole_of(name, count)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"handler: {error}") from None
+
+
+def check_group(handler: Handler) -> None:
+    """A group has a name that the broker takes, given or made of the function's."""
+    group: Any = handler.group
+    problems = check_name(group) if isinstance(group, str) else ["a name is text"]
+    if problems:
+        text = f"group: {group!r}: {problems[0]}; name another one with `group=`"
+        raise InvalidRequest(f"{handler.title}: {text}")
 
 
 def title_of(function: Any) -> str:

@@ -1,7 +1,8 @@
 """Bodies of bus messages: which codec a type has, and values to bytes and back.
 
 A type chooses its codec by itself: bytes travel as they are, pydantic models through pydantic, everything
-else that msgspec knows (structs, dataclasses, attrs classes, typed dicts, plain JSON values) as JSON.
+else that msgspec knows (structs, dataclasses, attrs classes, plain JSON values) as JSON. A value that is sent
+has to tell its type, which a typed dict does not: its values are dicts.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin, is_typeddict
 
 import msgspec
 
 from tailrace.bus.outcomes import described
 from tailrace.bus.payloads import BYTES, JSON, Codec, codec_of, plain
+from tailrace.client.calls import whole_of
 from tailrace.errors import InvalidRequest
 
 TYPE_HEADER = "tailrace-type"
@@ -43,12 +44,18 @@ class Registry:
         self._by_kind: dict[Any, Entry] = {}
         self._upcasters: dict[tuple[str, int], Upcaster] = {}
 
-    def add(self, kind: Any, name: str, version: int, topic: str, key: Any) -> None:
-        """Register a type under its wire name."""
+    def add(self, kind: Any, name: str | None, version: int, topic: str, key: Any) -> None:
+        """Register a type under its wire name; without one, under its own."""
+        name = name or str(getattr(kind, "__name__", kind))
         if name in self._by_name:
             raise InvalidRequest(f"{name!r} is registered already: give one of the two types another `name`")
-        if version < 1:
-            raise InvalidRequest(f"version: at least 1, not {version}")
+        if not isinstance(kind, type) or is_typeddict(kind):
+            # It could be received, and never sent.
+            text = "its values do not tell that they are of it; use a class such as a dataclass"
+            raise InvalidRequest(f"{name!r} cannot travel: {text}")
+        if key is not None and not isinstance(key, str) and not callable(key):
+            raise InvalidRequest(f"{name!r}: key: the name of a field, or a function, not {key!r}")
+        whole_of("version", version)
         try:
             codec = codec_of(kind)
         except TypeError as error:
