@@ -118,6 +118,8 @@ def test_a_blocking_bus_works_as_well(broker: Broker, folder: Path) -> None:
     [
         ("app", "write it as MODULE:BUS"),
         (":bus", "write it as MODULE:BUS"),
+        (".app:bus", "write it as MODULE:BUS"),
+        ("app.:bus", "write it as MODULE:BUS"),
         ("nothing:bus", "'nothing': there is no such module here"),
         ("app.sub:bus", "there is no such module here"),
         ("app:missing", "is not a Bus but NoneType"),

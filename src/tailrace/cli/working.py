@@ -50,7 +50,8 @@ def load_bus(target: str) -> Bus:
     from tailrace.sync import Bus as BlockingBus
 
     module_name, colon, name = target.partition(":")
-    if not module_name or not colon or not name:
+    # A module by its full name: there is no package here that `.app` could be relative to.
+    if "" in module_name.split(".") or not colon or not name:
         raise InvalidRequest(f"{target!r}: write it as MODULE:BUS, as in shop.app:bus")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
