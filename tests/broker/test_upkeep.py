@@ -52,6 +52,22 @@ def test_data_alone_does_not_count_as_facts(broker: QueueEngine) -> None:
     assert len(entries) == 1
 
 
+def test_a_state_that_cannot_be_stored_does_not_keep_the_broker_from_closing(broker: QueueEngine) -> None:
+    broker.send(b"a")
+
+    def broken() -> Any:
+        raise TypeError("a number is no number")
+
+    broker.shard().state.freeze = broken  # type: ignore[method-assign]
+    for _ in range(2):
+        broker.shard().upkeep.save_snapshot()
+    closed: list[bool] = []
+    broker.engine.close(lambda: closed.append(True))
+    broker.settle()
+    assert closed == [True]
+    assert broker.log().closed
+
+
 def test_the_pause_of_a_snapshot_is_measured(broker: QueueEngine) -> None:
     broker.send(b"a")
     broker.shard().upkeep.save_snapshot()

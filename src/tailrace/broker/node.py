@@ -82,14 +82,16 @@ class LoopHost:
     async def close(self) -> None:
         """Everything that was accepted is finished, synced and marked."""
         closed = asyncio.Event()
-        self.engine.close(closed.set)
-        with contextlib.suppress(TimeoutError):
-            # Whatever a broken log does, the process ends; what was acknowledged is safe by then.
-            async with asyncio.timeout(CLOSE_S):
-                await closed.wait()
-        if self._timer is not None:
-            self._timer.cancel()
-        await asyncio.to_thread(self.engine.release)
+        try:
+            self.engine.close(closed.set)
+            with contextlib.suppress(TimeoutError):
+                # Whatever a broken log does, the process ends; what was acknowledged is safe by then.
+                async with asyncio.timeout(CLOSE_S):
+                    await closed.wait()
+        finally:  # Whatever happens, the folder is let go.
+            if self._timer is not None:
+                self._timer.cancel()
+            await asyncio.to_thread(self.engine.release)
 
 
 class Node:

@@ -137,15 +137,22 @@ class Upkeep:
         if shard.fault is not None or shard.reopening or not shard.entry:
             over()
             return
-        self._over.append(over)
-        if len(self._over) > 1:
+        if self._over:
+            self._over.append(over)
             return
         begun_us = shard.pump.clock.now_us()
-        thaw = shard.state.freeze()
+        try:
+            thaw = shard.state.freeze()
+            floor = shard.state.lowest_entry() if shard.machine.delivers else None
+        except Exception as error:
+            # Whoever waits goes on all the same: a log has to be closed, whatever its state is worth.
+            self._done(None, error)
+            over()
+            return
+        self._over.append(over)
         shard.metrics.snapshot_taken((shard.pump.clock.now_us() - begun_us) / 1e6)
         entry, offset, size = shard.entry - 1, shard.state.end_offset, 0
         failures = shard.failures
-        floor = shard.state.lowest_entry() if shard.machine.delivers else None
         self._data_bytes = self._fact_bytes = 0
 
         def store() -> None:
