@@ -386,6 +386,20 @@ def test_a_process_that_slept_past_its_lease_is_told_and_gets_the_message_again(
     on_broker(scenario)
 
 
+def test_the_longest_lease_is_extended_like_any_other() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"1")
+        week = 7 * 86_400
+        options: dict[str, Any] = {"lease_ms": week * 1000, "session_ms": 3_600_000, "heartbeat_ms": 600_000}
+        async with client.consumer("t", "g", **options) as consumer:
+            (message,) = await take(consumer)
+            await wait(broker, 1.5 * week, 900)
+            await message.ack()
+        assert (await partition(client))["deliveries"] == 1
+
+    on_broker(scenario)
+
+
 def test_long_handlers_keep_their_lease_and_their_partition() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, b"a", b"b")

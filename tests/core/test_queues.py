@@ -204,7 +204,7 @@ def test_receipts_of_a_group_that_is_gone_or_reset_are_lost() -> None:
         (wire.Reject("t", 0, "g", 1, [0, 1], "boring"), "reason"),
         (wire.Extend("t", 0, "g", [], 1), "leases"),
         (wire.Extend("t", 0, "g", [1], 0), "lease_ms"),
-        (wire.Extend("t", 0, "g", [1], 12 * 3_600_000 + 1), "lease_ms"),
+        (wire.Extend("t", 0, "g", [1], 7 * 86_400_000 + 1), "lease_ms"),
         (wire.Reopen("t", 0, "g", [2, 1]), "spans"),
         (wire.SettleOffsets("t", 0, "g", []), "spans"),
         (inner.LeaseRun("g", "ada", 1, 1, 0, 1, 1), "count_max"),

@@ -15,12 +15,14 @@ from tailrace.core.key_lookup import key_at
 from tailrace.core.ledger import Ledger
 from tailrace.core.model import AtHand, Refusal
 from tailrace.core.plain_selection import PlainSelection
+from tailrace.core.policy import RANGES
 from tailrace.core.pool import Pool, Want
 from tailrace.core.spans import flat
 from tailrace.core.traits import FrameTraits
 from tailrace.errors import Fenced, InvalidRequest
 
-LEASE_MS_MAX = 12 * 3_600_000
+LEASE_MS_MAX = RANGES["lease_ms"][1]
+"""Of one lease and of extending it: what a group may ask for can also be kept up."""
 EXPIRED = "expired"
 
 NOTHING_NOW = Decision(NOTHING, Done())
