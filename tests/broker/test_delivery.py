@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tailrace.broker.delivery import OpenGate
-from tailrace.core.commands import Fetch, Fetched, TrimTopic
+from tailrace.core.commands import EARLIEST, LATEST, Fetch, Fetched, FindOffsets, Offsets, TrimTopic
 from tailrace.core.model import Refusal
 from tests.broker.held_engine import HeldEngine, values_of
 
@@ -133,6 +133,39 @@ def test_out_of_range_names_the_range() -> None:
         assert refusal.code == "not_found"
         assert word in refusal.message
         assert (refusal.details["start_offset"], refusal.details["end_offset"]) == (2, 3)
+
+
+@pytest.mark.parametrize("wait_ms", [0, 60_000])
+def test_a_reader_at_the_end_of_a_damaged_log_is_told_and_not_kept_waiting(wait_ms: int) -> None:
+    broker = make(partitions=1)
+    broker.publish(b"good")
+    broker.shard().fault = Refusal("corrupt", "it is damaged behind that")
+    assert broker.values() == [b"good"]
+    for beyond in (1, 2):
+        ((reply, _),) = broker.submit(Fetch("t", [(0, beyond)], 1 << 20, wait_ms))
+        assert reply == Refusal("corrupt", "it is damaged behind that")
+
+
+def test_whoever_reads_up_to_the_latest_message_comes_to_the_damage() -> None:
+    broker = make(partitions=2)
+    broker.publish(b"good")
+    broker.shard().fault = Refusal("corrupt", "it is damaged behind that")
+    assert broker.ask(FindOffsets("t", LATEST)) == Offsets([2, 0])
+    assert broker.ask(FindOffsets("t", broker.clock.now_us() + 1)) == Offsets([2, 0])
+    assert broker.ask(FindOffsets("t", EARLIEST)) == Offsets([0, 0])
+
+
+def test_a_committed_message_that_the_log_does_not_hold_is_damage() -> None:
+    broker = make(partitions=2, ring_buffer_bytes=0)
+    broker.publish(b"lost")
+    broker.publish(b"fine", partition=1)
+    broker.log()._content.frames = []
+    ((reply, data),) = broker.submit(Fetch("t", [(0, 0), (1, 0)], 1 << 20, 60_000))
+    assert isinstance(reply, Fetched), "the other partition goes first"
+    assert values_of(data) == [b"fine"]
+    ((reply, _),) = broker.submit(Fetch("t", [(0, 0), (1, 1)], 1 << 20, 60_000))
+    assert isinstance(reply, Refusal)
+    assert (reply.code, "offset 0 is missing" in reply.message) == ("corrupt", True)
 
 
 def test_trimmed_while_it_waits() -> None:

@@ -516,6 +516,17 @@ def test_an_ill_partition_does_not_stop_the_others() -> None:
     assert refused(broker.begin_lease(wait_ms=60_000)).code == "corrupt"
 
 
+def test_who_waited_in_vain_is_told_of_a_damaged_partition() -> None:
+    broker = make(partitions=2)
+    broker.shard(partition=0).fault = Refusal("corrupt", "it is broken")
+    assert got(broker.begin_lease(wait_ms=0)) == []
+    waiting = broker.begin_lease(wait_ms=1_000)
+    broker.pass_s(0.9)
+    assert waiting == []
+    broker.pass_s(0.2)
+    assert refused(waiting) == Refusal("corrupt", "it is broken")
+
+
 def test_trimmed_messages_are_not_waited_for() -> None:
     broker = make(ring=0)
     broker.send(b"a")

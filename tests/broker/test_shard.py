@@ -267,4 +267,24 @@ def test_damage_stops_one_partition_and_not_the_broker(tmp_path: Path, segments:
     assert info.partitions[1]["fault"] is None
     assert info.partitions[0]["end_offset"] < 4 * segments
     assert broker.values()[:1] in ([], [b"0" * 200])
+    reached = broker.shard().end_offset
+    assert refusal_of(broker.submit(Fetch("t", [(0, reached)], 1 << 20, 60_000))) == refusal
     broker.store.close()
+
+
+def test_a_fact_that_cannot_be_read_stops_one_partition_and_says_so_to_readers() -> None:
+    broker = HeldEngine()
+    broker.create(partitions=2)
+    for partition in range(2):
+        broker.publish(b"a", b"b", partition=partition)
+    poison: Any = 1.0
+    broker.ask(TrimTopic("t", 0, poison))  # As no client can send it.
+    broker.publish(b"c")
+    broker.restart()
+    fault = broker.shard().fault
+    assert fault is not None
+    assert fault.code == "corrupt"
+    assert fault.message.startswith("t~1/0: facts: Expected `int`, got `float`")
+    assert refusal_of(broker.submit(Fetch("t", [(0, 2)], 1 << 20, 60_000))) == fault
+    assert broker.values(partition=1) == [b"a", b"b"]
+    assert isinstance(reply_of(broker.publish(b"more", partition=1)), Published)

@@ -14,6 +14,7 @@ from tailrace.broker.pump import Pump, Timer
 from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core.commands import Fetch, Fetched
 from tailrace.core.model import Refusal
+from tailrace.errors import Corrupt
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
@@ -110,6 +111,8 @@ class FetchJob:
         self._expired = fetch.wait_ms <= 0
         self._reading = False
         self._watching = False
+        self._unreadable: dict[int, Refusal] = {}
+        """Partitions whose next messages cannot be read: the others come first, then the receiver is told."""
 
     def start(self) -> None:
         """Look for the first time; set the deadline when there is nothing yet."""
@@ -144,11 +147,16 @@ class FetchJob:
         slices: list[tuple[int, int, int, int]] = []
         room = self._bytes_max
         rows = 0
+        damage: Refusal | None = None
         for (partition, offset), shard in zip(self._fetch.positions, self._shards, strict=True):
             end, start = shard.end_offset, shard.start_offset
             if shard.gone is not None:
                 self._answer(shard.gone, NOTHING)
                 return
+            ill = self._unreadable.get(partition) or (shard.damage if offset >= end else None)
+            if ill is not None:
+                damage = damage or ill
+                continue
             if offset < start or offset > end:
                 self._answer(self._out_of_range(partition, offset, start, end), NOTHING)
                 return
@@ -168,6 +176,8 @@ class FetchJob:
             self._read_cold(*cold)
         elif slices and self._early(self._bytes_max - room):
             return
+        elif damage is not None and not slices:
+            self._answer(damage, NOTHING)
         elif slices or self._expired:
             self._gate.answered_us[self._fetch.topic] = self._pump.clock.now_us()
             self._metrics.delivered(self._fetch.topic, self._bytes_max - room, rows)
@@ -214,15 +224,18 @@ class FetchJob:
 
         def done(result: Any, error: Exception | None) -> None:
             self._reading = False
-            if self._respond is not None:
-                if error is not None:
-                    self._answer(shard.gone or refuse(error), NOTHING)
-                else:
-                    parts, rows = result
-                    size = sum(len(part) for part in parts)
-                    self._metrics.delivered(self._fetch.topic, size, rows)
-                    self._answer(Fetched([(partition, size, shard.start_offset, end)]), parts)
+            parts, rows = result if error is None else (NOTHING, 0)
+            if self._respond is not None and parts:
+                size = sum(len(part) for part in parts)
+                self._metrics.delivered(self._fetch.topic, size, rows)
+                self._answer(Fetched([(partition, size, shard.start_offset, end)]), parts)
             self._gate.release(room)
+            if self._respond is not None:
+                if offset >= shard.start_offset:  # Else it was trimmed meanwhile.
+                    missing = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
+                    known = shard.damage if error is None else None
+                    self._unreadable[partition] = known or refuse(error or missing)
+                self.look()
 
         self._pump.threads.read(work, done)
 

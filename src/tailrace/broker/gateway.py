@@ -155,17 +155,18 @@ class Gateway:
         if request.timestamp_us == EARLIEST:
             respond(Offsets([shard.start_offset for shard in host.shards]), NOTHING)
         elif request.timestamp_us == LATEST:
-            respond(Offsets([shard.end_offset for shard in host.shards]), NOTHING)
+            respond(Offsets([shard.latest_offset for shard in host.shards]), NOTHING)
         elif request.timestamp_us < 0:
             raise InvalidRequest(f"timestamp_us: a time, {EARLIEST} or {LATEST}, not {request.timestamp_us}")
         else:
             self._find_time(host, request.timestamp_us, respond)
 
     def _find_time(self, host: TopicHost, timestamp_us: int, respond: Respond) -> None:
-        shards = [(shard.log, shard.start_offset, shard.end_offset) for shard in host.shards]
+        shards = [(s.log, s.start_offset, s.end_offset, s.latest_offset) for s in host.shards]
 
         def work() -> object:
-            return [locate(log, start, end, timestamp_us) for log, start, end in shards]
+            found = [locate(log, start, end, timestamp_us) for log, start, end, _ in shards]
+            return [at if at < end else latest for at, (_, _, end, latest) in zip(found, shards, strict=True)]
 
         def done(result: Any, error: Exception | None) -> None:
             respond(Offsets(result) if error is None else refuse(error), NOTHING)

@@ -128,6 +128,8 @@ class Granting:
                 grant = shard.state.queues.grant(group.name)
                 if grant is not None:
                     found[place] = grant[1]
+                elif shard.damage is not None:
+                    found[place] = 0
         return found
 
     # -- carrying
@@ -168,18 +170,24 @@ class Granting:
         """One partition; into `ahead` when it is further than the coordinator knows: after a reset, or after
         a crash that took a decision from the coordinator which the partition had heard of already."""
         shard = self.shard(place)
-        if place in carried.busy or shard is None or shard.fault is not None:
+        if place in carried.busy or shard is None:
             return
         held = group.places.get(place)
         have = carried.confirmed.get(place)
+        owner, generation = ("", 0) if held is None else (held.owner, held.generation)
+        want = Grant(owner, generation, group.paused)
+        if shard.damage is not None:
+            # It has nothing to lease and nothing to confirm any more. Its member has it all the same, and so
+            # hears of the damage when it asks for messages.
+            carried.confirmed[place] = want
+        if shard.fault is not None:
+            return
         reached = shard.state.queues.grant(group.name)
         if held is not None and reached is not None and _astray(reached, held):
             if reached[0] == held.owner and have is not None:
                 carried.confirmed[place] = Grant(*reached, have.paused)
             ahead.append((*place, reached[1] + (reached[0] != held.owner)))
             return
-        owner, generation = ("", 0) if held is None else (held.owner, held.generation)
-        want = Grant(owner, generation, group.paused)
         if want == have:
             return
         commands: list[Any] = []

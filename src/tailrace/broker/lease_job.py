@@ -18,7 +18,7 @@ from tailrace.core.commands import Reply
 from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
 from tailrace.core.inner_commands import LeaseRun, RunLeased
 from tailrace.core.model import Refusal
-from tailrace.errors import TailraceError
+from tailrace.errors import Corrupt, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.format.gathering import gather
 from tailrace.ports import Respond
@@ -44,7 +44,8 @@ class _Place:
         self.asked = True
         """Whether it shall be asked or was, and has not answered."""
         self.waits = False
-        self.ill = False
+        self.ill: Refusal | None = None
+        """Why its storage is of no use now."""
         self.late = Late(self.make)
 
     def make(self) -> LeaseRun | None:
@@ -83,6 +84,7 @@ class LeaseJob:
         self._count_left = request.count_max
         self._bytes_left = min(request.bytes_max, LEASE_BYTES_MAX)
         self._expired = request.wait_ms <= 0
+        self._waited = False
         self._timer: Timer | None = None
         self._pace: Timer | None = None
         self._parked = False
@@ -221,7 +223,7 @@ class LeaseJob:
         elif type(reply) is Refusal:
             self._refused(place, reply)
         else:
-            place.ill = False
+            place.ill = None
             self._wait(place)
         self._check()
 
@@ -273,7 +275,7 @@ class LeaseJob:
         if place.shard.gone is not None:
             refusal = place.shard.gone
         elif refusal.code in _STORAGE:
-            place.ill = True
+            place.ill = refusal
             self._wait(place)
             if not all(other.ill for other in self._places):
                 return
@@ -291,12 +293,19 @@ class LeaseJob:
         if self._under_way or self._respond is None:
             return
         if self._grants or (self._expired and not self._pending):
-            self._answer(Leases(self._grants))
+            self._answer(self._damage() or Leases(self._grants))
         elif self._short:
             self._short = False
             self._elsewhere = tuple(self._all_shards)
             for shard in self._elsewhere:
                 shard.wakeups.wait(self.request.group, self.credit_freed)
+
+    def _damage(self) -> Refusal | None:
+        """Where the others had nothing for all the time that was to be waited: a damaged partition, which may
+        hold what is waited for."""
+        if self._grants or not self._waited:
+            return None
+        return next((p.ill for p in self._places if p.ill and p.ill.code == Corrupt.code), None)
 
     def credit_freed(self) -> None:
         """Something of the group was settled, perhaps in a partition that this request does not speak of."""
@@ -311,7 +320,7 @@ class LeaseJob:
 
     def expire(self, now_us: int) -> None:
         """The time is up: answer, be it with nothing."""
-        self._expired = True
+        self._expired = self._waited = True
         if self._parked:
             self._pending.clear()  # The receiver has no room for more than that.
         self.look()

@@ -116,7 +116,8 @@ class Shard:
                 fault = f"{self.name}: {ends}"
         except Corrupt as error:
             # Damage that only the replay finds stops this partition, not the broker; reads below it go on.
-            fault = fault or error.message
+            named = self.name in error.message
+            fault = fault or (error.message if named else f"{self.name}: {error.message}")
         self.cut_bytes += recovery.cut_bytes
         return state, recovery.end_entry, fault, state.end_offset
 
@@ -406,6 +407,20 @@ class Shard:
     def end_offset(self) -> int:
         """End of what is committed; only this is ever delivered."""
         return self.tail.end_offset
+
+    @property
+    def damage(self) -> Refusal | None:
+        """Why the log cannot be read to its end: whoever comes to `end_offset` is told, instead of waiting
+        for what cannot be found. A disk that failed now is another matter: all that was acknowledged is
+        readable."""
+        fault = self.fault
+        return fault if fault is not None and fault.code == Corrupt.code else None
+
+    @property
+    def latest_offset(self) -> int:
+        """Where "latest" is for readers: the end; where the log is damaged, behind it, so that whoever reads
+        up to there comes to the damage."""
+        return self.end_offset + (self.damage is not None)
 
     @property
     def end_entry(self) -> int:
