@@ -15,6 +15,7 @@ import pytest
 import tailrace
 from tailrace.errors import (
     AlreadyExists,
+    Corrupt,
     Fenced,
     InvalidRequest,
     NotFound,
@@ -160,6 +161,42 @@ def test_a_closed_client_ends_its_readers(tmp_path: Path) -> None:
                 await waiting
 
     embedded(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["after a close", "after a crash"])
+def test_a_damaged_log_is_corrupt_to_all_who_read_it(tmp_path: Path, crash: bool) -> None:
+    async def write(client: tailrace.Client) -> None:
+        await client.groups().create("g", "t")
+        async with client.producer("t") as producer:
+            for number in range(3):
+                await producer.publish(b"message %d" % number)
+
+    async def check(client: tailrace.Client) -> None:
+        for options in ({"stop_at_end": True}, {}):
+            async with client.reader("t", start="earliest", **options) as reader:
+                assert (await anext(reader)).value == b"message 0"
+                with pytest.raises(Corrupt, match="damaged"):
+                    await anext(reader)
+        for start in ("latest", 1):
+            async with client.reader("t", start=start) as reader:
+                with pytest.raises(Corrupt, match="damaged"):
+                    await anext(reader)
+        async with client.consumer("t", "g") as consumer:
+            with pytest.raises(Corrupt, match="damaged"):
+                await anext(consumer)
+        async with client.consumer("t", mode="broadcast", start="earliest") as stream:
+            assert (await anext(stream)).value == b"message 0"
+            with pytest.raises(Corrupt, match="damaged"):
+                await anext(stream)
+
+    embedded(tmp_path, write, durability="fsync")
+    (log,) = tmp_path.glob("topics/t~1/0/*.log")
+    data = log.read_bytes()
+    log.write_bytes(data.replace(b"message 1", b"massage 1"))
+    if crash:
+        for snapshot in tmp_path.glob("topics/t~1/0/*.snap*"):
+            snapshot.unlink()
+    embedded(tmp_path, check)
 
 
 def test_after_a_fork(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.errors import InvalidRequest, Unavailable
+from tailrace.core.model import Refusal
+from tailrace.errors import Corrupt, InvalidRequest, Unavailable
 from tailrace.testing import LocalBroker
 from tests.client.test_consumer import on_broker, wait
 
@@ -205,6 +206,40 @@ def test_expired_messages_are_shown_unless_told_otherwise() -> None:
                 assert await take(consumer, len(expected)) == expected
 
     on_broker(scenario)
+
+
+@pytest.mark.parametrize("mode", ["stream", "broadcast"])
+def test_what_expires_does_so_on_the_clock_of_the_test(mode: str) -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        async with client.producer("t") as producer:
+            await producer.publish(b"0", ttl=5)
+            await producer.publish(b"1")
+            await producer.publish(b"2", ttl=7200)
+        broker.clock.advance(3600)
+        options: dict[str, Any] = {"mode": mode, "skip_expired": True, "start": "earliest"}
+        async with client.consumer("t", "g" if mode == "stream" else None, **options) as consumer:
+            assert await take(consumer, 2) == [1, 2]
+
+    on_broker(scenario)
+
+
+def test_a_stream_comes_to_damage_after_all_that_is_good_before_it() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await fill(client, 4, partitions=2)
+        shards = broker._engine.topics.get("t").shards
+        async with client.consumer("t", "g", mode="stream", auto_commit_ms=0) as consumer:
+            shards[0].fault = Refusal("corrupt", "it is damaged behind that")
+            await broker.settle()
+            assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
+            with pytest.raises(Corrupt, match="damaged behind that"):
+                await take(consumer, 1)
+            async with client.producer("t") as producer:
+                await producer.publish(b"4", partition=1)
+            assert await take(consumer, 1) == [4]  # The other partition goes on.
+            with pytest.raises(Corrupt, match="damaged behind that"):
+                await take(consumer, 1)
+
+    on_broker(scenario, partitions=2)
 
 
 def test_broadcast_has_no_group() -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
@@ -69,9 +69,13 @@ class LogFeed:
         self.guard: AbstractContextManager[object] = nullcontext()
         """Held by whoever takes from `current` in another thread (see `tailrace.sync`)."""
         self.skew_ms = 0.0
+        self._now_us: Callable[[], int] = getattr(verbs, "now_us", self._wall_us)
+        """The time that expiry counts by: virtual on a test's broker."""
         self._taking = False
         self._stopping = False
         self._error: BaseException | None = None
+        self._unread: TailraceError | None = None
+        """Why there is no more to read: raised when all that was read before it is handed out."""
         self._waiters: list[asyncio.Future[None]] = []
         self.closed: TailraceError | None = None
 
@@ -105,6 +109,9 @@ class LogFeed:
             raise error
         if self._stopping:
             raise StopAsyncIteration
+        if not self._buffer and self._unread is not None:
+            unread, self._unread = self._unread, None
+            raise unread
         return bool(self._buffer)
 
     def _shown(self, rows: Rows, first: int) -> Iterator[Message]:
@@ -113,9 +120,12 @@ class LogFeed:
             messages = (m for m in messages if m.row not in foreign)
         if not self._options.skip_expired or not rows.header.columns & HAS_EXPIRES_AT:
             return messages
-        now_us = time.time_ns() // 1000 + round(self.skew_ms * 1000)
+        now_us = self._now_us()
         expires = rows.values("expires_at") or []
         return (m for m in messages if expires[m.row] is None or expires[m.row] > now_us)
+
+    def _wall_us(self) -> int:
+        return time.time_ns() // 1000 + round(self.skew_ms * 1000)
 
     def _finish_current(self) -> None:
         """The application has asked for more: what it had in hand is done."""
@@ -238,6 +248,7 @@ class LogFeed:
     def renew(self) -> None:
         """What is asked for has changed: answers to earlier fetches are dropped."""
         self._epoch += 1
+        self._unread = None
         self._fetching.clear()
         places = self.position()
         ahead = [rows for rows, _ in self._buffer]
@@ -251,7 +262,7 @@ class LogFeed:
 
     def _fetch(self) -> None:
         """Ask for more, one long poll for each topic, while the buffer has room."""
-        if self.closed is not None or self._ahead >= AHEAD_BYTES:
+        if self.closed is not None or self._ahead >= AHEAD_BYTES or self._unread is not None:
             return
         by_topic: dict[str, list[tuple[int, int]]] = {}
         for place, cursor in self.cursors.items():
@@ -277,7 +288,7 @@ class LogFeed:
             try:
                 self._unpack(topic, reply, parts)
             except TailraceError as error:
-                self._error = error
+                self._unread = error
             self._wake()
             # Later, not now: a broker in this process may answer from within `submit`.
             self._loop.call_soon(self._fetch)
@@ -299,8 +310,8 @@ class LogFeed:
             cursor.next = max(cursor.next, start)
             self._loop.call_soon(self._fetch)
             return
-        self.failed(error)
-        self._loop.call_later(PAUSE_S_MAX, self._fetch)
+        self._unread = error  # It is asked again when the application does, having heard of it.
+        self._wake()
 
     def _unpack(self, topic: str, reply: Fetched, parts: Sequence[Buffer]) -> None:
         data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
