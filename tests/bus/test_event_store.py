@@ -95,3 +95,38 @@ def test_a_topic_without_a_key_index_holds_no_streams(tailrace_broker: LocalBrok
     tailrace_broker.create_topic("accounts", partitions=1)
     with pytest.raises(InvalidRequest, match="key_index"):
         play(lambda client, store: asyncio.sleep(0))
+
+
+def test_versions_survive_trimming(tailrace_broker: LocalBroker) -> None:
+    async def script(client: tailrace.Client, store: EventStore) -> None:
+        await store.append("alice", [Opened("Alice"), Paid(1), Paid(2)], expected=0)
+        partition = (await store.read("alice"))[0].partition
+        await store.append("alice", [Paid(3)], expected=3)
+        await client.admin().trim_topic("accounts", partition, 2)
+        events = await store.read("alice")
+        assert [(event.version, event.data) for event in events] == [(3, Paid(2)), (4, Paid(3))]
+        assert [event.version for event in await store.read("alice", since=3)] == [4]
+        newest = await store.read("alice", backwards=True, limit=1)
+        assert await store.append("alice", [Paid(4)], expected=newest[0].version) == 5
+        assert [event.version for event in await store.read("alice")] == [3, 4, 5]
+
+    play(script)
+
+
+def test_versions_are_right_while_others_append_to_a_trimmed_stream(tailrace_broker: LocalBroker) -> None:
+    async def script(client: tailrace.Client, store: EventStore) -> None:
+        await store.append("alice", [Paid(number) for number in range(1, 4)])
+        partition = (await store.read("alice"))[0].partition
+        await client.admin().trim_topic("accounts", partition, 2)
+
+        async def append() -> None:
+            for number in range(4, 40):
+                await store.append("alice", [Paid(number)])
+
+        appending = asyncio.create_task(append())
+        while not appending.done():
+            events = await store.read("alice")
+            assert [event.version for event in events] == [event.data.amount for event in events]
+        await appending
+
+    play(script)

@@ -16,12 +16,16 @@ from tailrace.bus.registry import Registry, as_key
 from tailrace.client.aio import Client
 from tailrace.client.reader import Start
 from tailrace.core.model import ANY_KEY_SEQUENCE, partition_of
-from tailrace.errors import InvalidRequest
+from tailrace.errors import InvalidRequest, SequenceConflict
 
 ANY = ANY_KEY_SEQUENCE
 """As `expected`: append whatever the version is."""
 NEW = 0
 """As `expected`: the stream must not exist yet."""
+NEVER = (1 << 62) - 1
+"""As `expected`: always refused; no stream has so many."""
+
+Row = dict[str, Any]
 
 
 class Event(msgspec.Struct, frozen=True, eq=False):
@@ -95,27 +99,52 @@ class EventStore:
         self, stream: str, *, since: int = 0, backwards: bool = False, limit: int | None = None
     ) -> list[Event]:
         """Events of a stream in order, from the one after version `since`; or the newest first."""
-        events = [event async for event in self._scan(stream)]
-        chosen = [event for event in events if event.version > since]
+        key = as_key(stream)
+        assert key is not None
+        partition = partition_of(key, self._partitions)
+        begin, end, rows = await self._scan(partition, key, "earliest")
+        trimmed = await self._trimmed(partition, key, end, rows) if begin and rows else 0
+        chosen: list[Event] = []
+        for version, row in enumerate(rows, trimmed + 1):
+            if version > since:
+                name, _, data = self._registry.decode(row["value"], row["headers"] or ())
+                chosen.append(Event(stream, version, partition, row["offset"], name, data))
         if backwards:
             chosen.reverse()
         return chosen if limit is None else chosen[:limit]
 
-    async def _scan(self, stream: str) -> AsyncIterator[Event]:
-        """All events of one stream: its partition is read through, and other keys are passed over unread."""
-        key = as_key(stream)
-        assert key is not None
-        partition = partition_of(key, self._partitions)
-        version = 0
+    async def _scan(self, partition: int, key: bytes, start: Start) -> tuple[int, int, list[Row]]:
+        """The messages of a key: its partition is read through, and other keys are passed over unread. Also
+        where that began and ended."""
+        rows: list[Row] = []
         async with self._client.reader(
-            self.topic, start="earliest", partitions=[partition], stop_at_end=True
+            self.topic, start=start, partitions=[partition], stop_at_end=True
         ) as reader:
+            begin = end = reader.position()[partition]
             async for batch in reader.batches():
+                end = batch.column("offset")[-1].as_py() + 1
                 own = batch.filter(pc.equal(batch.column("key"), key))
-                for row in own.select(["offset", "value", "headers"]).to_pylist():
-                    version += 1
-                    name, _, data = self._registry.decode(row["value"], row["headers"] or ())
-                    yield Event(stream, version, partition, row["offset"], name, data)
+                rows += own.select(["offset", "value", "headers"]).to_pylist()
+        return begin, end, rows
+
+    async def _trimmed(self, partition: int, key: bytes, end: int, rows: list[Row]) -> int:
+        """How many events of a stream are not in the log any more, given those that are; those that came
+        since are added to them."""
+        while True:
+            count = await self._count(key)
+            # What was counted and had not been read, if anything, can be read by now.
+            _, end, more = await self._scan(partition, key, {partition: end})
+            if not more:
+                return count - len(rows)
+            rows += more
+
+    async def _count(self, key: bytes) -> int:
+        """How many events a stream has had, trimmed ones too: the broker says so when it refuses one."""
+        try:
+            await self._producer.publish(b"", key=key, expected_key_sequence=NEVER)
+        except SequenceConflict as conflict:
+            return int(conflict.current_key_sequence)
+        raise AssertionError("an event at an impossible version was accepted")
 
     async def subscribe(self, start: Start = "earliest") -> AsyncIterator[Event]:
         """All events of all streams from a position on, as they come; `Event.version` is 0 here."""
