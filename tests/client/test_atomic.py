@@ -127,6 +127,29 @@ def test_a_version_is_written_once(tailrace_broker: LocalBroker) -> None:
     assert values(tailrace_broker, "t") == [b"0", b"other"]
 
 
+def test_a_version_without_messages_is_decided_once_too(tailrace_broker: LocalBroker) -> None:
+    async def scenario(client: tailrace.Client) -> None:
+        link = await open_local(tailrace_broker.name)
+        verbs = LossyVerbs(link, DecideStaged, 2)
+        async with atomic.Atomic(verbs, "w", 7, 30) as tx:
+            pass
+        await link.close()
+        assert tx.won, "its own answer was lost, and it asked again"
+        for _ in range(2):
+            async with client.atomic("w", 7) as tx:
+                pass
+            assert tx.won is False
+        async with client.atomic("w", 7) as tx:
+            await tx.send("t", b"1")
+        assert tx.won is False
+        async with client.atomic("w", 8) as tx:
+            pass
+        assert tx.won
+
+    run(tailrace_broker, scenario)
+    assert values(tailrace_broker, "t") == []
+
+
 def test_many_messages_go_in_batches_and_stay_in_order(
     tailrace_broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

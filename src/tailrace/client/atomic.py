@@ -107,7 +107,7 @@ class Atomic:
             await self._abort()
             raise
         batches = [part.batches for part in self._parts.values() if part.batches]
-        request = DecideStaged(self.writer, self.version, self._attempts(), batches)
+        request = DecideStaged(self.writer, self.version, self._attempts(), batches, attempt=self.attempt)
         # From here on it may be decided, whatever is heard of it: nothing is aborted any more.
         reply = await ask(self._verbs, request, self._timeout)
         assert isinstance(reply, StagedDecision)

@@ -195,13 +195,16 @@ class DecideStaged(Command, frozen=True, tag="decide_staged"):
     staged for each attempt; it is refused unless just these are there (left empty: unless any are).
 
     `grouped` is a shorter form for many targets: (attempt, topic, partitions) stands for that attempt on each
-    of these partitions. They come behind `attempts`, in this order."""
+    of these partitions. They come behind `attempts`, in this order.
+
+    `attempt` names one that staged nothing at all: without it, all of those would be the same."""
 
     writer: str
     version: int
     attempts: list[tuple[str, int, str]]
     batches: list[int] = []
     grouped: list[tuple[str, str, list[int]]] = []
+    attempt: str = ""
 
 
 class AbortStaged(Command, frozen=True, tag="abort_staged"):

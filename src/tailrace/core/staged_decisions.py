@@ -47,6 +47,8 @@ class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
     """Only of releases that knew no groups."""
     time_us: int
     grouped: list[Group] = []
+    attempt: str = ""
+    """Of a decision without targets: whose it is."""
 
 
 class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
@@ -76,6 +78,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
     time_us: int
     done: bool
     grouped: list[Group] = []
+    attempt: str = ""
 
     @property
     def targets(self) -> list[Target]:
@@ -128,6 +131,8 @@ class StagedDecisions:
         if last is not None and command.version <= last.version:
             asked = targets_of(command.attempts, command.grouped)
             won = command.version == last.version and sorted(asked) == sorted(last.targets)
+            if won and not asked and command.attempt != last.attempt:
+                won = not command.attempt  # Those who do not say who they are cannot be told apart.
             return Decision(NOTHING, last.answer(won))
         if last is not None and not last.done:
             text = f"version {last.version} of writer {command.writer!r} is still being applied"
@@ -136,13 +141,15 @@ class StagedDecisions:
             text = "too many writers with staged writes were active in the last days"
             return Decision(NOTHING, Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000}))
         grouped = grouped_of(targets_of(command.attempts, command.grouped))
-        fact = StagedDecided(command.writer, command.version, [], now_us, grouped)
+        attempt = "" if grouped else command.attempt
+        fact = StagedDecided(command.writer, command.version, [], now_us, grouped, attempt)
         return Decision((fact,), Settled(command.version, [], now_us, False, grouped).answer(True))
 
     def _bytes_after(self, command: DecideStaged, now_us: int) -> int:
         """How much there would be to remember, idle writers forgotten as far as needed."""
         grouped = grouped_of(targets_of(command.attempts, command.grouped))
         nbytes = self._bytes + 64 + len(command.writer) + _names((), grouped)
+        nbytes += 0 if grouped else len(command.attempt)
         known = self._last.get(command.writer)
         if known is not None:
             nbytes -= _size(command.writer, known)
@@ -169,7 +176,7 @@ class StagedDecisions:
         if last is not None:
             del self._last[fact.writer]
             self._bytes -= _size(fact.writer, last)
-        settled = Settled(fact.version, fact.attempts, fact.time_us, False, fact.grouped)
+        settled = Settled(fact.version, fact.attempts, fact.time_us, False, fact.grouped, fact.attempt)
         self._bytes += _size(fact.writer, settled)
         self._forget(fact.time_us)
         self._last[fact.writer] = settled
@@ -226,6 +233,8 @@ def malformed(command: DecideStaged) -> Refusal | None:
         [item[2] for item in command.attempts] + [item[0] for item in command.grouped]
     ):
         problem = problem or bad_name("attempts", attempt)
+    if command.attempt:
+        problem = problem or bad_name("attempt", command.attempt)
     if problem is not None:
         return problem
     if not 0 <= command.version <= VERSION_MAX:
@@ -243,7 +252,7 @@ def malformed(command: DecideStaged) -> Refusal | None:
 
 def _size(writer: str, last: Settled) -> int:
     """What a decision counts: its names, and a little for each."""
-    return 64 + len(writer) + _names(last.attempts, last.grouped)
+    return 64 + len(writer) + len(last.attempt) + _names(last.attempts, last.grouped)
 
 
 def _names(attempts: Iterable[Target], grouped: Iterable[Group]) -> int:
