@@ -387,6 +387,36 @@ def redirected(redirection: str, *command: str) -> "subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("topic trim T --partition 0 --to-offset 99", "--to-offset: 99 is beyond the end, 1"),
+        ("group reset T T --to 99", "--to: partition 0 goes from 0 to 1, 99 is not in it"),
+        ("consume T -g T --mode zz", "--mode: queue, exclusive, stream or broadcast, not 'zz'"),
+        ("publish T v --ttl 0s", "--ttl: more than 0, not '0s'"),
+        ("schedule put T T '* * * * *' v --ttl 0s", "--ttl: more than 0, not '0s'"),
+        ("schedule put T T '* * * * *' v --ttl 9999w", "--ttl, in ms: 1 to 315360000000"),
+        ("schedule put T T '* * * * *' v --zone Nowhere/X", "--zone: there is no time zone 'Nowhere/X'"),
+    ],
+)
+def test_errors_name_the_options_that_were_given(broker: Broker, command: str, told: str) -> None:
+    broker.rows("topic", "create", "named", "--partitions", "1", "--if-missing")
+    broker.rows("group", "enlist", "named", "named", "--if-missing")
+    if not broker.rows("read", "named"):
+        broker.rows("publish", "named", "v")
+    done = broker.run(*("named" if word == "T" else word for word in shlex.split(command)))
+    assert done.status == EDGES["invalid_request"].exit
+    assert done.err.startswith(f"error: {told}")
+
+
+def test_groups_of_a_topic_that_is_not_there(broker: Broker) -> None:
+    broker.rows("topic", "create", "lonely", "--partitions", "1", "--if-missing")
+    assert broker.rows("group", "list", "--topic", "lonely") == []
+    done = broker.run("group", "list", "--topic", "lonley")
+    assert (done.status, done.out) == (EDGES["not_found"].exit, "")
+    assert "there is no topic 'lonley'" in done.err
+
+
 def test_the_commands_of_the_readme_work_in_its_order(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

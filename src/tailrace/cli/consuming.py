@@ -99,7 +99,7 @@ def consume(
         else:
             await _take(client, taking, output)
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, {"mode": "--mode"})
 
 
 def _check(taking: Taking) -> None:

@@ -6,11 +6,11 @@ reader of the output is gone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailrace.cli.output import printable, tell
-from tailrace.errors import EDGES, TailraceError
+from tailrace.errors import EDGES, InvalidRequest, TailraceError
 
 if TYPE_CHECKING:
     from tailrace import Client
@@ -32,8 +32,14 @@ HINTS = {
 }
 
 
-def with_client(url: str | None, timeout: float, work: Callable[[Client], Awaitable[None]]) -> None:
-    """Connect, do the work, disconnect."""
+def with_client(
+    url: str | None,
+    timeout: float,
+    work: Callable[[Client], Awaitable[None]],
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Connect, do the work, disconnect. `options` are those that stand for fields of requests: an error about
+    a field names its option."""
     import asyncio
 
     from tailrace import connect
@@ -42,7 +48,14 @@ def with_client(url: str | None, timeout: float, work: Callable[[Client], Awaita
         async with connect(url, timeout=timeout) as client:
             await work(client)
 
-    asyncio.run(session())
+    try:
+        asyncio.run(session())
+    except InvalidRequest as error:
+        for field, option in (options or {}).items():
+            if error.message.startswith(f"{field}: "):
+                text = option + error.message.removeprefix(field)
+                raise InvalidRequest(text, outcome=error.outcome, **error.details) from None
+        raise
 
 
 def _hint(error: TailraceError) -> str | None:

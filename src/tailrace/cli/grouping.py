@@ -48,6 +48,8 @@ def list_(
 
     async def work(client: Client) -> None:
         found = await client.groups().list(prefix, topic=topic)
+        if not found and topic is not None:
+            await client.admin().describe_topic(topic)  # A name that was mistyped is told.
         if output.as_json:
             for group in found:
                 output.record(_record(group))
@@ -193,7 +195,7 @@ def reset(
         else:
             output.note("nothing was changed: leave --dry-run out to do it")
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, {"offsets": "--to"})
 
 
 @groups.command()

@@ -24,6 +24,7 @@ OfGroup = Annotated[str | None, typer.Option("--group", help="Only those that th
 OfReason = Annotated[
     str | None, typer.Option("--reason", help="Only max_attempts, rejected, expired or poison.")
 ]
+FIELDS = {"reason": "--reason"}
 OfKey = Annotated[str | None, typer.Option("--key", help="Only those with this key.")]
 
 
@@ -68,7 +69,7 @@ def list_(
         if not found:
             output.note("no dead letters")
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, FIELDS)
 
 
 @letters.command()
@@ -139,7 +140,7 @@ def redrive(
             copies = f", {done.republished} of them as copies: the origin is trimmed" * bool(done.republished)
             output.line(f"{done.count} sent back{copies}")
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, FIELDS)
 
 
 @letters.command()
@@ -171,7 +172,7 @@ def purge(
         else:
             output.line(f"{count} dropped")
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, FIELDS)
 
 
 async def _must_exist(client: Client, topic: str) -> None:

@@ -75,7 +75,7 @@ def publish(
     from datetime import UTC, datetime
 
     from tailrace.cli import publishing
-    from tailrace.cli.moments import parse_moment, parse_span
+    from tailrace.cli.moments import parse_lifetime, parse_moment, parse_span
     from tailrace.cli.records import parse_headers
 
     output = Output(as_json=json)
@@ -85,7 +85,7 @@ def publish(
         "key": None if key is None else _raw(key),
         "headers": parse_headers(header) if header else None,
         "priority": priority,
-        "ttl": None if ttl is None else parse_span(ttl, "--ttl").total_seconds(),
+        "ttl": None if ttl is None else parse_lifetime(ttl, "--ttl").total_seconds(),
         "delay": None if delay is None else parse_span(delay, "--delay"),
         "deliver_at": None
         if deliver_at is None

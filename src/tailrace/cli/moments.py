@@ -34,6 +34,14 @@ def parse_span(text: str, option: str) -> timedelta:
         raise InvalidRequest(f"{option}: {text!r} is too long a span") from None
 
 
+def parse_lifetime(text: str, option: str) -> timedelta:
+    """A span that is not empty."""
+    span = parse_span(text, option)
+    if not span:
+        raise InvalidRequest(f"{option}: more than 0, not {text!r}")
+    return span
+
+
 def parse_moment(text: str, now: datetime, option: str) -> datetime:
     """A time: ISO 8601 (UTC unless it names a zone), or a span before now such as -1h."""
     if text.startswith("-"):

@@ -45,10 +45,10 @@ def put(
     timeout: Timeout = 30.0,
 ) -> None:
     """Create or replace a schedule."""
-    from tailrace.cli.moments import parse_span
+    from tailrace.cli.moments import parse_lifetime
 
     output = Output(as_json=json)
-    seconds = None if ttl is None else parse_span(ttl, "--ttl").total_seconds()
+    seconds = None if ttl is None else parse_lifetime(ttl, "--ttl").total_seconds()
 
     async def work(client: Client) -> None:
         schedules = client.schedules()
@@ -70,7 +70,7 @@ def put(
             next_time = "-" if made.next_time is None else iso(made.next_time)
             output.line(f"schedule {printable(name)} publishes next at {next_time}")
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, {"schedule: zone": "--zone", "schedule: ttl_ms": "--ttl, in ms"})
 
 
 @recurring.command("list")

@@ -169,7 +169,7 @@ def trim(
         else:
             _show(output, topic)
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, {"offset": "--to-offset"})
 
 
 @topics.command()

@@ -86,7 +86,7 @@ def trace(
         elif not len(found):
             output.note("nothing found")
 
-    with_client(url, timeout, work)
+    with_client(url, timeout, work, {"status": "--status", "until": "--until"})
 
 
 def _detail(name: str, value: Any) -> tuple[str, Any]:
