@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 
-from tailrace.core.commands import Done
+from tailrace.core.commands import Done, Publish, Published
 from tailrace.core.delivery_commands import (
     FindUnsettled,
     HoldOffsets,
     OffsetsHeld,
+    Republish,
     SettleOffsets,
     UnsettledFound,
 )
+from tailrace.format import batch as arrow
+from tailrace.format import frame
 from tests.broker.queue_engine import QueueEngine, values
 
 
@@ -46,6 +49,18 @@ def test_what_is_held_is_kept_from_others_until_it_is_given_back_or_time_is_over
     broker.pass_s(5.1)
     assert len(waiting) == 1  # Who waits is told.
     assert broker.ask(FindUnsettled("t", 0, "g")) == UnsettledFound([2, 6])
+
+
+@pytest.mark.parametrize(("size", "code"), [(64 * 1024 + 512, None), (64 * 1024 + 513, "too_large")])
+def test_a_copy_has_room_for_its_mark(size: int, code: str | None) -> None:
+    broker = make()
+    columns, body = arrow.encode([b"x"], ids=bytes(16), timestamps=1, headers=[[("h", bytes(size - 1))]])
+    reply = broker.submit(Republish("t", 0, columns, frame.crc32c(body)), body)[0][0]
+    assert (None if isinstance(reply, Published) else reply.code) == code
+    reply = broker.submit(Publish("t", 0, columns, frame.crc32c(body)), body)[0][0]
+    assert reply.code == "too_large"
+    reply = broker.submit(Republish("t", 0, columns, 1), body)[0][0]
+    assert (reply.code, "crc" in reply.message) == ("invalid_request", True)
 
 
 @pytest.mark.parametrize(

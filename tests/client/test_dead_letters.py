@@ -189,6 +189,61 @@ def test_a_dead_letter_that_does_not_tell_the_id_of_its_topic_is_taken_at_its_wo
     on_broker(scenario)
 
 
+def test_headers_at_their_limit_do_not_keep_a_copy_from_its_group() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"a", headers={"h": bytes(64 * 1024 - 1)})
+        await publish(client, b"b")
+        await bury(client, "g", b"a", b"b", reason="x" * 1000)
+        await client.admin().trim_topic("t", 0, 2)
+        done = await client.dead_letters("t").redrive()
+        assert (done.count, done.republished, done.failed) == (2, 2, 0)
+        async with client.consumer("t", "g") as consumer:
+            again = await take(consumer, 2)
+            assert [m.value for m in again] == [b"a", b"b"]
+            assert again[0].headers == [("h", bytes(64 * 1024 - 1)), ("tailrace-redrive-group", b"g")]
+
+    on_broker(scenario)
+
+
+def test_a_letter_that_cannot_be_sent_back_is_told_and_the_others_go() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"long" * 10, b"a", b"b")
+        await bury(client, "g", b"long" * 10, b"a", b"b")
+        await publish(client, b"by hand", topic="t.dlq")
+        await client.admin().alter_topic("t", message_bytes_max=10)
+        await client.admin().trim_topic("t", 0, 2)
+        letters = client.dead_letters("t")
+        done = await letters.redrive(rate=100)
+        assert (done.count, done.reopened, done.republished, done.failed) == (2, 1, 1, 2)
+        assert "t.dlq/0@0: a value has 40 bytes" in done.problems[0]
+        assert done.problems[1].startswith("t.dlq/0@3: it does not say where it came from")
+        assert [letter.message.offset for letter in await letters.list()] == [0, 3]
+        await client.admin().alter_topic("t", message_bytes_max=40)
+        assert (await letters.redrive()).republished == 1  # Nobody holds it any more.
+
+    on_broker(scenario)
+
+
+@pytest.mark.parametrize("lost", ["the topic", "the group"])
+def test_dead_letters_whose_group_is_gone_stay(lost: str) -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await publish(client, b"a")
+        await bury(client, "g", b"a")
+        await client.admin().delete_topic("t")
+        if lost == "the group":
+            await client.admin().create_topic("t", partitions=1)
+            await client.groups().delete("g")
+        letters = client.dead_letters("t")
+        done = await letters.redrive()
+        assert (done.count, done.failed) == (0, 1)
+        assert ("there is no topic 't'" if lost == "the topic" else "there is no group 'g'") in done.problems[
+            0
+        ]
+        assert len(await letters.list()) == 1
+
+    on_broker(scenario)
+
+
 def test_redrive_is_throttled() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, *[b"%d" % number for number in range(10)])

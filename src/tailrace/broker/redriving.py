@@ -1,20 +1,28 @@
-"""The verbs behind dead letters: which are still there, and holding some while they are sent back."""
+"""The verbs behind dead letters: which are still there, holding some, and copies of what is gone."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import msgspec
 
 from tailrace.broker.delivery import Gate
 from tailrace.broker.gateway import Verb
 from tailrace.broker.host import Topics
 from tailrace.broker.leasing import COUNT_MAX, MEMBER_MAX, Leasing
 from tailrace.broker.shard import Shard
-from tailrace.core.delivery_commands import FindUnsettled, HoldOffsets, UnsettledFound
-from tailrace.core.inner_commands import EvictMember, HoldRun
+from tailrace.core.commands import Publish
+from tailrace.core.delivery_commands import FindUnsettled, HoldOffsets, Republish, UnsettledFound
+from tailrace.core.inner_commands import EvictMember, HoldRun, PublishBatch
 from tailrace.core.leasing_rules import LEASE_MS_MAX
+from tailrace.core.model import HEADER_BYTES_MAX
 from tailrace.errors import InvalidRequest, NotFound
-from tailrace.format.frame import Buffer
+from tailrace.format import batch
+from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import Respond
+
+MARK_BYTES_MAX = 512
+"""Room for the header that names the group of a copy, beyond what the headers of a message may have."""
 
 
 class Redriving:
@@ -23,7 +31,11 @@ class Redriving:
     def __init__(self, topics: Topics, leasing: Leasing) -> None:
         self._topics = topics
         self._leasing = leasing
-        self.verbs: dict[type[Any], Verb] = {FindUnsettled: self._find, HoldOffsets: self._hold}
+        self.verbs: dict[type[Any], Verb] = {
+            FindUnsettled: self._find,
+            HoldOffsets: self._hold,
+            Republish: self._republish,
+        }
 
     def _shard(self, topic: str, partition: int) -> Shard:
         shards = self._topics.get(topic).shards
@@ -51,3 +63,14 @@ class Redriving:
         lease, end = self._leasing.new_lease(), shard.end_offset
         hold = HoldRun(request.group, request.member, lease, request.spans, end, request.lease_ms)
         shard.submit(hold, b"", respond)
+
+    def _republish(self, request: Republish, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if crc32c(body) != request.crc:
+            raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
+        most = HEADER_BYTES_MAX + MARK_BYTES_MAX
+        keyed = shard.options.key_index
+        view, _ = batch.open_body(body, request.columns, want_keys=keyed, header_bytes_max=most)
+        view = msgspec.structs.replace(view, header_bytes_max=min(view.header_bytes_max, HEADER_BYTES_MAX))
+        publish = Publish(request.topic, request.partition, request.columns, request.crc)
+        shard.submit(PublishBatch(publish, view), body, respond)

@@ -32,6 +32,7 @@ GROUP = "_redrive"
 SUFFIX = ".dlq"
 CHUNK = 500
 HOLD_MS = 60_000
+PROBLEMS_MAX = 20
 _OPTIONS = {
     "assignment": "shared",
     "ordering": "none",
@@ -97,13 +98,16 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 class Redriven(msgspec.Struct, frozen=True):
     """What a redrive did, or would do: `reopened` at their old place, `republished` because that is gone.
-    Those that somebody else is redriving in this moment are `held`: they are not in `count`."""
+    Those that somebody else is redriving in this moment are `held`, those that cannot be sent back `failed`,
+    with the `problems` of the first of them: both stay where they are, and are not in `count`."""
 
     count: int
     reopened: int
     republished: int
     dry_run: bool
     held: int = 0
+    failed: int = 0
+    problems: list[str] = []
 
 
 class DeadLetters:
@@ -156,7 +160,8 @@ class DeadLetters:
             raise InvalidRequest(f"rate: messages a second, more than 0, not {rate!r}")
         fits = _choice(group, reason, filter)
         at_once = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
-        count = reopened = republished = held = 0
+        count = reopened = republished = held = failed = 0
+        problems: list[str] = []
         back = SendingBack(self._verbs, self.name, self._timeout)
         member = f"redrive-{secrets.token_hex(6)}"
         if not dry_run:
@@ -168,13 +173,16 @@ class DeadLetters:
                 continue
             for at in range(0, len(chosen), at_once):
                 async with self._holding(member, partition, chosen[at : at + at_once]) as (mine, others):
-                    opened, anew = await back.send(mine)
-                    await self._settle(partition, mine)
-                count, held = count + len(mine), held + others
-                reopened, republished = reopened + opened, republished + anew
+                    sent = await back.send(mine)
+                    await self._settle(partition, sent.reopened + sent.republished)
+                reopened, republished = reopened + len(sent.reopened), republished + len(sent.republished)
+                held, failed = held + others, failed + len(sent.failed)
+                for place, why in sorted(sent.failed.items()):
+                    problems.append(f"{self.name}/{partition}@{place}: {why}")
                 if rate is not None and mine:
                     await asyncio.sleep(len(mine) / rate)
-        return Redriven(count, reopened, republished, dry_run, held)
+        count = count if dry_run else reopened + republished
+        return Redriven(count, reopened, republished, dry_run, held, failed, problems[:PROBLEMS_MAX])
 
     async def purge(
         self, *, group: str | None = None, reason: str | None = None, filter: Filter | None = None
@@ -215,7 +223,7 @@ class DeadLetters:
     async def _settle(self, partition: int, letters: Sequence[DeadLetter]) -> None:
         """They are off the list, whoever holds them."""
         if letters:
-            spans = spans_of([letter.message.offset for letter in letters])
+            spans = spans_of(sorted(letter.message.offset for letter in letters))
             await ask(self._verbs, SettleOffsets(self.name, partition, GROUP, spans), self._timeout)
 
 

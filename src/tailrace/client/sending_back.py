@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from tailrace.client.calls import ask
 from tailrace.client.deliveries import REDRIVE_HEADER
 from tailrace.client.leases import offsets_of, spans_of
-from tailrace.client.producer import Producer
 from tailrace.core import provenance
-from tailrace.core.commands import DescribeTopic, TopicInfo
-from tailrace.core.delivery_commands import Reopen
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.core.commands import DescribeTopic, Offsets, TopicInfo
+from tailrace.core.delivery_commands import Committed, Reopen, Republish
+from tailrace.core.model import partition_of
+from tailrace.errors import NotFound, TailraceError
+from tailrace.format import batch as arrow
+from tailrace.format.frame import crc32c
 from tailrace.ports import BrokerVerbs
 
 if TYPE_CHECKING:
@@ -20,6 +27,25 @@ if TYPE_CHECKING:
 
 _ADDED = provenance.NAMES | {REDRIVE_HEADER}
 """What a dead letter has beyond the headers of its message."""
+
+
+class Sent(msgspec.Struct):
+    """What became of letters of one partition."""
+
+    reopened: list[DeadLetter] = []
+    republished: list[DeadLetter] = []
+    failed: dict[int, str] = {}
+    """Those that stay behind, by their offset, and why."""
+
+    @contextmanager
+    def unless_refused(self, *letters: DeadLetter) -> Iterator[None]:
+        """Letters that the broker refuses for good do not hold up the others."""
+        try:
+            yield
+        except TailraceError as error:
+            if error.retriable:
+                raise
+            self.failed.update({letter.message.offset: str(error) for letter in letters})
 
 
 class SendingBack:
@@ -32,26 +58,39 @@ class SendingBack:
         self._topics: dict[str, TopicInfo] = {}
         """The origins, as they were when the first letter went there."""
 
-    async def send(self, letters: Sequence[DeadLetter]) -> tuple[int, int]:
-        """Reopen at the origin what is still there, publish the rest again; how many of each."""
+    async def send(self, letters: Sequence[DeadLetter]) -> Sent:
+        """Reopen at the origin what is still there, publish the rest again. What is refused stays behind; an
+        error that may pass is raised."""
+        sent = Sent()
         places: dict[tuple[str, int, str, int], list[DeadLetter]] = {}
         for letter in letters:
             if not letter.topic or letter.partition < 0 or letter.offset < 0 or not letter.group:
-                place = f"{self._name}/{letter.message.partition}@{letter.message.offset}"
-                raise InvalidRequest(f"{place} does not say where it came from: purge it, or filter it out")
-            place_of = (letter.topic, letter.partition, letter.group, letter.topic_id)
-            places.setdefault(place_of, []).append(letter)
-        lost: list[DeadLetter] = []
-        for (topic, partition, group, topic_id), here in places.items():
-            if topic_id and topic_id != (await self._topic(topic)).id:
-                lost += here  # Created again: what lies at these offsets now is something else.
+                text = "it does not say where it came from: purge it, or filter it out"
+                sent.failed[letter.message.offset] = text
                 continue
-            offsets = {letter.offset for letter in here}
-            gone = await self._reopen(topic, partition, group, offsets)
-            lost += [letter for letter in here if letter.offset in gone]
-        for letter in lost:
-            await self._publish(letter)
-        return len(letters) - len(lost), len(lost)
+            place = (letter.topic, letter.partition, letter.group, letter.topic_id)
+            places.setdefault(place, []).append(letter)
+        for (topic, partition, group, topic_id), here in places.items():
+            with sent.unless_refused(*here):
+                if topic_id and topic_id != (await self._topic(topic)).id:
+                    # Created again: what lies at these offsets now is something else.
+                    await self._must_know(topic, group)
+                    gone = {letter.offset for letter in here}
+                else:
+                    gone = await self._reopen(topic, partition, group, {letter.offset for letter in here})
+                sent.reopened += [letter for letter in here if letter.offset not in gone]
+                for letter in here:
+                    if letter.offset in gone:
+                        with sent.unless_refused(letter):
+                            await self._publish(letter)
+                            sent.republished.append(letter)
+        return sent
+
+    async def _must_know(self, topic: str, group: str) -> None:
+        reply = await ask(self._verbs, Committed(topic, group), self._timeout)
+        assert isinstance(reply, Offsets)
+        if max(reply.offsets) < 0:
+            raise NotFound(f"there is no group {group!r} on topic {topic!r}")
 
     async def _topic(self, name: str) -> TopicInfo:
         info = self._topics.get(name)
@@ -76,25 +115,22 @@ class SendingBack:
         return gone
 
     async def _publish(self, letter: DeadLetter) -> None:
-        message = letter.message
+        """Append a copy that never expires, marked for its group."""
+        message, info = letter.message, await self._topic(letter.topic)
         headers = [pair for pair in message.headers if pair[0] not in _ADDED]
-        producer = Producer(
-            self._verbs,
-            letter.topic,
-            self._timeout,
-            name=None,
-            linger_ms=0,
-            buffer_bytes_max=1 << 26,
-            compression=None,
+        bits = random.getrandbits(74)
+        now_us = time.time_ns() // 1000
+        columns, body = arrow.encode(
+            [message.value],
+            ids=arrow.make_ids(1, now_us // 1000, bits & ((1 << 62) - 1), bits >> 62),
+            timestamps=now_us,
+            keys=[message.key],
+            headers=[[*headers, (REDRIVE_HEADER, letter.group.encode())]],
+            priorities=[message.priority],
+            dedup_ids=[f"redrive/{self._name}/{message.partition}/{message.offset}".encode()],
         )
-        fields: dict[str, Any] = {"priority": message.priority}
-        if message.key is not None:
-            fields["key"] = message.key
-        async with producer:
-            await producer.publish(
-                message.value,
-                headers=[*headers, (REDRIVE_HEADER, letter.group.encode())],
-                partition=letter.partition,
-                dedup_id=f"redrive/{self._name}/{message.partition}/{message.offset}".encode(),
-                **fields,
-            )
+        partition, count = letter.partition, len(info.partitions)
+        if partition >= count:  # It was created again, and is smaller now.
+            partition = partition % count if message.key is None else partition_of(message.key, count)
+        request = Republish(letter.topic, partition, columns, crc32c(body))
+        await ask(self._verbs, request, self._timeout, body=body)

@@ -134,6 +134,16 @@ class HoldOffsets(Command, frozen=True, tag="hold_offsets"):
     lease_ms: int = 60_000
 
 
+class Republish(Command, frozen=True, tag="republish"):
+    """Append the batch in the body: copies of messages. Their headers may be above the limit by the one that
+    says for which group they are."""
+
+    topic: str
+    partition: int
+    columns: int
+    crc: int
+
+
 # -------------------------------------------------------------------------------------- delays and traces
 
 
@@ -242,6 +252,7 @@ DeliveryRequest = (
     | SettleOffsets
     | FindUnsettled
     | HoldOffsets
+    | Republish
     | CancelScheduled
     | ListScheduled
     | Trace

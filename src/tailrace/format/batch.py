@@ -197,6 +197,7 @@ def open_body(
     want_keys: bool = False,
     want_dedup: bool = True,
     bytes_max: int = BATCH_BYTES_MAX,
+    header_bytes_max: int = HEADER_BYTES_MAX,
 ) -> tuple[BatchView, pa.RecordBatch]:
     """Prove that a foreign body is sound and within all limits; raises `InvalidRequest` or `TooLarge`."""
     if columns & HAS_OFFSET_DELTA:
@@ -211,7 +212,7 @@ def open_body(
         keys = _check_keys(opened, want_keys)
     _check_tombstones(opened)
     if columns & HAS_HEADERS:
-        header_max = _check_headers(opened)
+        header_max = _check_headers(opened, header_bytes_max)
     if columns & HAS_PRIORITY:
         priorities = _check_priorities(opened)
     if columns & HAS_DELIVER_AT:
@@ -287,7 +288,7 @@ def _check_tombstones(opened: _Opened) -> None:
         raise InvalidRequest(f"value: null in row {row}, and only a message with a key may have none")
 
 
-def _check_headers(opened: _Opened) -> int:
+def _check_headers(opened: _Opened, limit: int) -> int:
     """Bytes of the largest headers of a row, names and values together."""
     node, buffer = buffers_of(opened.columns)["headers"]
     _, _, entries, entry_nulls, _, name_nulls, _, value_nulls = opened.message.nodes[2 * node : 2 * node + 8]
@@ -299,7 +300,7 @@ def _check_headers(opened: _Opened) -> int:
     names = opened.numbers(buffer + 4, "<i4", entries + 1)
     values = opened.numbers(buffer + 7, "<i4", entries + 1)
     sizes = (names.astype(np.int64) + values)[rows]
-    return _within(sizes[1:] - sizes[:-1], "headers", HEADER_BYTES_MAX)
+    return _within(sizes[1:] - sizes[:-1], "headers", limit)
 
 
 def _check_priorities(opened: _Opened) -> Numbers:
