@@ -13,6 +13,7 @@ from tailrace.client.fact_feed import FactPiece, piece_of, read_facts
 from tailrace.core import facts as f
 from tailrace.core.coordinator import TOPIC
 from tailrace.core.delivery_commands import DecideStaged, ReadFacts, Stage
+from tailrace.core.model import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
 from tailrace.testing import LocalBroker, open_local
@@ -44,6 +45,15 @@ def code(broker: QueueEngine, topic: str = "t", partition: int = 0, **fields: An
 
 def kinds(found: list[FactPiece]) -> list[type]:
     return [type(fact) for one in found for _, facts in one.frames for fact in facts]
+
+
+def test_who_reads_a_damaged_log_comes_to_the_damage_behind_what_is_good() -> None:
+    broker = broker_with_a_story()
+    good = piece(broker)
+    broker.shard().fault = Refusal("corrupt", "it is damaged behind that")
+    found = piece(broker)
+    assert (found.frames, found.appended, found.last) == (good.frames, good.appended, False)
+    assert code(broker, entry=found.next_entry) == "corrupt"
 
 
 def test_all_that_happened() -> None:

@@ -13,7 +13,7 @@ from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump
 from tailrace.broker.read_turns import ReadTurns, Work
 from tailrace.core.delivery_commands import FactsRead, ReadFacts
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.errors import Corrupt, InvalidRequest, NotFound
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import PartitionLog, Respond
@@ -51,6 +51,7 @@ class FactReading:
     def _begin(self, request: ReadFacts) -> Work:
         shard = self._topics.get(request.topic).shards[request.partition]
         log, end_entry, groups = shard.log, shard.end_entry, shard.state.queues.numbers()
+        damage = shard.damage
         bytes_max = min(request.bytes_max, BYTES_MAX)
 
         def work() -> tuple[FactsRead, list[Buffer]]:
@@ -59,6 +60,11 @@ class FactReading:
                 entry = max(entry, log.entry_at(request.from_us))
             found = facts_from(log, min(entry, end_entry), end_entry, bytes_max)
             next_entry, more, appended, parts = found
+            if damage is not None and not more:
+                if not (parts or appended):
+                    raise Corrupt(damage.message)
+                # There seems to be more, so that who reads on comes to the damage.
+                return FactsRead(next_entry, next_entry + 1, groups, appended), parts
             return FactsRead(next_entry, end_entry if more else next_entry, groups, appended), parts
 
         return work
