@@ -126,6 +126,58 @@ def test_what_is_no_delay_is_refused(broker: LocalBroker, fields: dict[str, Any]
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("delay", [1e12, 10**400, float("inf"), timedelta.max])
+def test_a_delay_beyond_the_calendar_is_said_to_be_too_far(broker: LocalBroker, delay: Any) -> None:
+    async def scenario() -> None:
+        async with broker.client() as client, client.producer("t") as producer:
+            with pytest.raises(InvalidRequest, match="delay: too far"):
+                await producer.publish(b"x", delay=delay)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("cron", 5),
+        ("zone", None),
+        ("value", "text"),
+        ("value", None),
+        ("key", "text"),
+        ("headers", {"a": "b"}),
+        ("headers", 7),
+        ("priority", 9),
+        ("ttl", float("nan")),
+        ("ttl", "1"),
+    ],
+)
+def test_a_schedule_with_a_wrong_argument_is_refused_by_name(
+    broker: LocalBroker, field: str, wrong: Any
+) -> None:
+    async def scenario() -> None:
+        arguments: dict[str, Any] = {"cron": "0 0 * * *", "value": b"x", field: wrong}
+        async with broker.client() as client:
+            with pytest.raises(InvalidRequest, match=f"^{field}: "):
+                await client.schedules().put("s", "t", **arguments)
+            assert await client.schedules().list() == []
+
+    asyncio.run(scenario())
+
+
+def test_an_id_to_cancel_is_a_uuid_and_a_limit_is_told_by_its_name(broker: LocalBroker) -> None:
+    async def scenario() -> None:
+        async with broker.client() as client:
+            text: Any = "0192f0c1-0000-7000-8000-000000000000"
+            with pytest.raises(InvalidRequest, match=r"^id: "):
+                await client.cancel_id("t", text)
+            for limit in (0, 1001, 2.0):
+                wrong: Any = limit
+                with pytest.raises(InvalidRequest, match=r"^limit: 1 to 1000"):
+                    await client.scheduled("t", limit=wrong)
+
+    asyncio.run(scenario())
+
+
 def test_cancel_and_list(broker: LocalBroker) -> None:
     async def scenario() -> None:
         async with broker.client() as client, client.producer("t") as producer:

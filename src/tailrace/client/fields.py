@@ -102,13 +102,15 @@ def add_delay(
         at_us = to_us(deliver_at, "deliver_at", InvalidRequest)
     else:
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-        if deliver_at is not None or type(seconds) not in (int, float) or not 0 <= seconds < TTL_S_MAX:
+        if deliver_at is not None or type(seconds) not in (int, float) or not seconds >= 0:
             raise InvalidRequest(
                 "delay: seconds (0 or more) or a timedelta, and not together with deliver_at"
             )
         if not seconds:
             return
         now_us = time.time_ns() // 1000 if now_us is None else now_us
+        if not seconds < (arrow.TIME_US_END - now_us) / 1e6:
+            raise InvalidRequest("delay: too far, it would end after the year 9999")
         at_us = now_us + math.ceil(seconds * 1e6)
     if not 0 <= at_us < arrow.TIME_US_END:
         raise InvalidRequest("deliver_at: a time between the years 1970 and 9999")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,14 +9,17 @@ from uuid import UUID
 import msgspec
 
 from tailrace.client.calls import ask
-from tailrace.client.fields import Headers
+from tailrace.client.fields import Headers, check_fields
 from tailrace.client.results import Result, moment
 from tailrace.core.commands import DescribeTopic, TopicInfo
 from tailrace.core.delivery_commands import Cancelled, CancelScheduled, ListScheduled, ScheduledList
 from tailrace.core.group_commands import DeleteSchedule, ListSchedules, PutSchedule, ScheduleList
-from tailrace.core.model import PRIORITY_DEFAULT
+from tailrace.core.model import PRIORITY_DEFAULT, VALUE_BYTES_MAX
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.ports import BrokerVerbs
+
+LIST_MAX = 1000
+"""Waiting messages that are listed at once."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -108,16 +110,21 @@ class Schedules:
     ) -> None:
         """Create or replace a schedule: at every tick of the cron expression, in its time zone, the broker
         publishes this message, once. `ttl` is in seconds."""
-        if value is None and key is None:
-            raise InvalidRequest("value: None (a tombstone) needs a key")
+        for what, text in (("name", name), ("topic", topic), ("cron", cron), ("zone", zone)):
+            if not isinstance(text, str):
+                raise InvalidRequest(f"{what}: text is needed, not {type(text).__name__}")
+        # The topic may allow less; that is for the broker to say.
+        fields = check_fields(
+            value, VALUE_BYTES_MAX, key=key, headers=headers, priority=priority, ttl=ttl, now_us=0
+        )
         request = PutSchedule(
             name,
             topic,
             cron,
             zone,
-            value,
-            key,
-            [(text, bytes(data)) for text, data in _pairs(headers)],
+            None if value is None else bytes(value),
+            fields.get("key"),
+            fields.get("headers", []),
             priority,
             None if ttl is None else round(ttl * 1000),
             paused,
@@ -173,6 +180,8 @@ async def cancel(verbs: BrokerVerbs, result: Result, timeout: float) -> bool:
 
 async def cancel_id(verbs: BrokerVerbs, topic: str, id: UUID, timeout: float) -> bool:
     """Cancel a delayed message by its id alone: every partition is asked."""
+    if not isinstance(id, UUID):
+        raise InvalidRequest(f"id: a UUID is needed, not {type(id).__name__}; `UUID(text)` makes one")
     info = await ask(verbs, DescribeTopic(topic), timeout)
     assert isinstance(info, TopicInfo)
     for partition in range(len(info.partitions)):
@@ -185,6 +194,8 @@ async def cancel_id(verbs: BrokerVerbs, topic: str, id: UUID, timeout: float) ->
 
 async def scheduled(verbs: BrokerVerbs, topic: str, limit: int, timeout: float) -> list[Scheduled]:
     """Delayed messages of a topic that wait, the next due first."""
+    if type(limit) is not int or not 1 <= limit <= LIST_MAX:
+        raise InvalidRequest(f"limit: 1 to {LIST_MAX}, not {limit!r}")
     reply = await ask(verbs, ListScheduled(topic, limit), timeout)
     assert isinstance(reply, ScheduledList)
     return [Scheduled.of(topic, fields) for fields in reply.messages]
@@ -192,9 +203,3 @@ async def scheduled(verbs: BrokerVerbs, topic: str, limit: int, timeout: float) 
 
 def _time(time_us: int | None) -> datetime | None:
     return moment(time_us) if time_us else None
-
-
-def _pairs(headers: Headers | None) -> list[tuple[str, Any]]:
-    if headers is None:
-        return []
-    return list(headers.items()) if isinstance(headers, Mapping) else list(headers)
