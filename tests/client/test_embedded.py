@@ -501,15 +501,15 @@ async def _join(client: tailrace.Client, member: Any) -> None:
 
 
 WRONG: list[tuple[Callable[[tailrace.Client], Coroutine[Any, Any, Any]], str]] = [
-    (lambda client: client.groups().reset("g", "t", {0: 1.0}), "reset_group.offsets"),  # type: ignore[dict-item]
-    (lambda client: client.groups().reset("g", "t", {0: True}), "reset_group.offsets"),
-    (lambda client: client.admin().trim_topic("t", 0, True), "trim_topic.offset"),
-    (lambda client: client.admin().trim_topic("t", 0, 1.0), "trim_topic.offset"),  # type: ignore[arg-type]
+    (lambda client: client.groups().reset("g", "t", {0: 1.0}), "offset"),  # type: ignore[dict-item]
+    (lambda client: client.groups().reset("g", "t", {0: True}), "offset"),
+    (lambda client: client.admin().trim_topic("t", 0, True), "offset"),
+    (lambda client: client.admin().trim_topic("t", 0, 1.0), "offset"),  # type: ignore[arg-type]
     (lambda client: _nack(client, b"boom"), "error: "),
     (lambda client: _reject(client, b"boom"), "error: |reason: "),
     (lambda client: _join(client, b"me"), "member"),
-    (lambda client: _put(client, paused=1), "put_schedule.paused"),
-    (lambda client: _put(client, priority=True), "put_schedule.priority"),
+    (lambda client: _put(client, paused=1), "paused"),
+    (lambda client: _put(client, priority=True), "priority"),
 ]
 
 
