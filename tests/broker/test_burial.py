@@ -66,7 +66,7 @@ def test_a_rejected_message_keeps_all_it_had_and_gains_its_story() -> None:
     (letter,) = letters(broker)
     headers = letter.pop("headers")
     assert (letter["value"], letter["key"], letter["priority"]) == (b"bad", b"k", 1)
-    assert letter["dedup_id"] == f"t/0/0/g/{appended_us + 1_000_000}".encode()
+    assert letter["dedup_id"] == f"t~1/0/0/g/{appended_us + 1_000_000}".encode()
     assert "expires_at" not in letter  # dead letters do not die of age
     assert {name: value.decode() for name, value in headers.items()} == {
         "traceparent": "00-1",

@@ -91,8 +91,8 @@ def write(log: PartitionLog, end: int, origin: Origin, dying: Sequence[DyingRow]
 
 def _encode(rows: list[dict[str, Any]], origin: Origin, deaths: list[str]) -> tuple[Header, Buffer]:
     """`deaths` name each by offset, group and time: the same death is recognised after a crash, another one
-    after a redrive is not taken for it."""
-    place = f"{origin.topic}/{origin.partition}"
+    after a redrive or a reset is not taken for it, nor one on a topic that was created again."""
+    place = f"{origin.topic}~{origin.topic_id}/{origin.partition}"
     priorities = None
     if any("priority" in row for row in rows):
         priorities = [row.get("priority", PRIORITY_DEFAULT) for row in rows]

@@ -56,12 +56,13 @@ class SendingBack:
         self._name = name
         self._timeout = timeout
         self._topics: dict[str, TopicInfo] = {}
-        """The origins, as they were when the first letter went there."""
+        """The origins as they are while some letters are sent."""
 
     async def send(self, letters: Sequence[DeadLetter]) -> Sent:
         """Reopen at the origin what is still there, publish the rest again. What is refused stays behind; an
         error that may pass is raised."""
         sent = Sent()
+        self._topics.clear()
         places: dict[tuple[str, int, str, int], list[DeadLetter]] = {}
         for letter in letters:
             if not letter.topic or letter.partition < 0 or letter.offset < 0 or not letter.group:
@@ -127,7 +128,7 @@ class SendingBack:
             keys=[message.key],
             headers=[[*headers, (REDRIVE_HEADER, letter.group.encode())]],
             priorities=[message.priority],
-            dedup_ids=[f"redrive/{self._name}/{message.partition}/{message.offset}".encode()],
+            dedup_ids=[f"redrive/{self._name}/{message.partition}/{message.offset}/{message.id}".encode()],
         )
         partition, count = letter.partition, len(info.partitions)
         if partition >= count:  # It was created again, and is smaller now.

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tailrace.core.partition import Partition
 
 DONE = Decision(NOTHING, Done())
+ANEW_US = 1
+"""Messages that begin another life do so later than whatever was before, also where the clock stands still: a
+second death has another time than the first, by which they are told apart."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -231,15 +234,15 @@ class Queues:
                 gone += [(offset, offset + 1) for offset in over]
         if gone:
             spans = flat(gone)
-            text = f"{count(spans)} of the messages are gone: they have expired, or are below offset {start}"
+            text = f"{count(spans)} of the messages are gone: the partition begins at {start}"
+            text += ", and some have expired" if spans[-1] > start else ""
             return Decision(NOTHING, Refusal(NotFound.code, text, details={"spans": spans}))
         settled = [without(first, end, ledger.unsettled(first, end)) for first, end in here]
         spans = flat([part for parts in settled for part in parts])
         if not spans:
             return DONE
         keys = self._lookup(ledger).row({o: key for o, (key, _) in known.items() if key}, spans)
-        # Later than whatever was before it, so that a second death has another time than the first.
-        return Decision((facts.Reopened(ledger.number, spans, time_us + 1, keys),), Done())
+        return Decision((facts.Reopened(ledger.number, spans, time_us + ANEW_US, keys),), Done())
 
     def _settle_offsets(self, command: wire.SettleOffsets, time_us: int) -> Decision:
         ledger = self._queue(command)
@@ -295,7 +298,9 @@ class Queues:
 
     def _delist(self, command: inner.Delist, time_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)
-        return DONE if ledger is None else Decision((facts.Delisted(ledger.number, time_us),), Done())
+        if ledger is None:
+            return DONE
+        return Decision((facts.Delisted(ledger.number, time_us + ANEW_US),), Done())
 
     def _grant(self, command: inner.GrantTo, time_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)
@@ -328,7 +333,7 @@ class Queues:
         if ledger is None or problem is not None:
             return Decision(NOTHING, problem or self._unknown(command.group))
         offset = max(command.offset, self._partition.start_offset)
-        fact = facts.GroupReset(ledger.number, offset, ledger.generation + 1, time_us)
+        fact = facts.GroupReset(ledger.number, offset, ledger.generation + 1, time_us + ANEW_US)
         return Decision((fact,), Done())
 
     def _move_cursor(self, command: inner.MoveCursor, time_us: int) -> Decision:
