@@ -54,7 +54,7 @@ def test_a_thread_that_hangs_keeps_nobody_waiting(
 def test_a_timeout_begins_when_there_is_a_thread(
     tailrace_broker: LocalBroker, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.bus.threads.SPARE", 0)
+    monkeypatch.setattr("tailrace.bus.handler_threads.SPARE", 0)
     tailrace_broker.create_topic("shop.commands", partitions=1)
     bus, ran = make(), []
 

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
+from tailrace.bus.handler_threads import Run, Threads
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, delay_of, described, outcome_of
-from tailrace.bus.threads import Run, Threads
 from tailrace.client.calls import seconds_of, whole_of
 from tailrace.core.topics import check_name
 from tailrace.errors import InvalidRequest
