@@ -13,7 +13,7 @@ from tailrace.format import frame
 from tailrace.sim import client_world
 
 SEEDS = 40
-BUG_SEEDS = 60
+BUG_SEEDS = 150
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tailrace.broker import at_hand, burial, letters
@@ -20,7 +21,7 @@ from tailrace.core.pool import Pool
 from tailrace.core.queues import Queues
 from tailrace.core.selection import Selection
 from tailrace.core.timetable import Timetable
-from tailrace.core.wheel import Wheel
+from tailrace.core.wheel import WIDTH, Wheel
 from tailrace.format.gathering import columns_of
 from tailrace.sim import delivery_world
 from tailrace.sim.sim_clients import Violation
@@ -135,7 +136,7 @@ def _delayed_forgotten_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _cancel_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wheel, "cancel", lambda self, refs: None)
+    monkeypatch.setattr(Wheel, "cancel", lambda self, refs: np.empty((0, WIDTH), np.int64))
 
 
 def _lanes_skip(monkeypatch: pytest.MonkeyPatch) -> None:
