@@ -244,10 +244,11 @@ def test_a_worker_outlives_an_outage_longer_than_its_timeout(
         if fails and message.deliveries == 1 and message.data.amount == 0:
             raise ValueError("while the broker is away")
 
-    async def until(done: Callable[[], bool]) -> None:
+    async def until(worker: asyncio.Task[None], done: Callable[[], bool]) -> None:
         for _ in range(5000):
             if done():
                 return
+            assert not worker.done(), worker
             await asyncio.sleep(0.01)
 
     async def scenario() -> None:
@@ -259,9 +260,9 @@ def test_a_worker_outlives_an_outage_longer_than_its_timeout(
             await begun.wait()
             await asyncio.to_thread(tailrace_server.kill)
             gate.set()
-            await until(lambda: "could not be settled" in caplog.text)
+            await until(worker, lambda: "could not be settled" in caplog.text)
             await asyncio.to_thread(tailrace_server.restart)
-            await until(lambda: (0, 2) in seen and any(amount == 1 for amount, _ in seen))
+            await until(worker, lambda: (0, 2) in seen and any(amount == 1 for amount, _ in seen))
             bus.stop()
             await worker
 
@@ -286,7 +287,7 @@ def test_whoever_asked_is_told_when_the_last_attempt_has_failed(
         raise ValueError(f"broken {message.attempt}")
 
     async def script(client: tailrace.Client) -> None:
-        asked = asyncio.create_task(bus.request(Pay(1)))
+        asked = asyncio.create_task(bus.request(Pay(1), timeout=5))
         await tailrace_broker.advance(60)
         with pytest.raises(RequestFailed, match="broken 3"):
             await asked
@@ -306,7 +307,7 @@ def test_whoever_asked_is_told_what_failed_after_the_acknowledgement(tailrace_br
 
     async def script(client: tailrace.Client) -> None:
         with pytest.raises(RequestFailed, match=r"^ValueError$"):
-            await bus.request(Pay(1))
+            await bus.request(Pay(1), timeout=5)
 
     play(tailrace_broker, bus, script)
 
