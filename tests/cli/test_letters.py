@@ -106,11 +106,12 @@ def test_a_reason_that_nothing_dies_of_is_refused(
 def test_redrive_goes_to_the_group_that_gave_up(broker: Broker, topic: str) -> None:
     assert len(broker.rows("consume", topic, "-g", f"{topic}-other", "--max", "3")) == 3
     (dry,) = broker.rows("dlq", "redrive", topic, "--dry-run")
-    assert dry == {"topic": topic, "count": 3, "reopened": 0, "republished": 0, "dry_run": True}
+    rest = {"held": 0, "failed": 0, "problems": []}
+    assert dry == {"topic": topic, "count": 3, "reopened": 0, "republished": 0, "dry_run": True, **rest}
     told = broker.run("dlq", "redrive", topic, "--key", "2", "--dry-run").out
     assert told == "1 would be sent back: leave --dry-run out to do it\n"
     (done,) = broker.rows("dlq", "redrive", topic, "--key", "2", "--rate", "1000")
-    assert done == {"topic": topic, "count": 1, "reopened": 1, "republished": 0, "dry_run": False}
+    assert done == {"topic": topic, "count": 1, "reopened": 1, "republished": 0, "dry_run": False, **rest}
     (again,) = broker.rows("consume", topic, "-g", topic, "--max", "1")
     assert (again["value"], again["offset"], again["attempt"]) == ("y", 1, 1)
     assert [row["value"] for row in broker.rows("dlq", "list", topic)] == ["x", "z"]
@@ -123,9 +124,18 @@ def test_redrive_goes_to_the_group_that_gave_up(broker: Broker, topic: str) -> N
 def test_redrive_of_what_was_trimmed_makes_copies(broker: Broker, topic: str) -> None:
     broker.rows("topic", "trim", topic, "--partition", "0", "--to-offset", "2")
     done = broker.run("dlq", "redrive", topic)
-    assert done.out == "3 sent back, 2 of them as copies: the origin is trimmed\n"
+    assert done.out == "3 sent back, 2 of them as copies of what is gone\n"
     rows = broker.rows("consume", topic, "-g", topic, "--max", "3")
     assert sorted(row["value"] for row in rows) == ["x", "y", "z"]
+
+
+def test_redrive_says_what_could_not_be_sent_back(broker: Broker, topic: str) -> None:
+    broker.run("group", "delete", topic)
+    done = broker.run("dlq", "redrive", topic)
+    assert (done.status, done.out) == (1, "0 sent back\n")
+    assert "not sent back: " in done.err
+    assert "3 could not be sent back and stay where they are" in done.err
+    assert len(broker.rows("dlq", "list", topic)) == 3
 
 
 def test_rate_has_to_be_above_zero(broker: Broker, topic: str) -> None:

@@ -16,7 +16,7 @@ from tailrace.broker.shard import NOTHING, Shard
 from tailrace.broker.trace_search import ID_WINDOW_US, Budget, Source, Wanted, search
 from tailrace.core.delivery_commands import Trace, TraceFound
 from tailrace.core.lives import STATUSES
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.errors import Corrupt, InvalidRequest, NotFound
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import HEADER_BYTES_MAX
 from tailrace.ports import Respond
@@ -59,6 +59,9 @@ class Tracing:
         wanted = self._wanted(request)
         sources = [source_of(request.topic, partition, shard) for partition, shard in self._shards(request)]
         if wanted.offset is not None and not 0 <= wanted.offset < sources[0].end_offset:
+            damage = self._shards(request)[0][1].damage
+            if damage is not None:
+                raise Corrupt(damage.message)
             raise NotFound(f"offset {wanted.offset} is beyond the end, {sources[0].end_offset}")
 
         def work() -> tuple[TraceFound, Sequence[Buffer]]:

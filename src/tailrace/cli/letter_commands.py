@@ -132,13 +132,23 @@ def redrive(
                     "reopened": done.reopened,
                     "republished": done.republished,
                     "dry_run": done.dry_run,
+                    "held": done.held,
+                    "failed": done.failed,
+                    "problems": done.problems,
                 }
             )
         elif dry_run:
             output.line(f"{done.count} would be sent back: leave --dry-run out to do it")
         else:
-            copies = f", {done.republished} of them as copies: the origin is trimmed" * bool(done.republished)
+            copies = f", {done.republished} of them as copies of what is gone" * bool(done.republished)
             output.line(f"{done.count} sent back{copies}")
+        if done.held:
+            output.note(f"{done.held} are in the hands of another redrive and were left to it")
+        for problem in done.problems:
+            output.note(f"not sent back: {problem}")
+        if done.failed:
+            output.note(f"{done.failed} could not be sent back and stay where they are")
+            raise typer.Exit(1)
 
     with_client(url, timeout, work, FIELDS)
 

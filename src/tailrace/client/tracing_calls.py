@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from tailrace.client.calls import ask
+from tailrace.client.calls import ask, whole_of
 from tailrace.client.results import moment, to_us
 from tailrace.core.delivery_commands import Trace, TraceFound
 from tailrace.errors import InvalidRequest
@@ -109,7 +109,7 @@ async def trace(
         0 if since is None else to_us(since, "since", InvalidRequest),
         0 if until is None else to_us(until, "until", InvalidRequest),
         status,
-        limit,
+        whole_of("limit", limit),
         full,
     )
     reply = await ask(verbs, request, timeout)
