@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.core.delivery_commands import Ack, Nack, Reject, Settled
+from tailrace.core.delivery_commands import Ack, Extend, Nack, Reject, Settled
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, LeaseLost
 from tailrace.testing import LocalBroker
@@ -202,3 +202,25 @@ def test_a_handler_whose_error_cannot_be_printed_has_failed_like_any_other() -> 
         assert letter.error == "Mute"
 
     on_broker(scenario)
+
+
+def test_a_failure_that_cannot_be_told_is_not_held_for_ever() -> None:
+    async def scenario() -> None:
+        script = Script()
+        async with make(script) as consumer:
+
+            async def handler(delivery: tailrace.Delivery) -> None:
+                raise ValueError("no")
+
+            task = asyncio.ensure_future(consumer.run(handler))
+            await rounds()
+            script.answers[Nack] = [Refusal("storage_fault", "the disk", "none")]
+            script.grant(b"a")
+            await rounds(10)
+            assert [request.failure for request in script.of(Nack)] == [True, False]
+            await asyncio.sleep(100)
+            assert script.of(Extend) == []
+            consumer.stop()
+            await task
+
+    run(scenario())

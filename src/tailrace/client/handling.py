@@ -159,6 +159,8 @@ class Runner:
             await delivery.nack(error=_told(error))
         except TailraceError as problem:
             log.warning("not given back: %s", problem)
+            # Nobody works on it any more: not extended, its lease ends by itself if this does not arrive.
+            delivery.rows.settling.give_back(delivery.rows.lease, [delivery.offset])
         if parked := self._parked.get(self._key(delivery)):
             self._return_stale(parked, delivery)
 
