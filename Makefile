@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 SUITE ?= foundation
 SEEDS ?= 200
 CHECK_BUDGET_S ?= 120
-TEST_BUDGET_S ?= 660
+TEST_BUDGET_S ?= 800
 TEST_LONG_BUDGET_S ?= 3600
 
 .PHONY: help run test test-long check bench sim table format clean setup-base setup-dev
