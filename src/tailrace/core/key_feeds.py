@@ -45,8 +45,8 @@ class Spot:
 
     def lift(self, rows: dict[int, KeyQueue]) -> None:
         """Drop offers from the heaps until those on top still stand."""
-        self.top = self._stands(self.heap, rows)
-        self.back_top = self._stands(self.back, rows)
+        self.top = self._stands(self.heap, rows) if self.heap else NOTHING
+        self.back_top = self._stands(self.back, rows) if self.back else NOTHING
 
     def _stands(self, heap: list[int], rows: dict[int, KeyQueue]) -> int:
         while heap:
@@ -113,8 +113,8 @@ class KeyFeed:
 
     __slots__ = (
         *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_fresh", "_held"),
-        *("_last", "_left", "_place", "_queues", "_returning", "_size", "_view", "hole", "stale"),
-        *("starved_code", "starved_us"),
+        *("_last", "_left", "_place", "_queues", "_returning", "_size", "_some_back", "_view"),
+        *("hole", "stale", "starved_code", "starved_us"),
         *("at", "missing", "row_bytes", "rows", "since_us", "state"),
     )
 
@@ -140,6 +140,8 @@ class KeyFeed:
         """(entry, row, key): what keys that were drawn from offer next."""
         self._returning: list[tuple[int, int, KeyQueue]] = []
         """The same, of what came back."""
+        self._some_back = min(self._free.back_top, self._held.back_top) < 0
+        """There may be something that came back; mostly there is not."""
         self._last: tuple[int, int, KeyQueue] | None = None
         """The end of the run that is shown, when its key has not offered the one behind it yet."""
         self._left = view.want.count_max
@@ -193,7 +195,7 @@ class KeyFeed:
         self.stale, self._last = False, None
         self.rows, self.at, self.missing, self.state, self.since_us = run, 0, None, UNKNOWN, 0
         size = self._size
-        while (entry := self._best()) != NOTHING:
+        while (entry := self._best() if self._some_back else self._best_fresh()) != NOTHING:
             offset = (entry & CODE) >> 3
             if entry < 0 and not run and self._hole_may_starve(entry):
                 break
@@ -275,7 +277,8 @@ class KeyFeed:
         if following and following[0][0] == entry:
             _, row, queue = heappop(following)
             return queue, row
-        spot = self._free if entry in (self._free.top, self._free.back_top) else self._held
+        free = self._free
+        spot = free if entry == free.top or entry == free.back_top else self._held
         queue = rows[(entry & CODE) >> 3]
         queue.spot = None
         self._queues.drawn.append(queue)
@@ -291,7 +294,11 @@ class KeyFeed:
                 self._offer_next((entry, row, queue))
 
     def _offer_next(self, following: tuple[int, int, KeyQueue]) -> None:
-        heappush(self._following if following[0] >= 0 else self._returning, following)
+        if following[0] >= 0:
+            heappush(self._following, following)
+        else:
+            heappush(self._returning, following)
+            self._some_back = True
 
     def _open(self, offset: int) -> bool:
         columns = self._view.at_hand.columns(offset)
