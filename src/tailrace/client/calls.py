@@ -43,24 +43,36 @@ async def ask(
     """The reply, or the refusal raised. Retriable refusals are tried again until the time is up: those with
     an unknown outcome only when repeating the request does no harm.
     """
+    reply, _ = await ask_parts(verbs, request, timeout_s, repeatable=repeatable, body=body)
+    return reply
+
+
+async def ask_parts(
+    verbs: BrokerVerbs, request: Request, timeout_s: float, *, repeatable: bool = True, body: Buffer = b""
+) -> tuple[Reply, Sequence[Buffer]]:
+    """The same, with the body of the answer."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     pause = PAUSE_S_MIN
     while True:
-        answer: asyncio.Future[Reply] = loop.create_future()
+        answer: asyncio.Future[tuple[Reply, Sequence[Buffer]]] = loop.create_future()
 
-        def respond(reply: Reply, parts: Sequence[Buffer], answer: asyncio.Future[Reply] = answer) -> None:
+        def respond(
+            reply: Reply,
+            parts: Sequence[Buffer],
+            answer: asyncio.Future[tuple[Reply, Sequence[Buffer]]] = answer,
+        ) -> None:
             if not answer.done():
-                answer.set_result(reply)
+                answer.set_result((reply, parts))
 
         verbs.submit(request, body, respond)
         try:
             async with asyncio.timeout_at(deadline):
-                reply = await answer
+                reply, parts = await answer
         except TimeoutError:
             raise Timeout(f"{type(request).__name__}: no answer within {timeout_s:g} s") from None
         if not isinstance(reply, Refusal):
-            return reply
+            return reply, parts
         error = error_of(reply)
         again = error.retriable and (repeatable or error.outcome == "none")
         if not again or loop.time() + pause > deadline:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncGenerator
-from typing import Any
 
-from tailrace.client.calls import ask, error_of
+from tailrace.client.calls import ask, ask_parts
 from tailrace.client.leases import offsets_of
 from tailrace.client.results import Message, Rows
-from tailrace.core.commands import DescribeTopic, Fetch, Fetched, Reply, TopicInfo
+from tailrace.core.commands import DescribeTopic, Fetch, Fetched, TopicInfo
 from tailrace.core.delivery_commands import FindUnsettled, UnsettledFound
-from tailrace.core.model import Refusal
-from tailrace.errors import NotFound, Timeout
+from tailrace.errors import NotFound
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.ports import BrokerVerbs
@@ -66,7 +63,7 @@ class OpenLetters:
         first, alone = wanted[0], len(wanted) == 1
         request = Fetch(self._topic, [(partition, first)], 1 if alone else BYTES)
         try:
-            reply, data = await exchange(self._verbs, request, self._timeout)
+            reply, parts = await ask_parts(self._verbs, request, self._timeout)
         except NotFound as error:
             start = error.details.get("start_offset", 0)
             if alone or start <= first:
@@ -75,28 +72,9 @@ class OpenLetters:
         assert isinstance(reply, Fetched)
         found: list[Message] = []
         reached, chosen = first + 1, set(wanted)
-        for header, body in frame.walk(data):
+        for header, body in frame.walk(memoryview(b"".join(parts))):
             if header.kind == frame.DATA:
                 rows = Rows(self._topic, partition, header, arrow.decode(body, header.columns))
                 found += [m for m in rows.messages(rows.first_row(first)) if m.offset in chosen]
                 reached = header.end_offset
         return found, reached
-
-
-async def exchange(verbs: BrokerVerbs, request: Fetch, timeout: float) -> tuple[Reply, memoryview]:
-    """One request whose answer has a body."""
-    answer: asyncio.Future[tuple[Reply, memoryview]] = asyncio.get_running_loop().create_future()
-
-    def respond(reply: Reply, parts: Any) -> None:
-        if not answer.done():
-            answer.set_result((reply, memoryview(b"".join(parts))))
-
-    verbs.submit(request, b"", respond)
-    try:
-        async with asyncio.timeout(timeout):
-            reply, data = await answer
-    except TimeoutError:
-        raise Timeout(f"{type(request).__name__}: no answer within {timeout:g} s") from None
-    if isinstance(reply, Refusal):
-        raise error_of(reply)
-    return reply, data
