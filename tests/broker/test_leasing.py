@@ -1,9 +1,11 @@
 """Leases in the shell: what is answered and when, who is woken, and that nothing goes to who is gone."""
 
+import gc
 from typing import Any
 
 import pytest
 
+from tailrace.broker.lease_job import LeaseJob
 from tailrace.core.commands import DeleteTopic, Done, Offsets, TrimTopic
 from tailrace.core.delivery_commands import (
     Ack,
@@ -66,6 +68,31 @@ def test_messages_come_with_their_counters_and_leases() -> None:
     assert broker.ack(*first, *second) == Settled()
     assert broker.ask(Committed("t", "g")) == Offsets([3])
     assert broker.lease() == []
+
+
+@pytest.mark.parametrize("ring", [0, 1 << 20])
+def test_an_answered_request_leaves_no_garbage(ring: int) -> None:
+    """What it leased would stay in memory until a collection, and cause collections all the time."""
+    broker = make(partitions=2, ring=ring)
+    for partition in (0, 1):
+        broker.send(b"a", b"b", b"c", partition=partition, priorities=[0, 2, 4])
+
+    def work() -> None:
+        for message in broker.lease(count_max=4):
+            broker.nack(message, failure=False)
+        broker.begin_lease(wait_ms=1_000)
+        broker.begin_lease(wait_ms=1_000)
+        broker.pass_s(2)
+
+    work()
+    gc.collect()
+    gc.disable()
+    try:
+        work()
+        jobs = [item for item in gc.get_objects() if isinstance(item, LeaseJob)]
+    finally:
+        gc.enable()
+    assert jobs == []
 
 
 @pytest.mark.parametrize("ring", [0, 600, 1 << 20])

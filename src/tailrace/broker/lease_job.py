@@ -34,7 +34,7 @@ _STORAGE = frozenset(("storage_fault", "corrupt", "full"))
 class _Place:
     """One partition of a lease request."""
 
-    __slots__ = ("asked", "generation", "ill", "job", "late", "partition", "shard", "waits")
+    __slots__ = ("asked", "generation", "ill", "job", "partition", "shard", "waits")
 
     def __init__(self, job: LeaseJob, partition: int, generation: int, shard: Shard) -> None:
         self.job = job
@@ -46,7 +46,6 @@ class _Place:
         self.waits = False
         self.ill: Refusal | None = None
         """Why its storage is of no use now."""
-        self.late = Late(self.make)
 
     def make(self) -> LeaseRun | None:
         """Its turn has come: ask for as much as is still wanted, of what is committed now."""
@@ -159,7 +158,7 @@ class LeaseJob:
         pending, self._pending = self._pending, []
         self._under_way += len(pending)
         for place in pending:
-            place.shard.submit(place.late, b"", place.reply)
+            place.shard.submit(Late(place.make), b"", place.reply)
 
     def woken(self, place: _Place) -> None:
         """Something changed in a partition."""
@@ -366,6 +365,8 @@ class LeaseJob:
             if place.waits:
                 place.shard.wakeups.leave(self.request.group, place.wake)
         self._leave_elsewhere()
+        # They know this job: it would live on with all that it leased until a collection of garbage finds it.
+        self._places, self._pending, self._taken = [], [], []
         return respond
 
     def _answer(self, reply: Leases | Refusal) -> None:
