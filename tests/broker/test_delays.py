@@ -223,11 +223,11 @@ def test_dedup_and_retries_over_a_release(store: LogStore) -> None:
     assert broker.texts() == ["a"]
     again = reply_of(broker.later({"b": 1.0}, fields={"dedup_ids": [b"x"]}))
     assert isinstance(again, Published)
-    assert again.duplicates == [(0, -1)]
+    assert again.duplicates == [(0, 0)]
     broker.restart()
     again = reply_of(broker.later({"b": 1.0}, fields={"dedup_ids": [b"x"]}))
     assert isinstance(again, Published)
-    assert again.duplicates == [(0, -1)]
+    assert again.duplicates == [(0, 0)]
     broker.pass_s(5)
     assert broker.texts() == ["a"]
 

@@ -216,6 +216,26 @@ def test_a_waiting_reader_gets_it_and_a_restart_does_not_matter(broker: LocalBro
     assert asyncio.run(scenario()) == [b"a"]
 
 
+def test_a_duplicate_is_told_where_the_message_is_once_it_was_released(broker: LocalBroker) -> None:
+    async def scenario() -> list[tuple[bool, int | None]]:
+        results = []
+        async with broker.client() as client, client.producer("t") as producer:
+            await producer.publish(b"before")
+            await producer.publish(b"a", delay=5, dedup_id=b"a")
+            for restart in (False, False, True):
+                result = await producer.publish(b"again", dedup_id=b"a")
+                results.append((result.duplicate, result.offset))
+                broker.clock.advance(6)
+                await broker.settle()
+                if restart:
+                    broker.restart()
+                    result = await producer.publish(b"again", delay=1, dedup_id=b"a")
+                    results.append((result.duplicate, result.offset))
+        return results
+
+    assert asyncio.run(scenario()) == [(True, None), (True, 1), (True, 1), (True, 1)]
+
+
 def test_the_blocking_twin(broker: LocalBroker) -> None:
     with sync.connect(broker.url) as client, client.producer("t") as producer:
         sent = producer.send(b"a", delay=5)

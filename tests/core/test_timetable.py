@@ -51,6 +51,8 @@ class Life:
         self.facts: list[Any] = []
         self.entry = 0
         self.now_us = T0
+        self.dedup_ids: dict[int, str | None] = {}
+        """Of what was ever delayed, by ref."""
 
     def decide(self, command: Any) -> Decision:
         before = self.partition.snapshot()
@@ -73,13 +75,20 @@ class Life:
     ) -> Any:
         times = [self.now_us + delay for delay in delays]
         batch = view(times, first_id=first_id, dedup_ids=dedup_ids)
-        return self.do(PublishBatch(Publish("t", 0, batch.columns, 0, **options), batch))
+        entry = self.entry
+        reply = self.do(PublishBatch(Publish("t", 0, batch.columns, 0, **options), batch))
+        if isinstance(reply, Published) and dedup_ids is not None:
+            for place, row in enumerate(reply.scheduled or ()):
+                self.dedup_ids[ref_of(entry, place)] = dedup_ids[row]
+        return reply
 
     def releasable(self, limit: int = 1000) -> ReleaseDue | None:
         refs, until_us, until_ref = self.partition.timetable.due(self.now_us, limit)
         if not len(refs):
             return None
-        return ReleaseDue(view([0] * len(refs)), 0, until_us, until_ref, refs)
+        ids = [self.dedup_ids.get(ref) for ref in refs.tolist()]
+        batch = view([0] * len(refs), dedup_ids=ids if any(ids) else None)
+        return ReleaseDue(batch, 0, until_us, until_ref, refs)
 
     def release(self, limit: int = 1000) -> list[int]:
         """Refs of what was released."""
@@ -245,6 +254,33 @@ def test_dedup_ids_count_from_when_they_were_scheduled() -> None:
     assert life.release() == [ref_of(2, 0), ref_of(0, 0)], "its id came again later, but it was accepted"
 
 
+def test_a_duplicate_of_a_released_message_is_told_its_offset() -> None:
+    life = Life()
+    life.publish(0, 0)
+    assert life.publish(S, 2 * S, dedup_ids=["a", "b"]).scheduled == [0, 1]
+    life.now_us += S
+    life.release()
+    assert life.publish(0, dedup_ids=["a"]) == Published(2, life.now_us, [(0, 2)])
+    assert life.publish(S, S, dedup_ids=["b", "a"]).duplicates == [(0, -1), (1, 2)]
+    for again in life.rebuilt():
+        life.partition = again
+        assert life.publish(0, dedup_ids=["a"]).duplicates == [(0, 2)]
+    life.now_us = T0 + WINDOW_MS * 1000
+    assert life.publish(300 * S, dedup_ids=["a"]).scheduled == [0], "its window is over"
+    assert life.publish(0, dedup_ids=["a"]).duplicates == [(0, -1)], "the new one still waits"
+
+
+def test_only_released_ids_that_still_count_take_memory() -> None:
+    life = Life()
+    life.publish(1000 * S, S, dedup_ids=["old", "young"])
+    life.now_us += S
+    life.release()
+    life.now_us += 1000 * S
+    life.release()
+    assert life.partition.end_offset == 2
+    assert life.partition.timetable.dedup.landed() == 1
+
+
 def test_the_window_is_full_whoever_fills_it() -> None:
     partition = Life()
     partition.partition = Partition(TopicOptions(dedup_max=3))
@@ -302,6 +338,20 @@ def test_the_oldest_frame_that_waits_is_the_floor() -> None:
     assert life.partition.lowest_entry() is None
 
 
+def test_a_retry_is_told_the_same_of_released_messages() -> None:
+    life = Life()
+    life.publish(S, dedup_ids=["a"])
+    life.now_us += S
+    life.release()
+    batch = view([T0 + 5 * S, T0 + 5 * S], first_id=50, dedup_ids=["a", "b"])
+    command = PublishBatch(Publish("t", 0, batch.columns, 0, 5, 0, 0), batch)
+    reply = life.do(command)
+    assert reply == Published(-1, life.now_us, [(0, 0)], [1])
+    life.now_us += 10 * S
+    life.release()
+    assert life.decide(command).reply == reply
+
+
 DELAYS = st.integers(-1, 5) | st.sampled_from([9_999, 10_000, 640_000, 5 * S, 3600 * S])
 PUBLISHING = st.tuples(st.just("publish"), st.lists(DELAYS, min_size=1, max_size=4), st.integers(0, 12))
 OTHERS = (
@@ -354,3 +404,33 @@ def _stored(fact: Any) -> Any:
     if isinstance(fact, Appended | Scheduled):
         return fact
     return msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=Fact)
+
+
+@given(PLAYS)
+def test_duplicates_are_told_where_the_first_one_is(plays: list[Any]) -> None:
+    life, offsets, first, number = Life(), dict[int, int](), dict[str, tuple[int, int | None, int]](), 1
+    # `first` has by id: when it was taken, its offset or None, and its ref.
+    for act, what, more in plays:
+        if act == "publish":
+            ids = [str((more + row) % 8) for row in range(len(what))]
+            entry, end = life.entry, life.partition.end_offset
+            reply = life.publish(*what, first_id=number, dedup_ids=[*ids])
+            told, late = dict(reply.duplicates or ()), 0
+            for row, (name, delay) in enumerate(zip(ids, what, strict=True)):
+                time_us, offset, ref = first.get(name, (T0 - WINDOW_MS * 1000, None, -1))
+                if life.now_us - time_us < WINDOW_MS * 1000:
+                    assert told.pop(row) == (offsets.get(ref, -1) if offset is None else offset)
+                elif delay > 0:
+                    first[name] = life.now_us, None, ref_of(entry, late)
+                    late += 1
+                else:
+                    first[name], end = (life.now_us, end, -1), end + 1
+            assert not told
+            number += len(what)
+        elif act == "pass":
+            life.now_us += what
+        elif act == "release":
+            end = life.partition.end_offset
+            offsets.update((ref, end + row) for row, ref in enumerate(life.release(what)))
+        else:
+            life.cancel(what)

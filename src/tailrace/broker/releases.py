@@ -240,7 +240,7 @@ class Releases:
             return
         picked, body = _fitting(taken[0], min(nbytes, 4 * RELEASE_BYTES))
         count = picked.batch.num_rows
-        view, _ = open_body(body, picked.columns, want_keys=self._shard.options.key_index, want_dedup=False)
+        view, _ = open_body(body, picked.columns, want_keys=self._shard.options.key_index)
         until = int(rows[count - 1, AT]), int(rows[count - 1, REF])
         command = ReleaseDue(view, crc32c(body), *until, rows[:count, REF].copy())
         self._submitted = until

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,6 +24,9 @@ import numpy.typing as npt
 from tailrace.core.model import Hashes, Refusal
 from tailrace.core.table import Buffer, HashTable, Numbers, group_rows, present_rows
 from tailrace.errors import Overloaded, TooLarge
+
+if TYPE_CHECKING:
+    from tailrace.core.late_ids import LateIds
 
 ROTATE_MIN = 1024
 """Smaller young tables are not worth a rotation."""
@@ -87,12 +91,12 @@ class DedupWindow:
         time_us: int,
         *,
         late: Mask | None = None,
-        waiting: DedupWindow | None = None,
+        others: LateIds | None = None,
     ) -> Filtered | Refusal | None:
         """What is a duplicate in a batch that would be appended there and then; None when nothing is.
 
-        `late` are the rows that get no offset yet, and `waiting` has the ids of others like that: what
-        is a duplicate of such a message is told -1.
+        `late` are the rows that get no offset yet, and `others` has the ids of earlier ones like that: what
+        is a duplicate of a message that still has no offset is told -1.
         """
         present = present_rows(ids)
         if not len(present):
@@ -104,16 +108,17 @@ class DedupWindow:
             known = first >= self._firsts[head]
         else:
             first, known = np.zeros(len(given), np.int64), np.zeros(len(given), np.bool_)
-        others = 0
-        if waiting is not None:
-            others = waiting.live(time_us)
-            again = ~known & waiting.knows(given, time_us)
-            first, known = np.where(again, -1, first), known | again
+        delayed = 0
+        if others is not None:
+            delayed = others.live(time_us)
+            again = ~known & others.knows(given, time_us)
+            if again.any():
+                first, known = np.where(again, others.places(given, time_us), first), known | again
         groups = group_rows(given)
         duplicate = known | (groups.rank > 0)
         fresh = len(given) - int(np.count_nonzero(duplicate))
-        if fresh and self._live_from(head) + others + fresh > self.entries_max:
-            return self._full(head, fresh, others, time_us)
+        if fresh and self._live_from(head) + delayed + fresh > self.entries_max:
+            return self._full(head, fresh, delayed, time_us)
         if fresh == len(given):
             return None
         kept = np.ones(len(ids), np.bool_)
@@ -145,7 +150,7 @@ class DedupWindow:
         lines = np.searchsorted(np.array(self._firsts, np.int64), self.places(ids), "right")
         return np.array([-1, *self._times], np.int64)[lines]
 
-    def _full(self, head: int, fresh: int, others: int, time_us: int) -> Refusal:
+    def _full(self, head: int, fresh: int, delayed: int, time_us: int) -> Refusal:
         limit = self.entries_max
         if fresh > limit:
             return Refusal(
@@ -154,7 +159,7 @@ class DedupWindow:
                 details={"limit": limit},
             )
         live = self._live_from(head)
-        surplus = live + others + fresh - limit
+        surplus = live + delayed + fresh - limit
         wait_us = self.window_us
         if surplus <= live:
             # The batch whose end makes enough room, and how long it still counts.
@@ -162,7 +167,7 @@ class DedupWindow:
             wait_us = self._times[enough - 1] + self.window_us - time_us
         return Refusal(
             Overloaded.code,
-            f"the dedup window is full: {live + others} ids and {fresh} new ones, dedup_max is {limit}",
+            f"the dedup window is full: {live + delayed} ids and {fresh} new ones, dedup_max is {limit}",
             details={"retry_after_ms": -(-wait_us // 1000), "limit": limit},
         )
 

@@ -102,7 +102,7 @@ class Partition:
         """The topic was altered; what was decided before stays."""
         assert options.key_index == self.options.key_index, "key_index cannot change"
         self.options = options
-        for window in (self.dedup, self.timetable.dedup):
+        for window in (self.dedup, self.timetable.dedup.waiting):
             window.window_us = options.dedup_window_ms * 1000
             window.entries_max = options.dedup_max
         if self.keys is not None:
@@ -137,7 +137,7 @@ class Partition:
         keep = duplicates = None
         if view.dedup_ids is not None:
             found = self.dedup.find(
-                view.dedup_ids, self.end_offset, time_us, late=late, waiting=self.timetable.dedup
+                view.dedup_ids, self.end_offset, time_us, late=late, others=self.timetable.dedup
             )
             if isinstance(found, Refusal):
                 return Decision(NOTHING, found)
@@ -250,8 +250,9 @@ class Partition:
         assert base_offset == self.end_offset, f"append at {base_offset}, the end is {self.end_offset}"
         assert view.count > 0
         assert time_us >= self.append_time_us, "append time goes back"
-        if view.dedup_ids is not None and not fact.released:
-            self.dedup.add(view.dedup_ids, base_offset, time_us)
+        if view.dedup_ids is not None:
+            remember = self.timetable.land if fact.released else self.dedup.add
+            remember(view.dedup_ids, base_offset, time_us)
         if view.keys is not None and self.keys is not None:
             self.keys.add(view.keys)
         if fact.producer_id:

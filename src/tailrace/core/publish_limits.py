@@ -6,6 +6,7 @@ import numpy as np
 
 from tailrace.core.commands import Publish, Published
 from tailrace.core.dedup import DedupWindow, Filtered, Mask
+from tailrace.core.late_ids import LateIds
 from tailrace.core.model import (
     ANY_KEY_SEQUENCE,
     BATCH_BYTES_MAX,
@@ -110,7 +111,7 @@ def mixed(found: Filtered) -> Refusal:
 
 
 def repeat_late(
-    view: BatchView, late: Mask, result: BatchResult, known: DedupWindow, waiting: DedupWindow
+    view: BatchView, late: Mask, result: BatchResult, known: DedupWindow, others: LateIds
 ) -> Published:
     """The answer to a retry of a batch with delayed rows: what its first result was.
 
@@ -120,20 +121,21 @@ def repeat_late(
     ids = view.dedup_ids
     if ids is None:
         return Published(result.base_offset, result.append_time_us, None, np.flatnonzero(late).tolist())
-    stored = waiting.times(ids) == result.append_time_us
+    stored = others.times(ids) == result.append_time_us
     given = present_rows(ids)
     stored[given[group_rows(ids[given]).rank > 0]] = False
     bare = np.ones(len(ids), np.bool_)
     bare[given] = False
     scheduled = late & (stored | bare)
-    doubles = np.flatnonzero(late & ~scheduled)
-    duplicates = list(zip(doubles.tolist(), known.places(ids[doubles]).tolist(), strict=True))
-    others = np.flatnonzero(~late)
+    doubles, prompt = np.flatnonzero(late & ~scheduled), np.flatnonzero(~late)
+    places = known.places(ids)
+    places = np.where(places < 0, others.places(ids, result.append_time_us), places)
+    duplicates = list(zip(doubles.tolist(), places[doubles].tolist(), strict=True))
     if result.base_offset < 0:
-        duplicates += zip(others.tolist(), known.places(ids[others]).tolist(), strict=True)
-    elif len(others) != result.count:
-        again = known.recall(ids[others], result.base_offset, result.count)
-        duplicates += [(int(others[row]), offset) for row, offset in again]
+        duplicates += zip(prompt.tolist(), places[prompt].tolist(), strict=True)
+    elif len(prompt) != result.count:
+        again = known.recall(ids[prompt], result.base_offset, result.count)
+        duplicates += [(int(prompt[row]), offset) for row, offset in again]
     duplicates.sort()
     base_offset = result.base_offset
     if not result.count:

@@ -9,8 +9,7 @@ again then: the command holds only if it names exactly the rows that are due up 
 was cancelled a moment before is never appended. A cancelled message leaves the wheel at its time; the latest
 ids are remembered after that, so that whoever lost the answer and asks again is told the same.
 
-Dedup ids of delayed messages count from when they were stored, in a window of their own, because they have no
-offsets that could be remembered.
+Dedup ids of delayed messages count from when they were stored, in a window of their own (`late_ids`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ import numpy as np
 from tailrace.core.cancelled import CancelledIds
 from tailrace.core.commands import Done, Published
 from tailrace.core.decisions import NOTHING, Decision
-from tailrace.core.dedup import DedupWindow
 from tailrace.core.delivery_commands import Cancelled, CancelScheduled
 from tailrace.core.facts import Appended, Released, ScheduleCancelled, Scheduled
 from tailrace.core.inner_commands import ReleaseDue
-from tailrace.core.model import Refusal, Times
+from tailrace.core.late_ids import WINDOW_BUFFERS, LateIds
+from tailrace.core.model import Hashes, Refusal, Times
 from tailrace.core.table import Buffer
 from tailrace.core.wheel import AT, CANCELLED, HIGH, LOW, NEVER, REF, ROW_BITS, WIDTH, Rows, Wheel, ref_of
 from tailrace.errors import InvalidRequest
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 IDS_MAX = 10_000
 """Of one request to cancel."""
-_DEDUP_BUFFERS = 6
 
 
 class Timetable:
@@ -52,9 +50,9 @@ class Timetable:
         self.wheel = Wheel()
         options = partition.options
         self.cancelled = CancelledIds()
-        self.dedup = DedupWindow(options.dedup_window_ms, options.dedup_max)
+        self.dedup = LateIds(options.dedup_window_ms, options.dedup_max)
         self.scheduled = 0
-        """How many messages were ever delayed; numbers them in the dedup window."""
+        """How many messages were ever delayed."""
         self.released = (0, 0)
         """Up to where rows were released since the start. Not stored: the shell looks here whether its
         command was decided."""
@@ -140,8 +138,14 @@ class Timetable:
         self.wheel.insert(rows)
         self.soonest_us = min(self.soonest_us, int(rows[:, AT].min()))
         if view.dedup_ids is not None:
-            self.dedup.add(view.dedup_ids, self.scheduled, fact.append_time_us)
+            self.dedup.add(view.dedup_ids, ref_of(fact.entry, 0), fact.append_time_us)
         self.scheduled += count
+
+    def land(self, ids: Hashes, base_offset: int, time_us: int) -> None:
+        """Messages with these dedup ids, the first of those that are due, got their offsets."""
+        refs = self.wheel.first(time_us, len(ids))[:, REF]
+        assert len(refs) == len(ids), f"{len(ids)} were released, {len(refs)} are due"
+        self.dedup.land(ids, refs, base_offset, time_us)
 
     def apply(self, fact: Released | ScheduleCancelled) -> None:
         """Let a fact happen."""
@@ -161,10 +165,9 @@ class Timetable:
         """The state for a snapshot."""
         if not self.scheduled:
             return []
-        cancelled = self.cancelled.buffers()
-        # Older snapshots, and those without cancelled ids, have one number there.
-        numbers = array("q", (self.scheduled, len(cancelled)) if cancelled else (self.scheduled,))
-        return [numbers.tobytes(), *cancelled, *self.dedup.buffers(), *self.wheel.buffers()]
+        cancelled, dedup = self.cancelled.buffers(), self.dedup.buffers()
+        numbers = array("q", (self.scheduled, len(cancelled), len(dedup)))
+        return [numbers.tobytes(), *cancelled, *dedup, *self.wheel.buffers()]
 
     def load(self, columns: Sequence[memoryview]) -> None:
         """The state that a snapshot holds."""
@@ -172,10 +175,11 @@ class Timetable:
             return
         numbers = array("q")
         numbers.frombytes(columns[0])
-        self.scheduled, more = numbers[0], 1 + sum(numbers[1:])
-        self.cancelled.load(columns[1:more])
-        self.dedup.load(columns[more : more + _DEDUP_BUFFERS])
-        self.wheel.load(columns[more + _DEDUP_BUFFERS :])
+        # Older snapshots have fewer numbers there.
+        self.scheduled, cancelled, dedup = (*numbers, *(0, WINDOW_BUFFERS)[len(numbers) - 1 :])
+        self.cancelled.load(columns[1 : 1 + cancelled])
+        self.dedup.load(columns[1 + cancelled : 1 + cancelled + dedup])
+        self.wheel.load(columns[1 + cancelled + dedup :])
 
     def verify(self) -> None:
         """Assert the invariants."""

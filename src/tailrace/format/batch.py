@@ -152,19 +152,17 @@ def take(body: Buffer, columns: int, rows: Sequence[int] | npt.NDArray[np.int64]
     return body_of(decode(body, columns).take(pa.array(rows, pa.int64())), columns)
 
 
-def view_of(
-    header: Header, body: Buffer, want_keys: bool = False, want_dedup: bool = True, want_ids: bool = False
-) -> BatchView:
+def view_of(header: Header, body: Buffer, want_keys: bool = False, want_ids: bool = False) -> BatchView:
     """The view of a stored, checked frame; the body is opened only for what is wanted and there."""
     columns = header.columns
     keys = dedup_ids = deliver_at = ids = priorities = None
-    wanted = HAS_PRIORITY | (HAS_KEY if want_keys else 0) | (HAS_DEDUP_ID if want_dedup else 0)
+    wanted = HAS_PRIORITY | HAS_DEDUP_ID | (HAS_KEY if want_keys else 0)
     if columns & wanted or want_ids:
         opened = _reopen(body, columns)
         if opened.message.rows != header.count:
             raise Corrupt(f"a frame of {header.count} rows has a body of {opened.message.rows}")
         keys = opened.hashes("key") if want_keys and columns & HAS_KEY else None
-        dedup_ids = opened.hashes("dedup_id") if want_dedup and columns & HAS_DEDUP_ID else None
+        dedup_ids = opened.hashes("dedup_id") if columns & HAS_DEDUP_ID else None
         priorities = opened.column("priority", "u1") if columns & HAS_PRIORITY else None
         if want_ids:
             deliver_at, ids = _delays(opened)
@@ -195,7 +193,6 @@ def open_body(
     columns: int,
     *,
     want_keys: bool = False,
-    want_dedup: bool = True,
     bytes_max: int = BATCH_BYTES_MAX,
     header_bytes_max: int = HEADER_BYTES_MAX,
 ) -> tuple[BatchView, pa.RecordBatch]:
@@ -224,7 +221,7 @@ def open_body(
         _check_times(opened, "expires_at")
     if columns & HAS_DEDUP_ID:
         _longest(opened, "dedup_id", DEDUP_ID_BYTES_MAX)
-        dedup_ids = opened.hashes("dedup_id") if want_dedup else None
+        dedup_ids = opened.hashes("dedup_id")
     rows, sizes = opened.message.rows, (key_max, header_max, value_max)
     view = BatchView(
         rows, columns, len(body), timestamp_max, *sizes, keys, dedup_ids, deliver_at, ids, priorities

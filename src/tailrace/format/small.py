@@ -21,13 +21,13 @@ ROWS_MAX = 8
 BYTES_MAX = 64 * 1024
 
 
-def measure(body: Buffer, columns: int, *, want_keys: bool = False, want_dedup: bool = True) -> BatchView:
+def measure(body: Buffer, columns: int, *, want_keys: bool = False) -> BatchView:
     """Prove that a foreign body is sound and within all limits; raises `InvalidRequest` or `TooLarge`."""
     if columns & ~HAS_KEY == 0 and not want_keys and len(body) <= BYTES_MAX:
         view = _quick(body, columns)
         if view is not None:
             return view
-    return open_body(body, columns, want_keys=want_keys, want_dedup=want_dedup)[0]
+    return open_body(body, columns, want_keys=want_keys)[0]
 
 
 @lru_cache(maxsize=1024)
