@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tailrace.broker.at_hand import FramesAtHand
 from tailrace.core.commands import Publish
 from tailrace.core.model import key_hash
+from tailrace.core.spans import flat
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
@@ -34,7 +35,7 @@ def load(broker: HeldEngine, offset: int) -> list[Exception | None]:
 
 def delivered(at_hand: FramesAtHand, runs: list[tuple[int, int]]) -> list[bytes]:
     full = [(first, count, 1, 0) for first, count in runs]
-    frames = at_hand.frames(full)
+    frames = at_hand.frames(flat(sorted((first, first + count) for first, count in runs)))
     assert not isinstance(frames, int)
     values = values_of(b"".join(part for item in gather(frames, full) for part in item.parts()))
     wanted = {b"%d" % offset for first, count in runs for offset in range(first, first + count)}
@@ -85,7 +86,7 @@ def test_what_the_tail_has_lost_is_read_from_the_log() -> None:
     at_hand = broker.shard().at_hand
     assert at_hand.columns(40) is None
     assert at_hand.reach(40, 1000) == 40
-    assert at_hand.frames([(40, 2, 1, 0)]) == 40
+    assert at_hand.frames([40, 42]) == 40
     assert load(broker, 40) == [None]
     found = at_hand.columns(40)
     assert found is not None

@@ -20,7 +20,7 @@ from tests.core.desk import SECOND, T0, Desk, plain
 def test_a_run_is_leased_once_and_settled_once() -> None:
     desk = Desk(*plain(10))
     reply = desk.ask(count=4)
-    assert reply == inner.RunLeased(1, T0 + 30 * SECOND, [(0, 4, 1, 0)])
+    assert reply == inner.RunLeased(1, T0 + 30 * SECOND, [(0, 4, 1, 0)], [0, 4])
     assert desk.lease() == [4, 5, 6, 7, 8, 9]
     assert desk.lease() == []
     assert desk.ack(0, 4, lease=1) == []
@@ -114,7 +114,7 @@ def test_groups_do_not_touch_each_other() -> None:
     desk.do(inner.Enlist("other", GroupPolicy(assignment="shared")))
     assert desk.lease() == [0, 1, 2]
     run = inner.LeaseRun("other", "bob", 0, 77, 10, 1 << 20, 3)
-    assert desk.do(run).reply == inner.RunLeased(77, T0 + 30 * SECOND, [(0, 3, 1, 0)])
+    assert desk.do(run).reply == inner.RunLeased(77, T0 + 30 * SECOND, [(0, 3, 1, 0)], [0, 3])
     reply: Any = desk.do(wire.Ack("t", 0, "other", [(1, [0, 3])])).reply
     assert reply.lost == [(1, [0, 3])], "a foreign receipt"
     assert desk.ack(0, 3, lease=1) == []

@@ -9,11 +9,12 @@ from pyarrow import RecordBatch
 
 from tailrace.broker.tail import Tail
 from tailrace.core.model import Columns
+from tailrace.core.spans import pairs
 from tailrace.errors import Corrupt
 from tailrace.format import frame
 from tailrace.format.batch import stored
 from tailrace.format.frame import Frame
-from tailrace.format.gathering import Run, columns_of
+from tailrace.format.gathering import columns_of
 
 if TYPE_CHECKING:
     from tailrace.broker.shard import Shard
@@ -78,15 +79,13 @@ class FramesAtHand:
 
     # -- what deliveries are made of
 
-    def frames(self, runs: Sequence[Run]) -> list[Frame] | int:
-        """The frames that hold runs of offsets, ascending, each once; or an offset that is not at hand."""
-        first, count, _, _ = runs[0]
-        if len(runs) == 1:
-            return self._between(first, first + count)
-        bounds = sorted([(first, first + count) for first, count, _, _ in runs])
+    def frames(self, spans: Sequence[int]) -> list[Frame] | int:
+        """The frames that hold spans of offsets, ascending, each once; or an offset that is not at hand."""
+        if len(spans) == 2:
+            return self._between(*spans)
         found: list[Frame] = []
         high = 0
-        for first, end in bounds:
+        for first, end in pairs(spans):
             if end <= high:
                 continue  # Neighbours mostly share a frame.
             some = self._between(max(first, high), end)

@@ -14,6 +14,7 @@ from tailrace.broker.delivery import PACE_BYTES, PACE_US, WAIT_MS_MAX, Gate
 from tailrace.broker.pump import Timer
 from tailrace.broker.shard import Shard, refuse
 from tailrace.broker.wakeups import Late
+from tailrace.core import spans
 from tailrace.core.commands import Reply
 from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
 from tailrace.core.inner_commands import LeaseRun, RunLeased
@@ -228,7 +229,7 @@ class LeaseJob:
 
     def _take(self, place: _Place, leased: RunLeased) -> None:
         """Add the messages to the answer. They were at hand when it was decided, and mostly still are."""
-        found = place.shard.at_hand.frames(leased.runs)
+        found = place.shard.at_hand.frames(leased.spans)
         if isinstance(found, int):
             self._under_way += 1
             place.shard.at_hand.load(found, self._taker(place, leased))
@@ -243,7 +244,7 @@ class LeaseJob:
         for item in frames:
             self._parts += item.parts()
             size += item.size
-        rows = sum(count for _, count, _, _ in leased.runs)
+        rows = spans.count(leased.spans)
         self._count_left -= rows
         self._bytes_left -= size
         self._taken.append((place, leased))
@@ -262,10 +263,8 @@ class LeaseJob:
 
     def _give_back(self, place: _Place, leased: RunLeased) -> None:
         """Nobody will ever see these: they are available again, and no attempt is counted."""
-        spans = sorted((first, first + count) for first, count, _, _ in leased.runs)
-        flat = [bound for span in spans for bound in span]
         request = self.request
-        nack = Nack(request.topic, place.partition, request.group, leased.lease, flat, failure=False)
+        nack = Nack(request.topic, place.partition, request.group, leased.lease, leased.spans, failure=False)
         place.shard.submit(nack, b"", lambda reply, parts: None)
 
     def _refused(self, place: _Place, refusal: Refusal) -> None:

@@ -46,11 +46,13 @@ class LeaseRun(msgspec.Struct, frozen=True):
 
 class RunLeased(msgspec.Struct, frozen=True):
     """Reply to `LeaseRun`: `runs` are (first, count, deliveries, failures) with this delivery counted, in the
-    order of delivery. Never travels: the shell makes a `Grant` of it."""
+    order of delivery, and `spans` the same offsets ascending. Never travels: the shell makes a `Grant` of it.
+    """
 
     lease: int
     deadline_us: int
     runs: list[tuple[int, int, int, int]]
+    spans: list[int]
 
 
 class HoldRun(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from tailrace.core.facts import Dying, Fact, Lapsed, Leased
 from tailrace.core.inner_commands import LeaseRun, RunLeased
 from tailrace.core.key_lookup import key_at
 from tailrace.core.ledger import Ledger
-from tailrace.core.model import AtHand, Refusal
+from tailrace.core.model import AtHand, Refusal, Times
 from tailrace.core.plain_selection import PlainSelection
 from tailrace.core.policy import RANGES
 from tailrace.core.pool import Pool, Want
@@ -29,6 +29,8 @@ NOTHING_NOW = Decision(NOTHING, Done())
 
 Runs = list[tuple[int, int, int, int]]
 """First, end, deliveries and failures so far, in the order of delivery."""
+Told = tuple[list[tuple[int, int, int, int]], list[int]]
+"""What `RunLeased` says: runs and spans."""
 
 
 def fenced(ledger: Ledger, member: str, generation: int) -> Refusal | None:
@@ -71,13 +73,13 @@ class LeaseRules:
         if self._is_mixed(cursor):
             chosen = PlainSelection(ledger, traits, self._at_hand, self._time_us)
             chosen.select(room, command.bytes_max, command.end_offset)
-            return self._decision(chosen.runs, [], chosen.lapsed, chosen.missing)
+            return self._decision(_told(chosen.runs), [], chosen.lapsed, chosen.missing)
         if cursor >= command.end_offset:
             return NOTHING_NOW
         end = min(self._at_hand.reach(cursor, command.bytes_max), cursor + room, command.end_offset)
         if end <= cursor:
             return Decision(NOTHING, Done(), missing=cursor)
-        return self._decision([(cursor, end, 0, 0)], [], [], None)
+        return self._decision(([(cursor, end - cursor, 1, 0)], [cursor, end]), [], [], None)
 
     def _is_mixed(self, cursor: int) -> bool:
         """Whether anything else than the next messages of the log may have to go, be passed over or wait.
@@ -149,20 +151,16 @@ class LeaseRules:
         if chosen.lapsed and keyed and ledger.policy.expired_to_dlq:
             keys = [key_at(self._at_hand, offset) for offset in chosen.lapsed]
             lapsed = list(zip(chosen.lapsed, keys, strict=True))
-        return self._decision(self._runs(chosen.offsets), chosen.keys, lapsed, chosen.missing)
+        offsets = chosen.offsets
+        told = _told(self._runs(offsets)) if ledger.backlog.back or not offsets else _told_fresh(offsets)
+        return self._decision(told, chosen.keys, lapsed, chosen.missing)
 
     def _runs(self, offsets: list[int]) -> Runs:
         """Offsets in the order of delivery as runs with their counters so far."""
         back, runs = self._ledger.backlog.back, Runs()
-        if not back and offsets:
-            rows = np.array(offsets, np.int64)
-            breaks = np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1
-            firsts = rows[np.concatenate(([0], breaks))].tolist()
-            ends = (rows[np.concatenate((breaks - 1, [-1]))] + 1).tolist()
-            return list(zip(firsts, ends, repeat(0), repeat(0)))
         first = end = deliveries = failures = -1
         for offset in offsets:
-            run = back.at(offset) if back else None
+            run = back.at(offset)
             counters = (0, 0) if run is None else BACK.unpack(run[2])[:2]
             if offset == end and counters == (deliveries, failures):
                 end += 1
@@ -175,9 +173,10 @@ class LeaseRules:
         return runs
 
     def _decision(
-        self, runs: Runs, keys: list[int], lapsed: list[tuple[int, int]], missing: int | None
+        self, told: Told, keys: list[int], lapsed: list[tuple[int, int]], missing: int | None
     ) -> Decision:
         """The facts of a selection; `keys` go with the messages in the order of delivery."""
+        runs, spans = told
         if not runs and not lapsed:
             return NOTHING_NOW if missing is None else Decision(NOTHING, Done(), missing=missing)
         ledger, command, time_us = self._ledger, self._command, self._time_us
@@ -187,14 +186,12 @@ class LeaseRules:
             lease_ms = ledger.policy.lease_ms if command.lease_ms is None else command.lease_ms
             deadline_us = time_us + lease_ms * 1000
             if any(keys):
-                offsets = [offset for first, end, _, _ in runs for offset in range(first, end)]
+                offsets = [offset for first, many, _, _ in runs for offset in range(first, first + many)]
                 keys = list(map(keys.__getitem__, np.argsort(offsets, kind="stable").tolist()))
             else:
                 keys = []
-            spans = flat(sorted([(first, end) for first, end, _, _ in runs]))
             facts = (Leased(ledger.number, command.lease, command.member, spans, deadline_us, time_us, keys),)
-            told = [(first, end - first, tries + 1, failures) for first, end, tries, failures in runs]
-            reply = RunLeased(command.lease, deadline_us, told)
+            reply = RunLeased(command.lease, deadline_us, runs, spans)
         if not lapsed:
             return Decision(facts, reply, soft=True)
         lapsed.sort()
@@ -205,3 +202,24 @@ class LeaseRules:
         else:
             fact = Lapsed(ledger.number, spans, time_us)
         return Decision((*facts, fact), reply)
+
+
+def _told(runs: Runs) -> Told:
+    told = [(first, end - first, tries + 1, failures) for first, end, tries, failures in runs]
+    return told, flat(sorted([(first, end) for first, end, _, _ in runs]))
+
+
+def _told_fresh(offsets: list[int]) -> Told:
+    """Of messages that were never delivered, at least one. From lanes they come in hundreds of runs."""
+    rows = np.array(offsets, np.int64)
+    firsts, ends = _edges(rows)
+    runs = list(zip(firsts.tolist(), (ends - firsts).tolist(), repeat(1), repeat(0)))
+    spans: list[int] = np.stack(_edges(np.sort(rows)), axis=1).ravel().tolist()
+    return runs, spans
+
+
+def _edges(rows: Times) -> tuple[Times, Times]:
+    """Firsts and ends of the runs in which offsets follow each other."""
+    breaks = np.flatnonzero(rows[1:] - rows[:-1] != 1)
+    firsts, lasts = np.concatenate((rows[:1], rows[breaks + 1])), np.concatenate((rows[breaks], rows[-1:]))
+    return firsts, lasts + 1
