@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from cronsim import CronSim
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.broker.cron import message_of, problems_of
@@ -223,6 +223,7 @@ HOURS = st.sampled_from(["*", "*/2", "*/3", "2", "1", "0-23", "1-3", "1,2", "2/1
 
 
 @given(PARTS, HOURS, st.sampled_from(ZONES), st.sampled_from(CHANGES), st.integers(0, 20 * 3600))
+@example("0", "1-3", "Europe/Berlin", us("2027-10-31"), 3600)
 def test_ticks_are_what_a_wall_clock_shows(
     minutes: str, hour: str, zone: str, day_us: int, from_s: int
 ) -> None:

@@ -133,7 +133,7 @@ class World:
                 expected = self.expected(member, count if complete else len(chosen.offsets))
                 assert chosen.offsets == expected, (chosen, expected)
             if chosen.lapsed:
-                assert all(0 < self.rows[offset].expires_us <= self.now_us for offset in chosen.lapsed)
+                assert all(self._expired(self.rows[offset]) for offset in chosen.lapsed)
                 for offset in chosen.lapsed:
                     self.rows[offset].state = DYING if self.policy.expired_to_dlq else SETTLED
             if chosen.offsets:
@@ -153,15 +153,13 @@ class World:
     def _lapsing(self) -> bool:
         """Whether keys have something expired in them: it lapses when it is looked at, perhaps before its
         turn, and gives its key another lane then. So more than one order is right."""
-        return self.keyed and any(
-            0 < self.rows[offset].expires_us <= self.now_us for offset in self.of(FRESH, BACK)
-        )
+        return self.keyed and any(self._expired(self.rows[offset]) for offset in self.of(FRESH, BACK))
 
     def _lease(self, member: str, chosen: Selection) -> None:
         for offset in chosen.offsets:
             row = self.rows[offset]
             assert row.state == FRESH or (row.state == BACK and row.due_us <= self.now_us), row
-            assert not 0 < row.expires_us <= self.now_us
+            assert not self._expired(row)
             assert self.frame_of[offset] in self.here
             assert self._may(row, member), f"{offset} overtakes its key or goes to a second member"
             row.state, row.member = LEASED, member
@@ -204,7 +202,7 @@ class World:
         chosen: list[int] = []
         while len(chosen) < count:
             heads, waits = self._heads(member)
-            expired = [row for row in heads.values() if 0 < row.expires_us <= self.now_us]
+            expired = [row for row in heads.values() if self._expired(row)]
             for row in expired:
                 row.state = DYING if self.policy.expired_to_dlq else SETTLED
             if not heads:
@@ -216,6 +214,9 @@ class World:
         for row, (state, holder) in zip(self.rows, saved, strict=True):
             row.state, row.member = state, holder
         return chosen
+
+    def _expired(self, row: Row) -> bool:
+        return 0 < row.expires_us <= self.now_us
 
     def _ready(self, row: Row) -> bool:
         return row.state == FRESH or (row.state == BACK and row.due_us <= self.now_us)
@@ -237,7 +238,7 @@ class World:
         return self._unsettled(row.key)[0].lane if self.keyed and row.key else row.lane
 
     def _heads(self, member: str) -> tuple[dict[int, Row], dict[int, int]]:
-        """By lane: the row that is next, and since when one of its rows waits."""
+        """By lane: the row that is next, and since when one of its rows waits; what has expired does not."""
         heads, waits = dict[int, Row](), dict[int, int]()
         for row in self.rows:
             if self._ready(row) and self._may(row, member):
@@ -245,7 +246,8 @@ class World:
                 head = heads.get(lane)
                 if head is None or self._place(row) < self._place(head):
                     heads[lane] = row
-                waits[lane] = min(waits.get(lane, self.now_us), self.since(row))
+                if not self._expired(row):
+                    waits[lane] = min(waits.get(lane, self.now_us), self.since(row))
         return heads, waits
 
     def _place(self, row: Row) -> tuple[int, ...]:

@@ -213,6 +213,20 @@ def test_what_starves_behind_a_retry_takes_it_along(keyed: bool) -> None:
 
 
 @pytest.mark.parametrize("keyed", [False, True])
+def test_what_has_expired_does_not_take_a_retry_along(keyed: bool) -> None:
+    of = world(keyed)
+    of.publish([(0, 0)])
+    assert of.lease("a", 1) == [0]
+    of.publish([(0, 0), (0, 1)], ttl_us=2 * SECOND_US)
+    of.publish([(2, 0)])
+    of.give_back(0, 5 * SECOND_US)
+    of.now_us += 40 * SECOND_US
+    assert of.lease("a", 1) == [3], "it waits for 40 s, the retry for 35"
+    assert of.lease("a", 1) == [0]
+    assert of.of(SETTLED) == [1, 2]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
 def test_retries_go_in_the_order_in_which_they_are_due(keyed: bool) -> None:
     of = world(keyed)
     of.publish([(2, 0), (2, 0), (2, 0)])

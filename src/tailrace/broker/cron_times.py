@@ -57,7 +57,8 @@ def latest_tick_us(put: PutSchedule, after_us: int, now_us: int) -> int | None:
 def _first(cron: str, zone: tzinfo, after: datetime, fold: int) -> datetime | None:
     """The first tick after a moment, if times that come twice are taken at one of their passes."""
     local = after.astimezone(zone)
-    start = (after + _offset(local, fold)).replace(tzinfo=None)
+    # What the clock shows, at the later pass: what is left between the passes is sorted out below.
+    start = (after + min(_offset(local, 0), _offset(local, 1))).replace(tzinfo=None)
     ticks = CronSim(cron, start)
     every_hour = len(ticks.hours) == 24
     if fold and not every_hour and not ticks.parts[2].startswith("*"):

@@ -197,15 +197,20 @@ class KeyFeed:
         size = self._size
         while (entry := self._best() if self._some_back else self._best_fresh()) != NOTHING:
             offset = (entry & CODE) >> 3
-            if entry < 0 and not run and self._hole_may_starve(entry):
-                break
+            if entry < 0 and not run:
+                if self._pass_lapsed():
+                    continue
+                if len(self._view.lapsed) >= LAPSED_MAX:
+                    return
+                if self._hole_may_starve(entry):
+                    break
             if not self._first <= offset < self._end:
                 if run:
                     break
                 if not self._open(offset):
                     self.missing, self.since_us = offset, self._since(entry)
                     return
-            if self._queues.expiring and self._expired(offset):
+            if self._queues.expiring and self._expired(self._columns, offset):
                 if run:
                     break
                 if len(self._view.lapsed) >= LAPSED_MAX:
@@ -311,11 +316,23 @@ class KeyFeed:
             self._queues.expiring = True
         return True
 
-    def _expired(self, offset: int) -> bool:
-        columns = self._columns
+    def _expired(self, columns: Columns | None, offset: int) -> bool:
         if columns is None or columns.expires_us is None:
             return False
         return 0 < int(columns.expires_us[row_of(columns, offset)]) <= self._view.want.now_us
+
+    def _pass_lapsed(self) -> bool:
+        """A retry is next. The fresh message behind it, by which the lane would starve, is passed over if it
+        has expired: it does not wait. Whether it was."""
+        code = self._best_fresh()
+        if code >= self.starved_code or len(self._view.lapsed) >= LAPSED_MAX:
+            return False
+        columns = self._view.at_hand.columns(code >> 3)
+        if not self._expired(columns, code >> 3):
+            return False
+        self._queues.expiring = True
+        self._pass_over(code >> 3, *self._take(code))
+        return True
 
     def _pass_over(self, offset: int, queue: KeyQueue, row: int) -> None:
         """A message has outlived its time. The one behind it may go, in the lane that the key has then,

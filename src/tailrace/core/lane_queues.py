@@ -310,6 +310,8 @@ class LaneFeed:
         """A run of retries in one frame with one due time."""
         due_us, offset = self._retries[self._retry]
         fresh_us, missing = self._fresh_since()
+        if len(self._view.lapsed) >= LAPSED_MAX:
+            return False
         self.since_us = min(due_us, fresh_us) if fresh_us <= self._starved_us else due_us
         if missing is not None and self.since_us < due_us:
             self.missing = missing
@@ -332,12 +334,34 @@ class LaneFeed:
         return True
 
     def _fresh_since(self) -> tuple[int, int | None]:
-        """Since when what is fresh waits; since when at the longest, if the frame that is missing has it."""
+        """Since when what is fresh waits; since when at the longest, if the frame that is missing has it.
+        What has expired does not wait."""
         chunks = self._queues.chunks(self._lane)
-        missing = self._queues.look(self._lane, self._view) if self._chunk == len(chunks) else None
-        if self._chunk < len(chunks):
-            return chunks[self._chunk].append_time_us, None
-        return NEVER_US if missing is None else self._queues.latest_us[self._lane], missing
+        missing = None
+        while missing is None:
+            if self._chunk < len(chunks):
+                chunk = chunks[self._chunk]
+                if not self._pass_lapsed(chunk) or len(self._view.lapsed) >= LAPSED_MAX:
+                    return chunk.append_time_us, None
+                continue
+            missing = self._queues.look(self._lane, self._view)
+            if missing is None and self._chunk == len(chunks):
+                return NEVER_US, None
+        return self._queues.latest_us[self._lane], missing
+
+    def _pass_lapsed(self, chunk: _Chunk) -> bool:
+        """Go on behind the first rows if they have expired; whether nothing of the chunk is left."""
+        if chunk.expires is None:
+            return False
+        expires = chunk.expires[self._row :]
+        left = np.flatnonzero((expires <= 0) | (expires > self._view.want.now_us))
+        end = self._row + int(left[0]) if len(left) else len(chunk.offsets)
+        self._view.lapsed.update(dict.fromkeys(chunk.offsets[self._row : end].tolist()))
+        self._row = end
+        if end < len(chunk.offsets):
+            return False
+        self._chunk, self._row = self._chunk + 1, 0
+        return True
 
     def _next_fresh(self) -> bool:
         chunks = self._queues.chunks(self._lane)
