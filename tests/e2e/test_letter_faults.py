@@ -99,6 +99,8 @@ class Waiting:
         self._client = client
         self._rng = random.Random(seed)
         self.results: dict[int, tailrace.Result] = {}
+        self.due_us: dict[int, int] = {}
+        """Of one whose time had passed before it was stored: when it was due at the earliest."""
         self.cancelled: set[int] = set()
 
     async def publish(self, count: int, longest_s: float) -> None:
@@ -107,17 +109,19 @@ class Waiting:
             for _ in range(count):
                 number = len(self.results)
                 delay = self._rng.random() * longest_s
-                self.results[number] = await producer.publish(b"%d" % number, delay=delay)
+                earliest_us = wall_us() + int(delay * 1e6)
+                result = self.results[number] = await producer.publish(b"%d" % number, delay=delay)
+                self.due_us[number] = result.deliver_at_us or earliest_us
 
     async def cancel(self, count: int) -> None:
         """Cancel some that are far from due; now and then twice."""
         soon_us = wall_us() + 300_000
-        far = [n for n, result in self.results.items() if (result.deliver_at_us or 0) > soon_us]
+        far = [number for number, due_us in self.due_us.items() if due_us > soon_us]
         for number in self._rng.sample(far, min(count, len(far))):
             for _ in range(self._rng.choice((1, 2))):
                 if await self._client.cancel(self.results[number]):
                     self.cancelled.add(number)
-                elif wall_us() < (self.results[number].deliver_at_us or 0):
+                elif wall_us() < self.due_us[number]:
                     raise AssertionError(f"{number} is not due and cannot be cancelled")
 
 
@@ -150,15 +154,14 @@ async def delayed(broker: BrokerProcess, client: tailrace.Client, rounds: int, s
         await running
     assert arrived.keys() == expected
     for number, times in arrived.items():
-        due_us = waiting.results[number].deliver_at_us
-        assert due_us is not None
+        due_us = waiting.due_us[number]
         for seen_us, appended_us in times:
             assert appended_us >= due_us, f"{number} was released early"
             assert seen_us >= due_us
     stored = Counter(int(message.value or b"") for message in await read_all(client, TOPIC))
     assert stored == Counter(expected), "released once each, and no cancelled one"
     assert waiting.cancelled
-    late_s = max(times[0][0] - (waiting.results[n].deliver_at_us or 0) for n, times in arrived.items()) / 1e6
+    late_s = max(times[0][0] - waiting.due_us[number] for number, times in arrived.items()) / 1e6
     assert late_s < 5
 
 
