@@ -76,8 +76,10 @@ class Disk(Protocol):
         """Replace `new` by `old` atomically."""
         ...
 
-    def uncache(self, path: str) -> None:
-        """Advice that few will read this file again: memory that caches it is better used elsewhere."""
+    def uncache(self, path: str, position: int = 0) -> None:
+        """Advice to forget what memory caches of a file from a position on, as far as it is not waiting to be
+        written: the next read of it comes from the disk.
+        """
         ...
 
     def remove(self, path: str) -> None:
@@ -139,7 +141,8 @@ class PartitionLog(Protocol):
     `StorageFault` (`Corrupt`, `Full`) and nothing else on disk trouble.
 
     After any failed sync, or a failed write that could not be undone, every further append raises: the
-    owner must reopen.
+    owner must reopen. The outcome of an append that raises is `none` only when no byte of it can appear any
+    more; a `sync` or `flush` that raises leaves open what became of everything since the last good one.
     """
 
     def recover(self) -> Recovery:

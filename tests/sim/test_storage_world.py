@@ -9,7 +9,7 @@ from tailrace.sim import storage_world
 from tailrace.sim.__main__ import run_world
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.sim.storage_world import Violation
-from tailrace.storage import log_folder, log_reader, opening, scan
+from tailrace.storage import file_log, log_folder, log_reader, opening, scan
 from tailrace.storage.file_log import FileLog
 from tailrace.storage.log_folder import LogFolder
 
@@ -98,6 +98,27 @@ def _mark_not_lowered_before_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_folder.MarkFile, "write", once)
 
 
+def _fence_checked_before_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(self: FileLog) -> None:
+        self._require_writable("unknown")
+        active = self._active
+        with self._flushing:
+            if active is not None and self._synced != active.size:
+                self._folder.disk.sync(self._handle)
+                self._synced = active.size
+
+    monkeypatch.setattr(FileLog, "sync", sync)
+
+
+def _refused_for_certain_after_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = LogFolder.require_usable
+    monkeypatch.setattr(LogFolder, "require_usable", lambda self, *, outcome: refuse(self, outcome="none"))
+
+
+def _cache_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_log, "drop_cache", lambda disk, folder: None)
+
+
 BUGS = [
     _no_checksums,
     _sync_tried_again,
@@ -108,6 +129,9 @@ BUGS = [
     _barriers_behind_damage_ignored,
     _every_barrier_taken_for_synced,
     _mark_not_lowered_before_a_cut,
+    _fence_checked_before_the_lock,
+    _refused_for_certain_after_the_write,
+    _cache_not_dropped,
 ]
 
 

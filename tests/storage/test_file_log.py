@@ -3,7 +3,7 @@
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,11 @@ class Site:
     def open(self) -> tuple[FileLog, Recovery]:
         log = FileStore(self.disk, self.clock, segment_bytes=self.segment_bytes).log(LOG)
         return log, log.recover()
+
+    def open_again(self) -> tuple[FileLog, Recovery]:
+        """After the power was cut."""
+        self.disk.crash()
+        return self.open()
 
     def write(self, path: str, position: int, data: bytes) -> None:
         handle = self.disk.open(path)
@@ -139,10 +144,14 @@ def test_failed_sync_fences_for_ever(site: Site) -> None:
     with pytest.raises(StorageFault) as caught:
         log.append([maker.data()], sync=True)
     assert caught.value.outcome == "unknown"
-    for act in (log.sync, lambda: log.append([maker.data()], sync=False), lambda: log.trim(0)):
+    for act in (lambda: log.append([maker.data()], sync=False), lambda: log.trim(0)):
         with pytest.raises(StorageFault, match="fenced") as caught:
             act()
-        assert caught.value.outcome == "none"
+        assert caught.value.outcome == "none", "nothing of it was tried"
+    for act in (log.sync, log.flush):
+        with pytest.raises(StorageFault, match="fenced") as caught:
+            act()
+        assert caught.value.outcome == "unknown", "what was appended before may be there or not"
     assert "fenced" in str(log.stats().fault)
     assert log.room() == 0
     assert offsets(log, 0, 10) == [0]
@@ -154,11 +163,126 @@ def test_failed_sync_fences_for_ever(site: Site) -> None:
     log.append([FrameMaker(recovery.end_entry, recovery.end_offset).data()], sync=True)
 
 
+class StopAtSync(SimDisk):
+    """Its next sync waits until it is let go, and then fails."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.armed = False
+        self.reached, self.let_go = threading.Event(), threading.Event()
+
+    def sync(self, handle: int) -> None:
+        if self.armed:
+            self.armed = False
+            self.reached.set()
+            assert self.let_go.wait(10)
+            self.sync_fails_in = 0
+        super().sync(handle)
+
+
+class WatchedLock:
+    """A lock that tells when somebody has to wait for it."""
+
+    def __init__(self) -> None:
+        self.waited_for = threading.Event()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.waited_for.set()
+            self._lock.acquire()
+
+    def __exit__(self, *trouble: object) -> None:
+        self._lock.release()
+
+
+def run_and_catch(work: Callable[[], None], caught: list[StorageFault]) -> threading.Thread:
+    def run() -> None:
+        try:
+            work()
+        except StorageFault as fault:
+            caught.append(fault)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [1, 700], ids=["sync", "roll"])
+def test_append_that_waits_for_a_flush_which_fails_is_not_acknowledged(seed: int, size: int) -> None:
+    """The append has to wait for the lock, to sync or to roll; the sync of the other thread fails meanwhile.
+    Another one of the same file would succeed."""
+    disk = StopAtSync(seed)
+    site = Site(segment_bytes=1024)
+    site.disk = disk
+    log, _ = site.open()
+    lock = log._flushing = WatchedLock()  # type: ignore[assignment]
+    maker = FrameMaker()
+    log.append([maker.data()], sync=False)
+    disk.armed = True
+    flush_faults: list[StorageFault] = []
+    flush = run_and_catch(log.flush, flush_faults)
+    assert disk.reached.wait(10)
+    faults: list[StorageFault] = []
+    append = run_and_catch(lambda: log.append([maker.data(size)], sync=True), faults)
+    assert lock.waited_for.wait(10)
+    disk.let_go.set()
+    for thread in (flush, append):
+        thread.join(10)
+    assert [fault.outcome for fault in flush_faults] == ["unknown"]
+    assert [fault.outcome for fault in faults] == ["unknown" if size == 1 else "none"]
+    with pytest.raises(StorageFault, match="fenced"):
+        log.append([maker.data()], sync=False)
+    disk.crash()
+    _, recovery = site.open()
+    assert recovery.fault is None
+    assert recovery.end_entry <= (2 if size == 1 else 1)
+
+
+def test_append_without_a_sync_beside_a_flush_that_fails_may_have_happened(site: Site) -> None:
+    log, _ = site.open()
+    maker = FrameMaker()
+    log.append([maker.data()], sync=False)
+
+    def flush_fails() -> None:
+        site.disk.written = lambda: None
+        site.disk.sync_fails_in = 0
+        with pytest.raises(StorageFault):
+            log.flush()
+
+    site.disk.written = flush_fails
+    with pytest.raises(StorageFault, match="fenced") as caught:
+        log.append([maker.data()], sync=False)
+    assert caught.value.outcome == "unknown"
+
+
+def test_opening_reads_the_disk_and_not_what_a_failed_sync_left_in_the_cache() -> None:
+    """What was found must stay there, also when the page cache forgets on the way."""
+    for seed in range(20):
+        for reads in range(6):
+            site = Site()
+            site.disk = SimDisk(seed)
+            log, _ = site.open()
+            maker = FrameMaker()
+            log.append([maker.data()], sync=True)
+            site.disk.sync_fails_in = 0
+            with pytest.raises(StorageFault):
+                log.append([maker.data()], sync=True)
+            site.disk.restart()
+            site.disk.evicts_in = reads
+            log, recovery = site.open()
+            found = len(list(recovery.frames))
+            assert found == recovery.end_entry
+            assert offsets(log) == [header.base_offset for header, _ in site.open_again()[1].frames]
+
+
 def test_reopening_makes_durable_what_a_failed_sync_only_showed() -> None:
     """The cache still shows the frame: whoever opens the log believes it, so it must be written again."""
     for seed in range(20):
         site = Site()
         site.disk = SimDisk(seed)
+        site.disk.stubborn = True
         log, _ = site.open()
         site.disk.sync_fails_in = 3
         with pytest.raises(StorageFault):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
+from tailrace.errors import StorageFault
 from tailrace.format.frame import DATA, Frame, Header, crc32c, make, walk
 from tailrace.ports import Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
@@ -28,6 +30,22 @@ class SimClock:
     def now_us(self) -> int:
         """See `Clock.now_us`."""
         return self.time_us
+
+
+class ContestedLock:
+    """The lock of a log, before which another thread may come first."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self._first = first
+        self.held = False
+
+    def __enter__(self) -> None:
+        self._first()
+        assert not self.held, "a log waits for itself"
+        self.held = True
+
+    def __exit__(self, *trouble: object) -> None:
+        self.held = False
 
 
 class Model:
@@ -68,6 +86,9 @@ class CheckedLog:
         self.clock = SimClock()
         self.segment_bytes = self.random.choice((2048, 4096, 16384))
         self.model = Model()
+        self._others_turn: str | None = None
+        """Where the thread that flushes comes in: "lock" or "write"."""
+        self.disk.written = lambda: self._other_thread("write")
         self.log = self._take_log()
         self._check_recovery(self.log.recover())
 
@@ -78,7 +99,21 @@ class CheckedLog:
             segment_bytes=self.segment_bytes,
             nonce=lambda: self.random.getrandbits(62) + 1,
         )
-        return store.log(LOG)
+        log = store.log(LOG)
+        self._lock = ContestedLock(lambda: self._other_thread("lock"))
+        log._flushing = self._lock  # type: ignore[assignment]
+        return log
+
+    def _other_thread(self, place: str) -> None:
+        """The thread that flushes gets its turn, in the middle of what this one does."""
+        if self._others_turn != place or self._lock.held:
+            return
+        self._others_turn = None
+        self.seen[f"flush at a {place}"] += 1
+        try:
+            self.log.flush()
+        except StorageFault:
+            self.seen["flush failed beside an append"] += 1
 
     def _frame(self, kind: int, more: int, entry: int, offset: int, salt: int) -> Frame:
         body = self.random.randbytes(self.random.choice((0, 1, 40, 64, 200, 700)))

@@ -2,7 +2,8 @@
 
 Each file has what reads show (the page cache) and what a crash leaves (the platter). Writes wait in between
 until a sync. A crash applies any subset of their sectors. A failed sync drops them: the cache keeps showing
-what the platter lacks and the next sync succeeds. Names behave the same way: creations, renames and removals
+what the platter lacks and the next sync succeeds, until the pages are evicted, which `uncache` asks for and
+which may happen at any read when memory is short. Names behave the same way: creations, renames and removals
 wait for a sync of their folder.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from tailrace.format.frame import Buffer
@@ -65,6 +66,12 @@ class SimDisk:
         """The write after that many more fails with EIO."""
         self.crash_in: int | None = None
         """The machine stops at the changing operation after that many more."""
+        self.evicts_in: int | None = None
+        """At the read after that many more, memory is short, and what the cache can do without goes."""
+        self.stubborn = False
+        """Advice to forget what is cached is not followed, and memory is never short."""
+        self.written: Callable[[], None] = lambda: None
+        """Called after each write: another thread may come in."""
         self.lying = False
         """Syncs report success and do nothing."""
         self._folders: dict[str, dict[str, _File]] = {"": {}}
@@ -118,10 +125,16 @@ class SimDisk:
             self.seen["disk full"] += 1
             raise OSError(errno.ENOSPC, "simulated disk is full")
         self._put(file, position, data)
+        self.written()
 
     def read(self, handle: int, position: int, length: int) -> bytes:
         """See `Disk.read`."""
-        return bytes(self._file(handle).cache[position : position + length])
+        file = self._file(handle)
+        if self.evicts_in is not None:
+            self.evicts_in -= 1
+            if self.evicts_in < 0:
+                self.evict()
+        return bytes(file.cache[position : position + length])
 
     def view(self, handle: int, position: int, length: int) -> memoryview:
         """See `Disk.view`."""
@@ -179,8 +192,11 @@ class SimDisk:
         self._folders[folder][target] = file
         self._names_waiting.setdefault(folder, []).append([(name, None), (target, file)])
 
-    def uncache(self, path: str) -> None:
-        """Nothing is cached here."""
+    def uncache(self, path: str, position: int = 0) -> None:
+        """See `Disk.uncache`."""
+        folder, _, name = path.rpartition("/")
+        if not self.stubborn:
+            self._forget(self._folders[folder][name], position)
 
     def remove(self, path: str) -> None:
         """See `Disk.remove`; a folder goes at once and for good."""
@@ -242,7 +258,14 @@ class SimDisk:
     def restart(self) -> None:
         """The process ends, the machine goes on: only open files are lost."""
         self._handles.clear()
-        self.crash_in = self.sync_fails_in = self.write_fails_in = None
+        self.crash_in = self.sync_fails_in = self.write_fails_in = self.evicts_in = None
+
+    def evict(self) -> None:
+        """Memory is short: only what waits for a sync is kept in it."""
+        self.evicts_in = None
+        if not self.stubborn:
+            for file in self._all_files():
+                self._forget(file, 0)
 
     def content(self, path: str) -> bytes:
         """What a file reads as."""
@@ -250,12 +273,17 @@ class SimDisk:
         return bytes(self._folders[folder][name].cache)
 
     def flip(self, path: str, position: int, bit: int) -> None:
-        """Damage at rest: one bit changes in the cache and on the platter."""
+        """Damage at rest: one bit changes in the cache, on the platter and on the way there."""
         folder, _, name = path.rpartition("/")
         file = self._folders[folder][name]
         for content in (file.cache, file.platter):
             if position < len(content):
                 content[position] ^= 1 << bit
+        for number, (start, data) in enumerate(file.waiting):
+            if data is not None and start <= position < start + len(data):
+                changed = bytearray(data)
+                changed[position - start] ^= 1 << bit
+                file.waiting[number] = (start, bytes(changed))
 
     def used(self) -> int:
         """Bytes of all files."""
@@ -273,6 +301,19 @@ class SimDisk:
         if data:
             _apply(file.cache, position, data)
             file.waiting.append((position, data))
+
+    def _forget(self, file: _File, position: int) -> None:
+        shown = bytearray(file.platter)
+        for place, data in file.waiting:
+            if data is None:
+                _resize(shown, place)
+            else:
+                _apply(shown, place, data)
+        kept = bytes(file.cache[:position])
+        if shown[position:] != file.cache[position:]:
+            self.seen["page forgotten"] += 1
+        file.cache = shown
+        _apply(file.cache, 0, kept)
 
     def _step(self) -> None:
         if self.crash_in is not None:

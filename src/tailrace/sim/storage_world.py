@@ -2,8 +2,9 @@
 
 What has to hold: on an honest disk nothing that was acknowledged as synced is lost, and the log is writable
 again after every crash; whatever is served is byte for byte what was appended, in order, without gaps;
-nothing is invented; a flipped bit is detected, and only behind the last proof of a sync may it pass for a
-torn tail, which is then reported as cut.
+nothing is invented; what was refused for certain does not appear, also when another thread flushes in the
+middle of an append and fails; a flipped bit is detected, and only behind the last proof of a sync may it pass
+for a torn tail, which is then reported as cut.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ STATES = frozenset(
         "file vanished",
         "flip harmless",
         "flip passed for a torn tail",
+        "flush at a lock",
+        "flush at a write",
+        "flush failed beside an append",
         "lying disk lost acknowledged frames",
         "name change undone",
+        "page forgotten",
         "process restarted",
         "segment rolled",
         "segments trimmed",
@@ -61,6 +66,7 @@ class StorageWorld(FlippedLog):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.disk.lying = self.random.random() < 0.06
+        self.disk.stubborn = self.random.random() < 0.4
         self.finished = False
 
     def run(self) -> Counter[str]:
@@ -102,12 +108,19 @@ class StorageWorld(FlippedLog):
             self._restart(True)
         except Full as error:
             self._require(error.outcome == "none", "a full disk has to say that nothing happened")
+            self._end_when_fenced()
         except Corrupt as error:
             raise Violation(f"an honest disk was called damaged: {error.message}") from error
         except StorageFault as error:
-            if error.outcome != "none":
-                self._check_fenced()
-                self._restart(self.random.random() < 0.5)
+            self._require(error.outcome == "none" or self.log.stats().fault is not None, "no fence was left")
+            self._end_when_fenced()
+        else:
+            self._end_when_fenced()
+
+    def _end_when_fenced(self) -> None:
+        if self.log.stats().fault is not None and not self.finished:
+            self._check_fenced()
+            self._restart(self.random.random() < 0.5)
 
     def _append(self) -> None:
         model, random = self.model, self.random
@@ -124,12 +137,18 @@ class StorageWorld(FlippedLog):
         sync = random.random() < 0.6
         before = len(model.frames)
         segments = self.log.stats().segments
+        if random.random() < 0.15:
+            self._others_turn = random.choice(("lock", "write"))
+            if random.random() < 0.3 and not self.disk.lying:
+                self.disk.sync_fails_in = 0
         try:
             self.log.append(frames, sync=sync)
         except (Crash, StorageFault) as error:
             if isinstance(error, Crash) or error.outcome != "none":
                 model.frames += frames
             raise
+        finally:
+            self._others_turn = None
         model.frames += frames
         if sync:
             model.durable = before + len(frames)
@@ -248,12 +267,14 @@ class StorageWorld(FlippedLog):
         self.log = self._take_log()
         if self.random.random() < 0.1:
             self.disk.crash_in = self.random.randrange(12)
+        elif self.random.random() < 0.3:
+            self.disk.evicts_in = self.random.randrange(8)
         try:
             self._check_recovery(self.log.recover())
         except Crash:
             self.seen["crash inside recover"] += 1
             self._restart(True)
-        self.disk.crash_in = None
+        self.disk.crash_in = self.disk.evicts_in = None
 
     def _check_fenced(self) -> None:
         model = self.model

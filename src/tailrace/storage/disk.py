@@ -137,12 +137,14 @@ class RealDisk:
         """Replace `new` by `old` atomically."""
         os.replace(self._path(old), self._path(new))
 
-    def uncache(self, path: str) -> None:
-        """posix_fadvise(DONTNEED), where the system has it."""
+    def uncache(self, path: str, position: int = 0) -> None:
+        """posix_fadvise(DONTNEED), where the system has it. It drops whole pages, and none that is dirty:
+        those are still going to be written."""
         if hasattr(os, "posix_fadvise"):
             handle = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                start = position - position % mmap.PAGESIZE
+                os.posix_fadvise(handle, start, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(handle)
 

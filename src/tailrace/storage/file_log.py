@@ -4,6 +4,17 @@ The order of steps is the safety argument. An append is durable when its bytes a
 is synced in its folder. Rolling syncs the old segment before the new file exists, so a segment with a
 successor is durable as a whole. Whatever takes bytes away (truncating, cutting a torn tail) first lowers the
 durable mark, then cuts, then syncs the cut, so that stale bytes can neither come back nor be missed.
+
+Two threads work on a log: one appends, and another one may `flush` beside it. A sync that fails fences the
+log (see `log_folder`). Whoever syncs, cuts, removes or changes the active file holds the lock and looks at
+the fence when it has the lock, not before: otherwise it would sync the same file again, and the kernel would
+call that a success. An append writes without the lock. It is refused with outcome `none` as long as nothing
+of it is written, or when what was written was cut off again durably; everything later is `unknown`, also when
+it was the other thread whose sync failed.
+
+Opening reads what the disk holds, not what the page cache shows: first the cache of everything that no sync
+proves is dropped, then the log is read and judged, then what no sync proves is written again and synced, then
+the mark says so. Dropping is advice, and pages in use stay; that is why writing again is needed too.
 """
 
 from __future__ import annotations
@@ -12,7 +23,7 @@ import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from tailrace.errors import InvalidRequest, StorageFault
+from tailrace.errors import InvalidRequest, Outcome, StorageFault
 from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import Clock, Disk, LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
@@ -20,7 +31,7 @@ from tailrace.storage.frame_scan import Glanced, entry_at, scan_frames
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
 from tailrace.storage.log_reader import LogReader
 from tailrace.storage.mark import Mark
-from tailrace.storage.opening import Opened, inspect_folder, shortened
+from tailrace.storage.opening import Opened, drop_cache, inspect_folder, shortened
 from tailrace.storage.scan import CHUNK, barrier
 from tailrace.storage.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
@@ -49,7 +60,7 @@ class FileLog:
         self._active: Segment | None = None
         self._handle = -1
         self._flushing = threading.Lock()
-        """Held by `flush`, and by whatever closes the file or changes which one is active."""
+        """Held by whoever syncs the active file, closes it, removes files, or changes which one is active."""
         self._nonce = 0
         self._origin: int | None = None
         """The entry with which the log began; 0 when it began with a snapshot; None before its first
@@ -72,6 +83,7 @@ class FileLog:
             raise InvalidRequest(f"{self._folder.folder} was opened before: take a new log from the store")
         with self._folder.guarded("opening"):
             self._disk.make_folder(self._folder.folder)
+            drop_cache(self._disk, self._folder.folder)
             opened = inspect_folder(self._disk, self._folder.folder)
             self._state = "open"
             self._take_over(opened)
@@ -177,10 +189,10 @@ class FileLog:
         """Whether the log has been let go."""
         return self._state == "closed"
 
-    def _require_writable(self) -> None:
-        self._folder.require_usable()
+    def _require_writable(self, outcome: Outcome = "none") -> None:
+        self._folder.require_usable(outcome=outcome)
         if self._state != "open":
-            raise StorageFault(f"{self._folder.folder} is not open", outcome="none")
+            raise StorageFault(f"{self._folder.folder} is not open", outcome=outcome)
 
     # ---------------------------------------------------------------------------------- writing
 
@@ -219,6 +231,8 @@ class FileLog:
         segment.size = position
         if sync:
             self.sync()
+        else:
+            self._require_writable("unknown")  # a flush beside it may have failed
 
     def room(self) -> int:
         """See `PartitionLog.room`."""
@@ -231,7 +245,8 @@ class FileLog:
         """The segment that takes the next bytes: rolled, and its space reserved, as needed."""
         segment = self._active
         if segment is None:
-            return self._start_segment(entry, offset, size)
+            with self._flushing:
+                return self._start_segment(entry, offset, size)
         if segment.size and segment.size + size > self._segment_bytes:
             return self._roll(segment, size)
         if segment.size + size > self._allocated:
@@ -246,14 +261,17 @@ class FileLog:
 
     def _undo(self, segment: Segment) -> None:
         """Take a failed write back for good, so that no part of it can appear after a crash."""
-        self._disk.truncate(self._handle, segment.size)
-        self._allocated = segment.size
-        self._sync_active(segment)
+        with self._flushing:
+            self._require_writable("unknown")
+            self._disk.truncate(self._handle, segment.size)
+            self._allocated = segment.size
+            self._sync_active(segment)
 
     def _roll(self, old: Segment, size: int) -> Segment:
         """Seal the active segment and start the next; when the disk is full, the active one stays as it
         is."""
         with self._flushing:
+            self._require_writable()
             new = self._seal(old, size)
         segments = self._reader.segments
         if len(segments) > CACHED_SEGMENTS:
@@ -299,21 +317,22 @@ class FileLog:
 
     def sync(self) -> None:
         """See `PartitionLog.sync`. The durable mark follows at most once a second."""
-        self._require_writable()
-        active = self._active
-        if active is None or self._synced == active.size:
-            return
-        with self._flushing, self._folder.guarded("syncing"):
-            self._sync_active(active)
-            if self._mark_due():
-                self._write_mark()
+        with self._flushing:
+            self._require_writable("unknown")
+            active = self._active
+            if active is None or self._synced == active.size:
+                return
+            with self._folder.guarded("syncing"):
+                self._sync_active(active)
+                if self._mark_due():
+                    self._write_mark()
 
     def flush(self) -> None:
         """See `PartitionLog.flush`. Only what changes the active segment or its file waits for it."""
         with self._flushing:
             if self._state == "closed":
                 return  # what was there went with the close
-            self._require_writable()
+            self._require_writable("unknown")
             active = self._active
             if active is None:
                 return
@@ -359,7 +378,8 @@ class FileLog:
         needed = self._snapshots.known[1][0] + 1
         if floor is not None:
             needed = min(needed, floor)
-        with self._folder.guarded("trimming"):
+        with self._flushing, self._folder.guarded("trimming"):
+            self._require_writable()
             while len(self._reader.segments) > 1:
                 oldest = self._reader.segments[0]
                 if oldest.end_offset > offset or oldest.end_entry > needed:
@@ -386,6 +406,7 @@ class FileLog:
             )
         kept = [segment for segment in segments if segment.first_entry <= entry]
         with self._flushing, self._folder.guarded("cutting"):
+            self._require_writable()
             self._snapshots.drop(lambda at: at >= entry)
             self._cut(kept, segments[len(kept) :], entry)
 

@@ -2,7 +2,9 @@
 
 After a failed sync the kernel forgets the pages that it could not write, and the next sync succeeds without
 them. So the first failure fences the log for good: nothing is synced or written again until somebody opens it
-anew.
+anew. Every sync of a log goes through `LogFolder.sync` or `sync_names`, which refuse once the fence is there;
+two syncs of one file never run side by side, because the kernel tells only one of them (`FileLog` has a lock
+for that, and looks at the fence when it holds it).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tailrace.errors import Corrupt, Full, StorageFault
+from tailrace.errors import Corrupt, Full, Outcome, StorageFault
 from tailrace.format.frame import Buffer
 from tailrace.ports import Clock, Disk
 from tailrace.storage.mark import MARK_NAME, SLOT_BYTES, Mark, encode
@@ -47,6 +49,7 @@ class LogFolder:
         self._fencing(lambda: self.disk.sync_folder(self.folder))
 
     def _fencing(self, step: Callable[[], None]) -> None:
+        self.require_usable(outcome="unknown")
         try:
             step()
         except OSError as error:
@@ -66,11 +69,12 @@ class LogFolder:
         self.fault = StorageFault(f"{act} {self.folder} failed: {error}; open the log again")
         return self.fault
 
-    def require_usable(self) -> None:
-        """Raise what fenced or quarantined the log, if anything did; nothing has been tried, so the outcome
-        is none."""
-        if self.fault is not None:
-            raise type(self.fault)(self.fault.message, outcome="none", **self.fault.details)
+    def require_usable(self, *, outcome: Outcome) -> None:
+        """Raise what fenced or quarantined the log, if anything did. The outcome is none only where nothing
+        of the request has been written yet."""
+        fault = self.fault
+        if fault is not None:
+            raise type(fault)(fault.message, outcome=outcome, **fault.details)
 
     def write_whole(self, name: str, parts: Sequence[Buffer]) -> None:
         """A small file in one go, synced; its name becomes durable with `sync_names`."""

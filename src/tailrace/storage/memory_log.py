@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from tailrace.errors import InvalidRequest, StorageFault, Unavailable
+from tailrace.errors import InvalidRequest, Outcome, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
@@ -95,7 +95,7 @@ class MemoryLog:
 
     def sync(self) -> None:
         """See `PartitionLog.sync`."""
-        self._require_writable()
+        self._require_writable("unknown")
         self._fail_if_asked()
         self._syncs += 1
 
@@ -230,11 +230,11 @@ class MemoryLog:
         """See `PartitionLog.close`."""
         self._state = "closed"
 
-    def _require_writable(self) -> None:
+    def _require_writable(self, outcome: Outcome = "none") -> None:
         if self._fault is not None:
-            raise type(self._fault)(self._fault.message, outcome="none", **self._fault.details)
+            raise type(self._fault)(self._fault.message, outcome=outcome, **self._fault.details)
         if self._state != "open":
-            raise StorageFault(f"{self._name} is not open", outcome="none")
+            raise StorageFault(f"{self._name} is not open", outcome=outcome)
 
     def _fail_if_asked(self) -> None:
         error, self._next_error = self._next_error, None

@@ -137,6 +137,21 @@ def shortened(disk: Disk, path: str, segment: Segment, entry: int) -> tuple[Segm
     return short, nonce
 
 
+def drop_cache(disk: Disk, folder: str) -> None:
+    """Let what is read next come from the disk: after a failed sync the page cache shows what never got
+    there, until it forgets. Of the segments only the last one can hold such pages, behind the durable mark:
+    all others were synced before they had a successor."""
+    names = disk.list(folder)
+    for name in names:
+        if name == MARK_NAME or first_entry(name) is None:
+            disk.uncache(f"{folder}/{name}")
+    entries = [entry for name in names if (entry := first_entry(name)) is not None]
+    if entries:
+        mark = read_mark(disk, folder) if MARK_NAME in names else None
+        synced = mark.position if mark is not None and mark.segment == max(entries) else 0
+        disk.uncache(f"{folder}/{log_name(max(entries))}", synced)
+
+
 def inspect_folder(disk: Disk, folder: str) -> Opened:
     """Everything that a log's folder holds, judged; reads only."""
     names = disk.list(folder)
