@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.model import HASH_OF_EMPTY, hash128
-from tailrace.core.table import MISSING, HashTable, group_rows, present_rows
+from tailrace.core.table import (
+    MISSING,
+    MOVES,
+    SMALL_SLOTS,
+    STEP,
+    HashTable,
+    group_rows,
+    present_rows,
+)
 
 # Few low halves, so that runs are long and wrap around the end.
 LOWS = st.sampled_from([0, 1, 2, 13, 14, 15, 16, 31, 1 << 63, (1 << 64) - 1])
@@ -27,8 +35,15 @@ def matrix(pairs: list[tuple[int, int]]) -> npt.NDArray[np.uint64]:
     return np.array(pairs, np.uint64).reshape(-1, 2)
 
 
-@given(STEPS)
-def test_the_table_is_a_dict(steps: list[tuple[str, Any, int]]) -> None:
+@given(STEPS, st.sampled_from([(4096, 64, 4, 256), (16, 2, 4, 1), (16, 64, 2, 8), (32, 8, 4, 16)]))
+def test_the_table_is_a_dict(steps: list[tuple[str, Any, int]], pace: tuple[int, int, int, int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, number in zip(("SMALL_SLOTS", "CLEARS", "MOVES", "STEP"), pace, strict=True):
+            patch.setattr(f"tailrace.core.table.{name}", number)
+        check_against_a_dict(steps)
+
+
+def check_against_a_dict(steps: list[tuple[str, Any, int]]) -> None:
     table, model = HashTable(), dict[tuple[int, int], int]()
     for verb, what, value in steps:
         if verb == "put":
@@ -48,6 +63,11 @@ def test_the_table_is_a_dict(steps: list[tuple[str, Any, int]]) -> None:
     copy = HashTable.from_buffers(table.buffers())
     assert copy.buffers() == table.buffers()
     assert len(copy) == len(table)
+    for number in range(40):  # A copy goes on exactly as the original does, in the middle of a move too.
+        table.put(number + 1, number, number)
+        copy.put(number + 1, number, number)
+    assert copy.buffers() == table.buffers()
+    copy.check()
 
 
 def test_a_large_table_grows_and_keeps_everything() -> None:
@@ -55,6 +75,29 @@ def test_a_large_table_grows_and_keeps_everything() -> None:
     table = HashTable()
     for start in range(0, len(pairs), 777):
         table.put_many(pairs[start : start + 777], np.arange(start, min(start + 777, len(pairs))))
+    table.check()
+    assert table.get_many(pairs).tolist() == list(range(len(pairs)))
+
+
+@pytest.mark.parametrize("step", [1, 500])
+def test_no_single_put_moves_a_large_table(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    insert = HashTable._insert
+
+    def counted(table: HashTable, entries: npt.NDArray[np.uint64], *, replace: bool = True) -> int:
+        moved.append(len(entries))
+        return insert(table, entries, replace=replace)
+
+    monkeypatch.setattr(HashTable, "_insert", counted)
+    random = np.random.default_rng(1)
+    pairs = random.integers(1, 1 << 63, (60_000, 2), np.uint64)
+    table = HashTable()
+    for start in range(0, len(pairs), step):
+        if step == 1:
+            table.put(int(pairs[start, 0]), int(pairs[start, 1]), start)
+        else:
+            table.put_many(pairs[start : start + step], np.arange(start, start + step))
+    assert max(moved) <= max(SMALL_SLOTS, step * MOVES + STEP)
     table.check()
     assert table.get_many(pairs).tolist() == list(range(len(pairs)))
 

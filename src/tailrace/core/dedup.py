@@ -210,7 +210,7 @@ class DedupWindow:
         head = self._head = self._head_at(time_us)
         floor = self._firsts[head] if head < len(self._firsts) else next_offset
         if len(self._young) >= ROTATE_MIN and (not len(self._old) or floor >= self._split):
-            self._old, self._young = self._young, HashTable(len(self._young))
+            self._old, self._young = self._young, HashTable()
             self._split = next_offset
         if head > _COMPACT_MIN and head * 2 > len(self._times):
             for column in (self._times, self._firsts, self._totals):
