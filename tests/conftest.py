@@ -1,6 +1,7 @@
 """Options and rules of the whole test run: --long, hypothesis profiles, and no silent skips."""
 
 import os
+from collections.abc import Generator
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -46,6 +47,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test logged may have lone surrogates; reports are sent as UTF-8 from process to process."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

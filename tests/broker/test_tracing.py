@@ -125,6 +125,7 @@ def test_a_whole_life_by_place(traced: Traced) -> None:
     other = traced.one(partition=0, offset=1)
     assert events(other) == ["published", "appended", "delivered", "extended", "acked"]
     assert "traceparent" not in other
+    assert other["priority"] == 2
 
 
 def test_the_dead_are_linked(traced: Traced) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import tailrace
@@ -647,6 +648,23 @@ def test_batches_after_messages_go_on_in_the_same_batch(tmp_path: Path) -> None:
             assert reader.position() == {0: 4}
             names = "topic partition offset sequence id key value headers timestamp append_time priority"
             assert batches[0].schema.names == [*names.split(), "deliver_at", "expires_at"]
+
+    embedded(tmp_path, scenario)
+
+
+def test_a_priority_is_never_null_in_batches(tmp_path: Path) -> None:
+    async def scenario(client: tailrace.Client) -> None:
+        async with client.producer("t") as producer:
+            await (await producer.send_many([b"0", b"1"]))
+            await (await producer.send_table(pa.table({"value": [b"2", b"3"], "priority": [None, 4]})))
+            await (await producer.send_table(pa.table({"value": [b"4"], "priority": [2]})))
+        async with client.reader("t", start="earliest", stop_at_end=True) as reader:
+            rows = pa.Table.from_batches([batch async for batch in reader.batches()])
+        async with client.reader("t", start="earliest", stop_at_end=True) as reader:
+            messages = [message async for message in reader]
+        assert rows["priority"].to_pylist() == [2, 2, 2, 4, 2]
+        assert rows.filter(pc.greater_equal(rows["priority"], 1)).num_rows == 5
+        assert [message.priority for message in messages] == [2, 2, 2, 4, 2]
 
     embedded(tmp_path, scenario)
 

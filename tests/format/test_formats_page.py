@@ -132,21 +132,24 @@ def test_hash_vectors() -> None:
         assert f"{model.key_hash(key):016x}" == key_hash
 
 
+COLUMNS: dict[str, Any] = {
+    "keys": [b"k", None],
+    "headers": [{"a": b"1"}, None],
+    "priorities": [0, 4],
+    "deliver_at": 5,
+    "expires_at": 6,
+    "dedup_ids": [b"d", None],
+}
+CHOSEN: list[dict[str, Any]] = [{}, *({name: COLUMNS[name]} for name in COLUMNS), COLUMNS]
+"""The columns of the frames of a segment: none, each alone, all."""
+
+
 def segment() -> bytes:
     """Frames of several kinds and column sets as a storage engine leaves them, then zeros."""
     frames: list[frame.Frame] = []
     bodies: list[tuple[int, int, Any]] = [(frame.BARRIER, 0, b""), (frame.FACTS, 0, b"\x90")]
-    options: dict[str, Any] = {
-        "keys": [b"k", None],
-        "headers": [{"a": b"1"}, None],
-        "priorities": [0, 4],
-        "deliver_at": 5,
-        "expires_at": 6,
-        "dedup_ids": [b"d", None],
-    }
     ids = batch.make_ids(2, 1, 1, 1)
-    chosen: list[dict[str, Any]] = [{}, *({name: options[name]} for name in options), options]
-    for one in chosen:
+    for one in CHOSEN:
         for kind in (frame.DATA, frame.SCHEDULED):
             bodies.append((kind, *batch.encode([b"a", b"bb"], ids=ids, timestamps=7, **one)))
     for entry, (kind, columns, body) in enumerate(bodies):
@@ -158,7 +161,7 @@ def segment() -> bytes:
 def test_the_program_reads_a_segment(tmp_path: Path) -> None:
     program = re.search(r"```python\n(.*?)```", PAGE, re.S)
     assert program
-    assert len(program[1].splitlines()) == 10
+    assert len(program[1].splitlines()) == 13
     data = segment()
     path = tmp_path / "segment"
     for content in (data, data[:-100_000]):
@@ -168,5 +171,7 @@ def test_the_program_reads_a_segment(tmp_path: Path) -> None:
         found = names["batches"]
         assert [one.num_rows for one in found] == [2] * 8
         assert [one["value"].to_pylist() for one in found] == [[b"a", b"bb"]] * 8
+        priorities = [one["priority"].to_pylist() for one in found]
+        assert priorities == [one.get("priorities", [2, 2]) for one in CHOSEN]
         assert found[-1]["headers"].to_pylist() == [[("a", b"1")], None]
         assert found[-1]["dedup_id"].to_pylist() == [b"d", None]

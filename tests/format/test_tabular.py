@@ -60,6 +60,12 @@ def test_all_columns_are_cast() -> None:
     assert found["dedup_id"] == [b"d", b"e"]
 
 
+@pytest.mark.parametrize("priorities", [[2, 2], [None, 2], [None, None]])
+def test_the_default_priority_alone_is_no_column(priorities: list[int | None]) -> None:
+    view, _ = encoded(pa.table({"value": ["a", "b"], "priority": pa.array(priorities, pa.int64())}))
+    assert view.columns == 0
+
+
 @given(samples(nulls=False))
 def test_tables_and_lists_make_equal_bodies(sample: Sample) -> None:
     columns, body = sample.encode()
@@ -115,7 +121,8 @@ def test_every_row_knows_its_place(sample: Sample) -> None:
     expected = sample.rows(columns)
     for name in ("id", "key", "value", "headers", "timestamp", "priority", "deliver_at", "expires_at"):
         column = found[name].cast(pa.int64()) if pa.types.is_timestamp(found[name].type) else found[name]
-        assert column.to_pylist() == expected.get(name, [None] * rows)
+        absent = 2 if name == "priority" else None
+        assert column.to_pylist() == expected.get(name, [absent] * rows)
 
 
 def compacted(deltas: list[int]) -> pa.RecordBatch:

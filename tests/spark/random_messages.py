@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tailrace.core.model import PRIORITY_DEFAULT
 from tailrace.format.tabular import POSITIONED
 from tailrace.sync import Client
 
@@ -40,6 +41,7 @@ def publish_random(
                 assert result.offset is not None, message
                 rows.append(
                     {
+                        "priority": PRIORITY_DEFAULT,
                         **message,
                         "headers": list(message["headers"].items()) if message.get("headers") else None,
                         "topic": topic,

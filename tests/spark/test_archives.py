@@ -288,6 +288,20 @@ def test_rows_of_a_range_and_of_merged_files(tmp_path: Path):
     assert measured(tmp_path / "x" / "merged.parquet")[1].rows == 60  # type: ignore[index]
 
 
+def test_a_priority_is_never_null_also_in_files_of_older_archives(tmp_path: Path):
+    priorities = [0, None, 4, None]
+    for place in range(2):
+        path = parquet(tmp_path / f"{place}.parquet", 4 * place, 4 * place + 4)
+        rows = pq.read_table(path).append_column("priority", pa.array(priorities, pa.int32()))
+        pq.write_table(rows, path)
+    [found] = rows_of(tmp_path / "0.parquet", ["priority"], 0, 4)
+    assert found.column("priority").to_pylist() == [0, 2, 4, 2]
+    sources = [ArchiveFile(f"{n}.parquet", 4 * n, 4 * n + 4, 4, 0, 0, 0, 0, 0) for n in range(2)]
+    merge(str(tmp_path), sources, str(tmp_path / "x" / "merged.parquet"))
+    merged = pq.read_table(tmp_path / "x" / "merged.parquet")
+    assert merged["priority"].to_pylist() == [0, 2, 4, 2] * 2
+
+
 def test_merged_files_go_when_their_readers_have_had_their_time(tmp_path: Path):
     old = [parquet(tmp_path / f"topic=t/date=1/{first}.parquet", first, first + 10) for first in (0, 10)]
     new = parquet(tmp_path / "topic=t/date=1/new.parquet", 0, 20)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.model import PRIORITY_DEFAULT
 from tailrace.errors import InvalidRequest
 from tailrace.spark.archives import manifest_name
 from tailrace.spark.manifests import newest_version, replace_file
@@ -81,10 +80,9 @@ def test_chunks_and_pauses_keep_limits():
 
 
 def messages(rows: pa.Table) -> dict[int, list[tuple[Any, ...]]]:
-    """What must be the same of every message, in order, for each partition; no priority is the default."""
+    """What must be the same of every message, in order, for each partition."""
     found: dict[int, list[tuple[Any, ...]]] = {}
     for row in rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist():
-        row["priority"] = PRIORITY_DEFAULT if row["priority"] is None else row["priority"]
         found.setdefault(row["partition"], []).append(tuple(row[name] for name in FIELDS))
     return found
 

@@ -128,7 +128,7 @@ def test_delayed_messages_are_read_when_they_are_there(read, client, topic):
     rows = sorted(read(topic=name).collect(), key=lambda row: row.offset)
     assert [row.value for row in rows] == [b"0", b"1", b"2", b"3"]
     assert [row.deliver_at is None for row in rows] == [True, False, False, False]
-    assert [row.priority for row in rows] == [None, 4, 4, 4]
+    assert [row.priority for row in rows] == [2, 4, 4, 4]
 
 
 def test_reads_beside_writes_rotation_and_deletion(read, client, topic):
@@ -221,7 +221,7 @@ def test_filters_give_the_same_rows_pushed_or_not(spark, read, client, topic, pu
         "key IS NULL AND offset IN (1, 5, 60)",
         "key <> X'' AND partition != 0",
     )
-    mixed = ("priority = 3 AND partition >= 1", "offset = 3 OR key IS NULL")
+    mixed = ("priority = 3 AND partition >= 1", "priority >= 1", "offset = 3 OR key IS NULL")
     for text in pushed + mixed:
         expected = table(memory.where(text))
         assert 0 < expected.num_rows < published.num_rows, text

@@ -209,6 +209,9 @@ def test_columns_of_nothing_are_left_out() -> None:
     assert parcel.columns == HAS_HEADERS
     [parcel] = sort(kinds, [[{"value": None, "key": b"", "headers": None}]])
     assert parcel.columns == HAS_KEY
+    for priority in (2, None):
+        [parcel] = sort({"value": "binary", "priority": "int"}, [[{"value": b"a", "priority": priority}]])
+        assert parcel.columns == 0, "the default priority says no more than its absence"
     assert sort(kinds, [[], []]) == []
 
 

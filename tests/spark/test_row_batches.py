@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +141,21 @@ def test_small_frames_are_gathered_and_large_ones_handed_on():
     value = batches[1].column(POSITIONED.names.index("value")).buffers()[2]
     body = pa.py_buffer(frames[3][1])
     assert body.address <= value.address < body.address + body.size, "the values were copied"
+
+
+@pytest.mark.parametrize("has", [[False], [False, True], [True, False, False]])
+def test_a_priority_is_never_null(has):
+    blocks = [([plain(1) | {"priority": 4}] * 2, {"priority"} if stores else set()) for stores in has]
+    wanted = [4 if stores else 2 for stores in has for _ in range(2)]
+    [found] = rows.row_batches(stored(blocks), Slice("orders", 3, 0, 1 << 40), ["priority"])
+    assert found.column("priority").to_pylist() == wanted
+    [found] = rows.row_batches(
+        stored(blocks),
+        Slice("orders", 3, 0, 1 << 40),
+        ["offset"],
+        [lambda piece: pc.greater_equal(piece.column("priority"), 1)],
+    )
+    assert found.num_rows == len(wanted)
 
 
 def test_batches_of_large_values_stay_small():

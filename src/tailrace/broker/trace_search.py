@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.core.lives import DYING, FREE, LEASED, SCHEDULED, STAGED, WAITING, Life, Lives
-from tailrace.core.model import HAS_DELIVER_AT, HAS_KEY
+from tailrace.core.model import HAS_DELIVER_AT, HAS_KEY, PRIORITY_DEFAULT
 from tailrace.errors import NotFound
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer, Header
@@ -301,9 +301,8 @@ def _fields(rows: pa.RecordBatch, row: int) -> dict[str, Any]:
         "key": rows.column("key")[row].as_py() if "key" in names else None,
         "timestamp_us": rows.column("timestamp").cast("int64")[row].as_py(),
         "value_bytes": len(value.as_py() or b""),
+        "priority": rows.column("priority")[row].as_py() if "priority" in names else PRIORITY_DEFAULT,
     }
-    if "priority" in names:
-        known["priority"] = rows.column("priority")[row].as_py()
     if "expires_at" in names:
         known["expires_at_us"] = rows.column("expires_at").cast("int64")[row].as_py()
     origin: dict[str, str] = {}

@@ -54,7 +54,8 @@ POSITIONED = pa.schema(
     }
 )
 """What readers get: always all columns, in types that Spark has too (nothing unsigned or of fixed size), all
-nullable, because Spark refuses batches whose nullability differs from its own schema."""
+nullable, because Spark refuses batches whose nullability differs from its own schema. `priority` is never
+null all the same: a message without one has the default, also where its batch does not store the column."""
 
 
 def encode_table(
@@ -74,11 +75,13 @@ def encode_table(
     for name, (bit, _) in _TAKEN.items():
         if bit and name in given and given[name].null_count < rows:
             columns |= bit
+    if columns & HAS_PRIORITY:
+        given["priority"] = pc.fill_null(given["priority"], PRIORITY_DEFAULT)
+        if all_default(given["priority"]):
+            columns &= ~HAS_PRIORITY
     if columns & HAS_KEY:
         hashes = hashes_of(given["key"].to_pylist())[:, 0]
         given["key_hash"] = pa.array(hashes, pa.uint64(), mask=np.asarray(given["key"].is_null()))
-    if columns & HAS_PRIORITY:
-        given["priority"] = pc.fill_null(given["priority"], PRIORITY_DEFAULT)
     schema = schema_of(columns)
     batch = pa.RecordBatch.from_arrays([given[name] for name in schema.names], schema=schema)
     return columns, body_of(batch, columns, compression)
@@ -132,9 +135,20 @@ def with_positions(batch: pa.RecordBatch, header: Header, topic: str, partition:
     for name in ("key", "headers", "deliver_at", "expires_at"):
         bit, kind = _TAKEN[name]
         given[name] = batch.column(name) if columns & bit else pa.nulls(rows, kind)
-    absent = not columns & HAS_PRIORITY
-    given["priority"] = pa.nulls(rows, pa.int32()) if absent else batch.column("priority").cast(pa.int32())
+    given["priority"] = (
+        batch.column("priority").cast(pa.int32()) if columns & HAS_PRIORITY else default_priorities(rows)
+    )
     return pa.RecordBatch.from_arrays([given[name] for name in POSITIONED.names], schema=POSITIONED)
+
+
+def default_priorities(rows: int) -> pa.Array:
+    """The column `priority` of rows whose batch does not store it."""
+    return pa.array(np.full(rows, PRIORITY_DEFAULT, np.int32))
+
+
+def all_default(priorities: pa.Array) -> bool:
+    """Whether a column without nulls says no more than its absence would."""
+    return bool((np.asarray(priorities) == PRIORITY_DEFAULT).all())
 
 
 def _repeated(text: bytes, rows: int) -> pa.Array:

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tailrace.core.model import PRIORITY_DEFAULT
 from tailrace.errors import Corrupt, Fenced, StorageFault
 from tailrace.spark.archives import (
     ArchiveFile,
@@ -254,7 +255,7 @@ def _sync(path: Path) -> None:
 
 def rows_of(path: Path, columns: list[str], first: int, end: int) -> Iterator[pa.RecordBatch]:
     """The rows of offsets [first, end) of a file: `offset` and these columns, in batches of some
-    megabytes."""
+    megabytes. A priority is never null: files of older archives have nulls where a batch stored none."""
     names = list(dict.fromkeys(["offset", *columns]))
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         metadata = file.metadata
@@ -273,4 +274,11 @@ def rows_of(path: Path, columns: list[str], first: int, end: int) -> Iterator[pa
             offsets = batch.column("offset").to_numpy()
             low, high = offsets.searchsorted((first, end))
             if low < high:
-                yield batch.slice(low, high - low)
+                yield _with_priorities(batch.slice(low, high - low))
+
+
+def _with_priorities(batch: pa.RecordBatch) -> pa.RecordBatch:
+    place = batch.schema.get_field_index("priority")
+    if place < 0 or not batch.column(place).null_count:
+        return batch
+    return batch.set_column(place, batch.schema.field(place), batch.column(place).fill_null(PRIORITY_DEFAULT))

@@ -26,6 +26,7 @@ from tailrace.core.model import (
 from tailrace.format.builder import hashes_of, join_columns, make_ids
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.format.schema import TIME
+from tailrace.format.tabular import all_default
 from tailrace.spark.message_columns import MessageColumns, Numbers, Where, header_sizes, integers, present
 
 PARCEL_ROWS = 5_000
@@ -234,7 +235,7 @@ def _groups(
 
 
 def _parcel(topic: str, partition: int, pieces: list[pa.RecordBatch], now_us: int) -> Parcel:
-    """One body of rows that were checked; a column in which no row has anything is left out."""
+    """One body of rows that were checked; a column that says nothing is left out."""
     fields = {name: [piece.column(name) for piece in pieces] for name in pieces[0].schema.names}
     rows = sum(piece.num_rows for piece in pieces)
     columns = 0
@@ -243,6 +244,8 @@ def _parcel(topic: str, partition: int, pieces: list[pa.RecordBatch], now_us: in
             columns |= bit
     if columns & HAS_PRIORITY:
         fields["priority"] = [array.fill_null(PRIORITY_DEFAULT) for array in fields["priority"]]
+        if all(all_default(array) for array in fields["priority"]):
+            columns &= ~HAS_PRIORITY
     now = pa.scalar(now_us, TIME)
     fields["timestamp"] = [array.fill_null(now) for array in fields["timestamp"]]
     bits = random.getrandbits(74)

@@ -27,7 +27,7 @@ from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format.batch import stored
 from tailrace.format.frame import Header
 from tailrace.format.schema import TIME
-from tailrace.format.tabular import POSITIONED
+from tailrace.format.tabular import POSITIONED, default_priorities
 from tailrace.spark.slices import Slice
 
 ROWS_WANTED = 8_000
@@ -63,12 +63,14 @@ class Piece(NamedTuple):
     append_time_us: int
 
     def column(self, name: str) -> pa.Array:
-        """A stored column, of nulls where the frame does not have it."""
+        """A column of the messages. Where the frame does not have it: the default priority, else nulls."""
         bit = _OPTIONAL.get(name, 0)
-        if self.columns & bit == bit:
-            return self.batch.column(name)
-        kind = pa.uint8() if name == "priority" else POSITIONED.field(name).type
-        return pa.nulls(len(self.offsets), kind)
+        if self.columns & bit != bit:
+            rows = len(self.offsets)
+            absent = name == "priority"
+            return default_priorities(rows) if absent else pa.nulls(rows, POSITIONED.field(name).type)
+        column = self.batch.column(name)
+        return column.cast(pa.int32()) if name == "priority" else column
 
 
 Choose = Callable[[Piece], Any]
@@ -210,12 +212,10 @@ def _column(name: str, part: Slice, pieces: Sequence[Piece], offsets: Offsets) -
             return pa.array(np.repeat(times, [len(piece.offsets) for piece in pieces])).view(TIME)
     bit = _OPTIONAL.get(name, 0)
     if bit and not any(piece.columns & bit for piece in pieces):
-        return pa.nulls(rows, POSITIONED.field(name).type)
+        return default_priorities(rows) if name == "priority" else pa.nulls(rows, POSITIONED.field(name).type)
     found = [piece.column(name) for piece in pieces]
     whole = found[0] if len(found) == 1 else pa.concat_arrays(found)
-    if name == "id":
-        return _plain_ids(whole)
-    return whole.cast(pa.int32()) if name == "priority" else whole
+    return _plain_ids(whole) if name == "id" else whole
 
 
 def _rounded(rows: int) -> int:
