@@ -116,6 +116,26 @@ def test_burials_in_part_keep_their_places() -> None:
 # ----------------------------------------------------------------------------------------------- order by key
 
 
+def test_a_rejection_leaves_in_flight_what_is_and_holds_the_rest_until_its_dead_letter_is_stored() -> None:
+    desk = Desk(*keyed("aab-aa"))
+    assert desk.lease(count=2) == [0, 1]
+    desk.do(wire.Reject("t", 0, "g", 1, [0, 1]))
+    assert desk.ack(1, 2, lease=1) == [], "in flight to the one who rejected: it goes on with it"
+    assert desk.lease() == [2, 3], "the others of its key wait"
+    desk.do(inner.BuryDone("g", [0, 1], "t.dlq", [0, 0]))
+    assert desk.lease() == [4, 5]
+
+
+def test_one_that_dies_of_a_failure_gives_back_the_later_ones_like_any_failure() -> None:
+    desk = Desk(*keyed("aa"), max_attempts=1)
+    assert desk.lease() == [0, 1]
+    desk.nack(0, 1, lease=1)
+    assert desk.ack(1, 2, lease=1) == [1, 2], "given back"
+    assert desk.lease() == [], "it holds its order until its dead letter is stored"
+    desk.do(inner.BuryDone("g", [0, 1], "t.dlq", [0, 0]))
+    assert desk.lease() == [1]
+
+
 def test_a_failure_gives_back_the_later_messages_of_its_key() -> None:
     desk = Desk(*keyed("aba-ab"))
     assert desk.lease(count=3) == [0, 1, 2]

@@ -1,8 +1,15 @@
 """Dead letters: dying messages are appended to `<topic>.dlq`, and only then are they settled.
 
 A message that is dying is not deliverable and holds its order until the append has committed. The append
-carries a dedup id made of the message's place and group, so that a crash in between may repeat it and never
-doubles it; it is tried again for ever.
+carries a dedup id made of the message's place, group and life, so that a crash in between may repeat it and
+never doubles it; it is tried again for ever. Each step is synced before the next begins, whatever the topics
+promise (`broker.assurance`):
+
+    Dying at the origin ──▶ the dead letter in `<topic>.dlq` ──▶ Buried at the origin
+
+If power fails before the first, the message lives and has no dead letter. Between the first and the second
+the restart finds it dying and appends. Between the second and the third it appends again, which is
+recognised.
 """
 
 from __future__ import annotations
@@ -116,7 +123,7 @@ class _Funeral:
 
         shard = self._shard
         # A message whose death is not durable yet may turn out to live.
-        shard.answer(certain, Done())
+        shard.answer(shard.surely(certain), Done())
 
     def _settle_here(self, origin: Origin, rows: Sequence[DyingRow]) -> None:
         """Dead letters have no dead letters of their own."""
@@ -153,7 +160,7 @@ class _Funeral:
         # with the headers that it has gained.
         view = batch.view_of(header, letters.body, want_keys=target.options.key_index)
         publish = Publish(self._dead_letters, origin.partition, header.columns, header.body_crc)
-        target.submit(PublishBatch(publish, view), letters.body, published)
+        target.submit(PublishBatch(publish, view), letters.body, target.surely(published))
 
     def _make_room(self, origin: Origin, letters: Letters) -> None:
         """Create the topic, or let it grow with its origin."""

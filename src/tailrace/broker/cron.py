@@ -1,9 +1,10 @@
 """Recurring schedules at work: every tick of a cron expression publishes one message, once.
 
-A tick is published under an identity of its own and only then recorded. A crash in between publishes it
-again, and the partition knows it by the producer that each schedule is (the tick is its epoch, remembered
-for seven days). Ticks have no dedup ids: they would take room in the window of the topic's users, and wait
-for it. After a time without a broker only the latest of the missed ticks is made up for.
+A tick is published under an identity of its own, synced whatever its topic promises (`broker.assurance`), and
+only then recorded. A crash in between publishes it again, and the partition knows it by the producer that
+each schedule is (the tick is its epoch, remembered for seven days). Ticks have no dedup ids: they would take
+room in the window of the topic's users, and wait for it. After a time without a broker only the latest of the
+missed ticks is made up for.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class Cron:
                 self._arm(name)
 
         view = measure(body, publish.columns, want_keys=shard.options.key_index)
-        shard.submit(PublishBatch(publish, view), body, published)
+        shard.submit(PublishBatch(publish, view), body, shard.surely(published))
 
     def _again(self, name: str, now_us: int, why: str) -> None:
         """A tick could not be published; a later one that comes first takes its place."""

@@ -2,8 +2,10 @@
 
 A partition's log holds only who may lease from it. For every partition of every group the wanted state is
 compared with what the partition has confirmed, and the difference is sent; all commands may be repeated, so
-after a crash everything is simply sent again. Each partition goes its own way: one that is slow or faulty
-keeps no other waiting.
+after a crash everything is simply sent again. A partition has confirmed when it has synced, whatever its
+topic promises (`broker.assurance`): members are told of no grant, and coordinators forget no deletion, that a
+power failure could take back. Each partition goes its own way: one that is slow or faulty keeps no other
+waiting.
 """
 
 from __future__ import annotations
@@ -214,7 +216,7 @@ class Granting:
                 done(problem)
 
         for command in commands:
-            shard.submit(command, b"", answered)
+            shard.submit(command, b"", shard.surely(answered))
 
     def _carried(
         self, carried: _Carried, name: str, place: Place, want: Grant, problem: Refusal | None
@@ -293,7 +295,7 @@ class Granting:
             self._leaving[group] -= 1
             self._check_left(group)
 
-        shard.submit(Delist(group), b"", answered)
+        shard.submit(Delist(group), b"", shard.surely(answered))
 
     def _check_left(self, group: str) -> None:
         if not self._leaving[group]:

@@ -24,8 +24,6 @@ from tailrace.core.delivery_commands import (
     Lease,
     Nack,
     Reject,
-    Reopen,
-    SettleOffsets,
 )
 from tailrace.core.inner_commands import EvictMember, MoveCursor
 from tailrace.core.leasing_rules import LEASE_MS_MAX
@@ -67,8 +65,6 @@ class Leasing:
             Extend: self._settle,
             Commit: self._commit,
             Committed: self._committed,
-            Reopen: self._settle,
-            SettleOffsets: self._settle,
         }
 
     def close(self) -> None:
@@ -83,7 +79,8 @@ class Leasing:
             if job.request.group == group and job.request.member == member:
                 job.evict(refusal)
 
-    def _shard(self, topic: str, partition: int) -> Shard:
+    def shard(self, topic: str, partition: int) -> Shard:
+        """A partition whose messages can be leased."""
         shards = self.topics.get(topic).shards
         if not 0 <= partition < len(shards):
             raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
@@ -109,7 +106,7 @@ class Leasing:
         lease_ms = request.lease_ms
         if lease_ms is not None and not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {lease_ms}")
-        shards = [self._shard(request.topic, partition) for partition, _ in places]
+        shards = [self.shard(request.topic, partition) for partition, _ in places]
         if request.held is not None:
             for shard in shards:
                 evict = EvictMember(request.group, request.member, request.held)
@@ -164,15 +161,13 @@ class Leasing:
 
     # -- settling
 
-    def _settle(
-        self, request: Ack | Extend | Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate
-    ) -> None:
-        self._shard(request.topic, request.partition).submit(request, b"", respond)
+    def _settle(self, request: Ack | Extend, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self.shard(request.topic, request.partition).submit(request, b"", respond)
 
     def _fail(self, request: Nack | Reject, body: Buffer, respond: Respond, gate: Gate) -> None:
         if len(request.error) > ERROR_MAX:
             request = msgspec.structs.replace(request, error=request.error[:ERROR_MAX])
-        self._shard(request.topic, request.partition).submit(request, b"", respond)
+        self.shard(request.topic, request.partition).submit(request, b"", respond)
 
     # -- places of groups
 
@@ -181,7 +176,7 @@ class Leasing:
             raise InvalidRequest(f"positions: 1 to {PARTITIONS_MAX}, not {len(request.positions)}")
         targets = []
         for partition, generation, offset in request.positions:
-            shard = self._shard(request.topic, partition)
+            shard = self.shard(request.topic, partition)
             if not 0 <= offset <= shard.end_offset:
                 raise InvalidRequest(f"positions: offset {offset} of partition {partition} is not in the log")
             targets.append((shard, MoveCursor(request.group, request.member, generation, offset)))

@@ -1,4 +1,10 @@
-"""The verbs behind dead letters: which are still there, holding some, and copies of what is gone."""
+"""The verbs behind dead letters: which are still there, holding some, sending them back, taking them off.
+
+A redrive is a move that the client drives: the message is opened again at its origin (`Reopen`), or a copy of
+it is appended there (`Republish`), and then its dead letter is settled (`SettleOffsets`). Each is answered
+when it is synced, whatever the topics promise (`broker.assurance`). A crash before the second leaves the dead
+letter on the list; redriving it again finds the message open, or recognises the copy by its dedup id.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,14 @@ from tailrace.broker.host import Topics
 from tailrace.broker.leasing import COUNT_MAX, MEMBER_MAX, Leasing
 from tailrace.broker.shard import Shard
 from tailrace.core.commands import Publish
-from tailrace.core.delivery_commands import FindUnsettled, HoldOffsets, Republish, UnsettledFound
+from tailrace.core.delivery_commands import (
+    FindUnsettled,
+    HoldOffsets,
+    Reopen,
+    Republish,
+    SettleOffsets,
+    UnsettledFound,
+)
 from tailrace.core.inner_commands import EvictMember, HoldRun, PublishBatch
 from tailrace.core.leasing_rules import LEASE_MS_MAX
 from tailrace.core.model import HEADER_BYTES_MAX
@@ -35,6 +48,8 @@ class Redriving:
             FindUnsettled: self._find,
             HoldOffsets: self._hold,
             Republish: self._republish,
+            Reopen: self._surely,
+            SettleOffsets: self._surely,
         }
 
     def _shard(self, topic: str, partition: int) -> Shard:
@@ -73,4 +88,8 @@ class Redriving:
         view, _ = batch.open_body(body, request.columns, want_keys=keyed, header_bytes_max=most)
         view = msgspec.structs.replace(view, header_bytes_max=min(view.header_bytes_max, HEADER_BYTES_MAX))
         publish = Publish(request.topic, request.partition, request.columns, request.crc)
-        shard.submit(PublishBatch(publish, view), body, respond)
+        shard.submit(PublishBatch(publish, view), body, shard.surely(respond))
+
+    def _surely(self, request: Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._leasing.shard(request.topic, request.partition)
+        shard.submit(request, b"", shard.surely(respond))

@@ -2,6 +2,10 @@
 
 A target that fails is asked again, after longer and longer pauses, for as long as it takes: what is decided
 is never undone. A target whose topic was deleted counts as done.
+
+A target has confirmed when what it appended is synced (`broker.assurance`); only then is the decision done,
+and forgotten with what was staged, and the writer told that it is applied. A crash before that asks every
+target again, and each knows the versions that it has applied.
 """
 
 from __future__ import annotations
@@ -143,7 +147,7 @@ class RollForward:
                 return
             views, crcs, bodies = ([part[at] for part in result] for at in range(3))
             command = ApplyStaged(roll.writer, roll.version, attempts, entries, views, crcs, bodies)
-            shard.submit(command, b"", answered)
+            shard.submit(command, b"", shard.surely(answered))
 
         def answered(reply: Reply, parts: Any) -> None:
             if isinstance(reply, Refusal) and reply.code != NotFound.code:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from tailrace.broker.assurance import Assurance
 from tailrace.broker.at_hand import COLD_BYTES, FramesAtHand
 from tailrace.broker.framing import TurnFrames, facts_of
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
@@ -80,6 +81,7 @@ class Shard:
         self._cold_bytes = COLD_BYTES
         self.failures = 0
         self._outstanding = 0
+        self.assurance = Assurance(self)
         self.upkeep = Upkeep(self)
         self.wakeups = Wakeups(self)
         self.releases = Releases(self)
@@ -126,6 +128,7 @@ class Shard:
         self.at_hand = FramesAtHand(self, self._cold_bytes)
         state.at_hand = self.at_hand
         self.entry = end_entry
+        self.assurance.opened(end_entry)
         self._begun = end_entry > 0
         if fault is not None:
             self.fault = Refusal("corrupt", fault, "none")
@@ -146,6 +149,11 @@ class Shard:
         if not self._inbox:
             self.pump.ready(self)
         self._inbox.append((work, body, respond))
+
+    def surely(self, respond: Respond) -> Respond:
+        """Who waits for an answer (of `submit` or `answer`) until it is synced, whatever the topic promises:
+        for moves between logs, see `broker.assurance`."""
+        return self.assurance.surely(respond)
 
     def turn(self, now_us: int) -> None:
         """Decide all that waits, apply it, and hand the frames to storage in one piece."""
@@ -239,7 +247,7 @@ class Shard:
         threads for a while.
         """
         frames, pump = turn.frames, self.pump
-        sync = turn.hard and self.options.durability == "fsync"
+        sync = turn.synced = turn.hard and self.options.durability == "fsync"
         size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
         if (
             sync
@@ -319,6 +327,7 @@ class Shard:
                 waiting_bytes += item.size
         for respond, reply in turn.replies:
             respond(reply, NOTHING)
+        self.assurance.stored(turn.frames[-1].header.entry + 1, turn.synced)
         if messages:
             self.metrics.published(
                 self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
@@ -343,6 +352,7 @@ class Shard:
             for respond, _ in turn.replies:
                 # A refusal decided on state that is gone must not be believed either.
                 respond(refusal, NOTHING)
+        self.assurance.fail(error)
         self._go_on()
         if isinstance(error, Full):
             self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
@@ -485,7 +495,7 @@ class Shard:
     def forget(self) -> None:
         """After `retire`: the storage threads need not know this log any more."""
         self.pump.threads.forget(self.log)
-        self.upkeep.forget()
+        self.assurance.forget()
 
     def _close_log(self) -> None:
         self.log.close()

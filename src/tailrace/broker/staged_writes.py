@@ -3,6 +3,9 @@
     DecideStaged: every target checks that the attempts are there ──▶ one fact on the writer's coordinator
         ──▶ each target appends them (`RollForward`) ──▶ the coordinator is told that all of them have
 
+Each arrow waits for a sync, whatever the targets' topics promise (`broker.assurance`): what a decision names
+is synced before it is decided, and what was appended before the decision is done.
+
 An attempt is dropped (aborted, lost, too old) only when no decision names it. Decisions are made on another
 partition than the one that stores it, so: what a decision under way names is *guarded* from before it is
 checked; what a decision names that was made is known to the coordinator until it is applied; and as long as a
@@ -260,7 +263,7 @@ class StagedWrites:
 
 
 def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], None]) -> None:
-    """Give each partition its command; `over` hears of the end, and of the first refusal."""
+    """Give each partition its command; `over` hears of it when all have synced, and of the first refusal."""
     waiting = len(work)
     problem: Refusal | None = None
 
@@ -273,7 +276,7 @@ def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], Non
             over(problem)
 
     for shard, command in work:
-        shard.submit(command, b"", answered)
+        shard.submit(command, b"", shard.surely(answered))
     if not work:
         over(None)
 

@@ -19,7 +19,17 @@ NOTHING: tuple[Buffer, ...] = ()
 class Turn:
     """What one turn wrote and which replies wait for it."""
 
-    __slots__ = ("_shard", "at_once", "dropped", "dying", "frames", "hard", "replies", "started_us")
+    __slots__ = (
+        "_shard",
+        "at_once",
+        "dropped",
+        "dying",
+        "frames",
+        "hard",
+        "replies",
+        "started_us",
+        "synced",
+    )
 
     def __init__(self, shard: Shard, started_us: int) -> None:
         self._shard = shard
@@ -33,6 +43,8 @@ class Turn:
         """Whether somebody waits for it to be durable."""
         self.dying = False
         """Whether messages go to the dead letters once it is durable."""
+        self.synced = False
+        """Whether it is written with a sync of its own."""
         self.dropped = False
 
     def stored(self, result: object, error: Exception | None) -> None:

@@ -27,7 +27,6 @@ class Upkeep:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._flusher = object()
         self._unsynced_bytes = 0
         self._synced_us = 0
         self._data_bytes = self._fact_bytes = self._snapshot_bytes = 0
@@ -66,15 +65,8 @@ class Upkeep:
             self._flush(lambda error: None)
 
     def _flush(self, over: Callable[[Exception | None], None]) -> None:
-        """Make durable what is written, beside the appends, which do not wait for it."""
         self._unsynced_bytes = 0
-
-        def done(result: object, error: Exception | None) -> None:
-            if error is not None:
-                self._shard.fail(error, outcome="unknown")  # What waits may have been written all the same.
-            over(error)
-
-        self._shard.pump.threads.run(self._flusher, self._shard.log.flush, done)
+        self._shard.assurance.flush(over)
 
     def sweep(self, now_us: int) -> None:
         """Apply retention: find what is past it, record the trim, free the segments."""
@@ -190,7 +182,3 @@ class Upkeep:
         if error is not None:
             log.error("%s: upkeep failed", self._shard.name, exc_info=error)
             self._shard.metrics.refused("upkeep")
-
-    def forget(self) -> None:
-        """The storage threads need not know of it any more."""
-        self._shard.pump.threads.forget(self._flusher)

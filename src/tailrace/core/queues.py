@@ -25,7 +25,7 @@ from tailrace.core.settlement import Settlement, all_lost
 from tailrace.core.spans import count, flat, pairs, without
 from tailrace.core.table import Buffer
 from tailrace.core.traits import FrameTraits
-from tailrace.errors import Fenced, InvalidRequest, NotFound
+from tailrace.errors import Fenced, InvalidRequest, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from tailrace.core.partition import Partition
@@ -223,13 +223,16 @@ class Queues:
         gone = [(first, min(end, start)) for first, end in pairs(command.spans) if first < start]
         here = [(max(first, start), min(end, end_offset)) for first, end in pairs(command.spans)]
         here = [(first, end) for first, end in here if first < end]
+        if any(ledger.backlog.dying.within(first, end) for first, end in here):
+            # Its dead letter may be readable already. Were this a success, the letter would be taken off the
+            # list, and then the message settled.
+            text = "a message is still on its way to the dead letters: try again"
+            return Decision(NOTHING, Refusal(Unavailable.code, text, details={"retry_after_ms": 100}))
         known = self._originals.look(flat(here), self._partition.at_hand, keyed=ledger.keyed)
         # What has expired would not be delivered again: it is as good as gone, unless somebody has it now.
         for first, end in here if any(expires_us for _, expires_us in known.values()) else ():
-            busy = [
-                run[:2] for runs in (ledger.leased, ledger.backlog.dying) for run in runs.within(first, end)
-            ]
-            for one, other in without(first, end, sorted(busy)):
+            busy = [run[:2] for run in ledger.leased.within(first, end)]
+            for one, other in without(first, end, busy):
                 over = [o for o in range(one, other) if 0 < known.get(o, (0, 0))[1] <= time_us]
                 gone += [(offset, offset + 1) for offset in over]
         if gone:
