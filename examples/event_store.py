@@ -50,7 +50,9 @@ async def main() -> None:
     async with tailrace.connect() as client, EventStore(client, "example-accounts") as store:
         for kind in (Opened, Deposited, Withdrawn):
             store.event(kind)
-        await store.append("alice", [Opened("Alice"), Deposited(100)], expected=0)
+        _, version = await balance(store, "alice")
+        events = [Deposited(100)] if version else [Opened("Alice"), Deposited(100)]
+        await store.append("alice", events, expected=version)
         results = await asyncio.gather(*(withdraw(store, "alice", 30) for _ in range(5)))
         total, version = await balance(store, "alice")
         print(

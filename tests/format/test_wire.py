@@ -107,6 +107,11 @@ def test_lengths_above_the_limit_are_refused_from_the_prefix_alone(
     assert len(reader._scratch) == scratch
 
 
+def test_a_peer_that_answers_http_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="the peer answers in HTTP"):
+        feed(WireReader(BODY_MAX), b"HTTP/1.1 400 Bad Request\r\n", endless([16]))
+
+
 def test_lengths_at_the_limit_are_taken() -> None:
     reader = WireReader(BODY_MAX)
     header, body = b"h" * HEADER_BYTES_MAX, b"b" * BODY_MAX

@@ -75,7 +75,8 @@ def test_points_that_make_no_sense(text):
     ("given", "text"),
     [
         ({"topic": "t", "colour": "red"}, "colour: no such option; there are archive"),
-        ({"topic": "t", "topic_pattern": "x"}, "topic: either topic or topic_pattern"),
+        ({"topic": "t", "topic_pattern": "x"}, "topic: topic and topic_pattern are both given"),
+        ({"topic": ""}, "topic: either topic or topic_pattern is needed"),
         ({"topic_pattern": "["}, "topic_pattern: '\\[' is no regular expression"),
         ({"topic": "t", "mode": "moon"}, "mode: one of broker, segments, archive"),
         ({"topic": "t", "mode": "segments"}, "data: mode segments needs the folder"),

@@ -76,7 +76,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if decorated() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="A distributed, persistent message queue: one topic is a log and a queue at the same time.",
+    help="A persistent message queue on one machine: a topic is a log and a queue at the same time. "
+    "Messages are delivered at least once; clients connect by loopback.",
 )
 app.add_typer(serving)
 app.add_typer(topics, name="topic")

@@ -127,7 +127,9 @@ def read_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOp
     texts = _known(given, STREAM if streaming else BATCH)
     view = _one_of(texts, "view", VIEWS)
     topics, pattern = _names(texts.get("topic", "")), texts.get("topic_pattern", "")
-    if view == "messages" and bool(topics) == bool(pattern):
+    if view == "messages" and topics and pattern:
+        raise InvalidRequest("topic: topic and topic_pattern are both given; leave one of them out")
+    if view == "messages" and not topics and not pattern:
         raise InvalidRequest("topic: either topic or topic_pattern is needed")
     if pattern:
         try:

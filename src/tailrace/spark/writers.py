@@ -165,7 +165,7 @@ def _refuse_overwrite(overwrite: bool) -> None:
     if overwrite:
         raise InvalidRequest(
             "mode overwrite: messages of a topic cannot be replaced; write with mode append "
-            "(a stream: output mode append or update)"
+            "(a stream: output mode append)"
         )
 
 

@@ -193,7 +193,8 @@ class _Writing(ABC):
         """All chunks that are left."""
         self._progress.step("looking for the position")
         chunk = self._last()
-        chunks, rows = 0, None
+        chunks = 0
+        rows: int | None = 0
         while True:
             if chunk.written:
                 following = next_chunk(chunk, self.rows_max())
@@ -206,7 +207,7 @@ class _Writing(ABC):
             chunk = msgspec.structs.replace(chunk, written=True)
             replace_file(self._state / manifest_name(chunk.version), msgspec.json.encode(chunk))
             chunks += 1
-            rows = rows if count is None else count + (rows or 0)
+            rows = None if count is None or rows is None else rows + count
             wait_s = pause_s(count or 0, self._options.rows_per_second, clock() - began_s)
             if wait_s and not self._progress.again(wait_s):
                 break

@@ -112,7 +112,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
         version=newest.version if newest else 0,
         rounds=rounds,
         events=events,
-        rows=newest.rows if newest and options.table else None,
+        rows=(newest.rows if newest else 0) if options.table else None,
         positions=[
             Reached(t, p, end) for t, found in sorted(ends.items()) for p, end in sorted(found.items())
         ],
