@@ -134,7 +134,7 @@ class WireReader:
             return None
         header_bytes, body_bytes, request_id = PREFIX.unpack_from(self._scratch, self._start)
         if header_bytes > self.header_bytes_max:
-            if self._view[self._start : self._start + 4] == b"HTTP":
+            if self._scratch.startswith(b"HTTP", self._start):
                 raise InvalidRequest("the peer answers in HTTP: this is not the native port of a broker")
             raise TooLarge(f"a header of {header_bytes} bytes is above the limit of {self.header_bytes_max}")
         if body_bytes > self.body_bytes_max:
