@@ -13,6 +13,7 @@ import msgspec
 
 from tailrace.core.catalog import Catalog
 from tailrace.core.commands import Reply, Request
+from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer, Frame, Header
 
 
@@ -140,10 +141,18 @@ class PartitionLog(Protocol):
     called side by side, `read` and the look-ups may run beside them in other threads. All raise
     `StorageFault` (`Corrupt`, `Full`) and nothing else on disk trouble.
 
+    Whichever verb finds damage, the log is quarantined from then on; see `on_damage`.
+
     After any failed sync, or a failed write that could not be undone, every further append raises: the
     owner must reopen. The outcome of an append that raises is `none` only when no byte of it can appear any
     more; a `sync` or `flush` that raises leaves open what became of everything since the last good one.
     """
+
+    def on_damage(self, tell: Callable[[Corrupt], None]) -> None:
+        """Who is told, once and in whatever thread it happens, when a read finds damage. By then the log is
+        quarantined: every further write raises `Corrupt`, and what is well can be read. Called first of all.
+        """
+        ...
 
     def recover(self) -> Recovery:
         """Open: find the end, cut a torn tail, give the frames to replay. Called once, first."""

@@ -47,6 +47,9 @@ class HeldThreads:
             except Exception as error:
                 self._finished.append((done, None, error))
 
+    def tell(self, done: Any, result: object) -> None:
+        self._finished.append((done, result, None))
+
     def completed(self) -> list[tuple[Any, object, Exception | None]]:
         finished, self._finished = self._finished, []
         return finished

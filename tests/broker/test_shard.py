@@ -14,11 +14,26 @@ from tailrace.core.commands import (
     Fetched,
     Published,
     Reply,
+    TopicInfo,
     TrimTopic,
+)
+from tailrace.core.coordination_facts import MemberLeft
+from tailrace.core.coordinator import home_of
+from tailrace.core.facts import Acked
+from tailrace.core.group_commands import (
+    CreateGroup,
+    DescribeGroup,
+    GroupInfo,
+    GroupList,
+    JoinGroup,
+    ListGroups,
 )
 from tailrace.core.model import Refusal
 from tailrace.errors import Full, StorageFault
+from tailrace.format import codec, frame
+from tailrace.ports import Snapshot
 from tailrace.storage.file_store import FileStore
+from tailrace.storage.memory_log import MemoryLog
 from tests.broker.held_engine import HeldEngine, values_of
 
 Answers = list[tuple[Reply, bytes]]
@@ -284,7 +299,104 @@ def test_a_fact_that_cannot_be_read_stops_one_partition_and_says_so_to_readers()
     fault = broker.shard().fault
     assert fault is not None
     assert fault.code == "corrupt"
-    assert fault.message.startswith("t~1/0: facts: Expected `int`, got `float`")
+    assert fault.message.startswith("t~1/0: entry 1 cannot be applied: facts: Expected `int`, got `float`")
     assert refusal_of(broker.submit(Fetch("t", [(0, 2)], 1 << 20, 60_000))) == fault
     assert broker.values(partition=1) == [b"a", b"b"]
     assert isinstance(reply_of(broker.publish(b"more", partition=1)), Published)
+
+
+def test_a_fact_that_breaks_the_state_stops_one_partition_and_not_the_broker() -> None:
+    broker = HeldEngine()
+    broker.create(partitions=2)
+    for partition in range(2):
+        broker.publish(b"a", b"b", partition=partition)
+    log = broker.log()
+    alien = codec.encode_facts([Acked(77, [(1, [0, 1])], 1)])  # Of a group that nobody has enlisted.
+    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), broker.shard().entry)
+    log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)
+    broker.restart()
+    fault = broker.shard().fault
+    assert fault is not None
+    assert (fault.code, fault.outcome) == ("corrupt", "none")
+    assert fault.message.startswith("t~1/0: entry 1 cannot be applied: KeyError")
+    assert broker.engine.faults() == [f"t/0: {fault.message}"]
+    assert broker.values() == [b"a", b"b"]
+    assert refusal_of(broker.publish(b"more")) == fault
+    assert isinstance(reply_of(broker.publish(b"more", partition=1)), Published)
+    assert b'tailrace_partition_quarantined{partition="0",topic="t"} 1.0' in broker.engine.metrics.render()
+
+
+@pytest.mark.parametrize("chunks", [[b"nonsense"], [b""], [bytes(8)]])
+def test_a_snapshot_that_cannot_be_restored_is_never_taken_for_an_empty_partition(
+    chunks: list[bytes],
+) -> None:
+    broker = HeldEngine()
+    broker.create(partitions=2)
+    for partition in range(2):
+        broker.publish(b"a", b"b", partition=partition)
+    broker.log().save_snapshot(Snapshot(0, 2, chunks))
+    broker.restart()
+    fault = broker.shard().fault
+    assert fault is not None
+    assert fault.message.startswith("t~1/0: the snapshot as of entry 0 cannot be restored")
+    assert broker.values() == [b"a", b"b"]
+    assert refusal_of(broker.submit(Fetch("t", [(0, 2)], 1 << 20, 60_000))) == fault
+    assert refusal_of(broker.publish(b"more")) == fault
+    assert isinstance(reply_of(broker.publish(b"more", partition=1)), Published)
+
+
+def test_a_damaged_coordinator_refuses_its_groups_and_no_others() -> None:
+    broker = HeldEngine()
+    broker.create()
+    names = [f"g{number}" for number in range(40)]
+    bad = home_of(names[0])
+    other = next(name for name in names if home_of(name) != bad)
+    for name in (names[0], other):
+        assert isinstance(broker.ask(CreateGroup(name, ["t"])), GroupInfo)
+    shard = broker.engine.coordinators.shards()[bad]
+    alien = codec.encode_facts([MemberLeft("nobody", "m", "left", 1)])
+    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), shard.entry)
+    shard.log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)  # type: ignore[attr-defined]
+    broker.restart()
+    refused = broker.ask(DescribeGroup(names[0]))
+    assert isinstance(refused, Refusal)
+    assert refused.code == "corrupt"
+    assert f"{names[0]!r} is coordinated by _groups/{bad}, which is damaged" in refused.message
+    joined = broker.ask(JoinGroup(names[0], "m", ["t"]))
+    assert isinstance(joined, Refusal)
+    assert joined.code == "corrupt"
+    assert isinstance(broker.ask(DescribeGroup(other)), GroupInfo)
+    assert isinstance(broker.ask(ListGroups()), GroupList)
+    # Its ledger on the data partition is as it was.
+    assert set(broker.shard().state.queues.names()) == {names[0], other}
+
+
+def test_damage_found_by_a_reader_stops_the_partition_and_shows(caplog: pytest.LogCaptureFixture) -> None:
+    broker = HeldEngine()
+    broker.create(partitions=2, ring_buffer_bytes=0)
+    broker.ask(CreateGroup("g", ["t"]))
+    for value in (b"a", b"b", b"c"):
+        broker.publish(value)
+    broker.publish(b"well", partition=1)
+    bad = broker.shard().entry - 2
+    assert isinstance(broker.shard().log, MemoryLog)
+    broker.shard().log.damage(bad)
+    assert broker.engine.faults() == []
+    refused = refusal_of(broker.submit(Fetch("t", [(0, 1)], 1 << 20, 0)))
+    assert refused.code == "corrupt"
+    fault = broker.shard().fault
+    assert fault is not None
+    assert fault.code == "corrupt"
+    assert broker.engine.faults() == [f"t/0: {fault.message}"]
+    assert "t/0 is quarantined" in caplog.text
+    text = broker.engine.metrics.render()
+    assert b'tailrace_partition_quarantined{partition="0",topic="t"} 1.0' in text
+    assert b"tailrace_damage_found_total 1.0" in text
+    described = broker.ask(DescribeTopic("t"))
+    assert isinstance(described, TopicInfo)
+    assert [row["fault"] for row in described.partitions] == [fault.message, None]
+    assert refusal_of(broker.publish(b"more")).code == "corrupt"
+    group = broker.ask(DescribeGroup("g"))
+    assert isinstance(group, GroupInfo)
+    assert [(row["fault"], row["lag"]) for row in group.partitions] == [(fault.message, 3), (None, 1)]
+    assert values_of(broker.submit(Fetch("t", [(0, 0)], 1, 0))[0][1]) == [b"a"]

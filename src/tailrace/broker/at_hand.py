@@ -171,6 +171,7 @@ class FramesAtHand:
                 self._keep(*result)
                 if offset >= shard.state.start_offset and self._run(offset) is None:
                     error = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
+                    shard.damaged(error)
             for action in self._loading.pop(offset):
                 action(error)
 

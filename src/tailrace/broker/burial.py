@@ -27,6 +27,7 @@ from tailrace.core.commands import AlterTopic, CreateTopic, Done, Publish, Publi
 from tailrace.core.inner_commands import BuryDone, PublishBatch
 from tailrace.core.model import Refusal
 from tailrace.core.topics import DEAD_LETTERS, decode_folder
+from tailrace.errors import Corrupt
 from tailrace.format import batch
 
 _log = logging.getLogger("tailrace.burial")
@@ -116,6 +117,8 @@ class _Funeral:
             self._unreadable.update((origin.group, offset) for offset in letters.unreadable)
             if letters.problem is not None:
                 _log.error("%s: a dying message cannot be read: %s", shard.name, letters.problem)
+                if isinstance(letters.problem, Corrupt):
+                    shard.damaged(letters.problem)
             if letters.header is None:
                 self._next()
             else:

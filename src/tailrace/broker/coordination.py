@@ -141,7 +141,8 @@ class Coordination:
         return None if machine is None else machine.groups.by_name.get(group)
 
     def must_find(self, group: str) -> Group:
-        """As `find`; raises `NotFound`."""
+        """As `find`; raises `NotFound`, or `Corrupt` when its coordinator is damaged."""
+        self.coordinators.require_well(group)
         found = self.find(group)
         if found is None:
             raise NotFound(f"there is no group {group[:80]!r}", group=group[:80])

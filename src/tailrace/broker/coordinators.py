@@ -10,6 +10,7 @@ from tailrace.broker.shard import NOTHING, Shard
 from tailrace.core.commands import CreateTopic, Reply
 from tailrace.core.coordinator import PARTITIONS, TOPIC, Coordinator, home_of
 from tailrace.core.model import Refusal
+from tailrace.errors import Corrupt
 from tailrace.ports import Respond
 
 
@@ -27,14 +28,26 @@ class Coordinators:
         return [] if host is None else host.shards
 
     def machines(self) -> Iterator[tuple[Shard, Coordinator]]:
-        """Every coordinator with the shard that hosts it."""
+        """Every coordinator with the shard that hosts it. What a damaged one knows is not what was decided,
+        so nobody acts on it."""
         for shard in self.shards():
-            yield shard, cast(Coordinator, shard.state)
+            if shard.damage is None:
+                yield shard, cast(Coordinator, shard.state)
 
     def of(self, name: str) -> Coordinator | None:
-        """The coordinator of a group, a schedule or a writer; None before there is any."""
+        """The coordinator of a group, a schedule or a writer; None before there is any, and when
+        it is damaged."""
         shards = self.shards()
-        return cast(Coordinator, shards[home_of(name)].state) if shards else None
+        home = shards[home_of(name)] if shards else None
+        return None if home is None or home.damage is not None else cast(Coordinator, home.state)
+
+    def require_well(self, name: str) -> None:
+        """Raise `Corrupt` when the coordinator of a name is damaged: it cannot say what there is."""
+        shards = self.shards()
+        home = shards[home_of(name)] if shards else None
+        if home is not None and home.damage is not None:
+            text = f"{name[:80]!r} is coordinated by {TOPIC}/{home.partition}, which is damaged"
+            raise Corrupt(f"{text}: {home.damage.message}", outcome="none", **home.damage.details)
 
     def submit(self, name: str, command: Any, respond: Respond) -> None:
         """Give a command to the coordinator of a name; the reply comes when it is durable."""

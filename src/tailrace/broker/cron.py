@@ -98,6 +98,7 @@ class Cron:
         self._coordinators.submit(request.name, request, put)
 
     def _delete(self, request: DeleteSchedule, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self._coordinators.require_well(request.name)
         if self._find(request.name) is None:
             raise NotFound(f"there is no schedule {request.name[:80]!r}")
 

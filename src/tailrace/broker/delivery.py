@@ -235,6 +235,8 @@ class FetchJob:
                     missing = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
                     known = shard.damage if error is None else None
                     self._unreadable[partition] = known or refuse(error or missing)
+                    if error is None and known is None:
+                        shard.damaged(missing)
                 self.look()
 
         self._pump.threads.read(work, done)

@@ -24,7 +24,7 @@ from tailrace.core.groups import in_use
 from tailrace.core.inner_commands import ResetTo
 from tailrace.core.model import Refusal
 from tailrace.core.rosters import Group
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.errors import InvalidRequest, NotFound, StorageFault
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import PartitionLog, Respond
@@ -94,14 +94,17 @@ class GroupReports:
         info = info_of(group, members=self._members(group), partitions=rows, lag=sum(r["lag"] for r in rows))
 
         def work() -> object:
-            return [appended_us(log, offset, end) for _, log, offset, end in oldest]
+            return [_appended_or_fault(log, offset, end) for _, log, offset, end in oldest]
 
         def done(result: Any, error: Exception | None) -> None:
             if error is not None:
                 respond(refuse(error), NOTHING)
                 return
-            for (row, _, _, _), time_us in zip(oldest, result, strict=True):
-                row["oldest_age_ms"] = 0 if time_us is None else max(0, now_us - time_us) // 1000
+            for (row, _, _, _), found in zip(oldest, result, strict=True):
+                if isinstance(found, StorageFault):  # The others are described all the same.
+                    row["fault"] = row["fault"] or found.message
+                else:
+                    row["oldest_age_ms"] = 0 if found is None else max(0, now_us - found) // 1000
             respond(info, NOTHING)
 
         if oldest:
@@ -126,6 +129,7 @@ class GroupReports:
                 for name in ("in_flight", "waiting", "held", "dying", "deliveries", "failures")
             },
             **{name: figures.get(name, 0) for name in ("dead_lettered", "lapsed", "collected")},
+            "fault": None if shard.fault is None else shard.fault.message,
         }
 
     def _members(self, group: Group) -> list[dict[str, Any]]:
@@ -242,3 +246,10 @@ def appended_us(log: PartitionLog, offset: int, end: int) -> int | None:
             if header.kind == frame.DATA and header.base_offset + header.span > offset:
                 return header.append_time_us
     return None
+
+
+def _appended_or_fault(log: PartitionLog, offset: int, end: int) -> int | StorageFault | None:
+    try:
+        return appended_us(log, offset, end)
+    except StorageFault as fault:
+        return fault

@@ -110,6 +110,7 @@ class Metrics(Collector):
         "_snapshot",
         "_topics",
         "connections",
+        "damages",
         "in_flight_bytes",
     )
 
@@ -127,6 +128,7 @@ class Metrics(Collector):
         self._groups = groups
         self.connections = 0
         self.in_flight_bytes = 0
+        self.damages = 0
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
@@ -177,6 +179,10 @@ class Metrics(Collector):
     def snapshot_taken(self, seconds: float) -> None:
         """The loop stood still for that long to copy the state of a partition."""
         self._snapshot.observe(seconds)
+
+    def damage_found(self) -> None:
+        """A partition was quarantined while the broker ran."""
+        self.damages += 1
 
     def forget(self, topic: str) -> None:
         """A topic was deleted: its series end."""
@@ -249,6 +255,9 @@ class Metrics(Collector):
         for code, count in self._refusals.items():
             refusals.add_metric([code], count)
         yield refusals
+        yield CounterMetricFamily(
+            "tailrace_damage_found", "Partitions quarantined since the start", value=self.damages
+        )
         yield self._publish.family("tailrace_publish_seconds", "From the arrival of a batch to its answer")
         yield self._fetch.family("tailrace_fetch_seconds", "From a fetch to its answer, waiting included")
         yield self._lease.family("tailrace_lease_seconds", "From a lease to its answer, waiting included")

@@ -36,6 +36,10 @@ class Threads(Protocol):
         """Work on the reader threads."""
         ...
 
+    def tell(self, done: Done, result: object) -> None:
+        """From any thread: let the owner call `done(result, None)`, before what is finished after this."""
+        ...
+
     def forget(self, log: Any) -> None:
         """Drop what is kept for a log that is gone."""
         ...

@@ -23,7 +23,7 @@ from tailrace.core.commands import Published, Reply
 from tailrace.core.inner_commands import ReleaseDue
 from tailrace.core.model import Refusal
 from tailrace.core.wheel import AT, NEVER, REF, REF_MAX, TICK_US, Rows, in_order, ref_of, some
-from tailrace.errors import Overloaded
+from tailrace.errors import Corrupt, Overloaded
 from tailrace.format.batch import body_of, open_body
 from tailrace.format.frame import Buffer, crc32c
 
@@ -218,6 +218,8 @@ class Releases:
             return
         # Nothing is skipped: a message that cannot be read holds those behind it, and people hear of it.
         log.error("%s: delayed messages cannot be read: %s", self._shard.name, error)
+        if isinstance(error, Corrupt):
+            self._shard.damaged(error)
         self._shard.metrics.refused("delays")
         self._paused_until_us = self._shard.pump.clock.now_us() + PAUSE_US
 

@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tailrace.broker.assurance import Assurance
 from tailrace.broker.at_hand import COLD_BYTES, FramesAtHand
-from tailrace.broker.framing import TurnFrames, facts_of
+from tailrace.broker.framing import TurnFrames
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
+from tailrace.broker.recovery import Rebuilt, rebuild
 from tailrace.broker.releases import Releases
 from tailrace.broker.tail import Tail
 from tailrace.broker.turns import NOTHING, Turn, refuse
@@ -89,50 +92,40 @@ class Shard:
         """Called when messages of it have to go to the dead letters; set by who takes them there."""
         self.reopened: Callable[[Shard], None] = lambda shard: None
         """Called when it was built anew from its log and takes commands again."""
-        self.log: PartitionLog = store.log(name)
+        self.log: PartitionLog = self._take_log()
         self.state: core.Partition
         """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
         self.tail: Tail
         try:
-            self._adopt(*self._recover(self.log))
+            self._adopt(self._recover(self.log))
         except StorageFault as error:
             # This partition cannot be opened; the others can.
-            self._adopt(machine.make(options), 0, error.message, 0)
+            self._adopt(Rebuilt(machine.make(options), 0, 0, fault=error.message))
 
     # -- opening
 
-    def _recover(self, log: PartitionLog) -> tuple[core.Partition, int, str | None, int]:
-        """Rebuild the state from snapshot and log; may run on a storage thread."""
-        recovery = log.recover()
-        machine, want_keys = self.machine, self.options.key_index
-        state: core.Partition = machine.make(self.options)
-        fault = recovery.fault
-        try:
-            if recovery.snapshot is not None:
-                state = machine.restore(self.options, recovery.snapshot.chunks)
-            for header, body in recovery.frames:
-                for fact in facts_of(header, body, want_keys=want_keys, decode=machine.decode_facts):
-                    state.apply(fact)
-            if fault is None and state.end_offset != recovery.end_offset:
-                ends = f"the log ends at {recovery.end_offset}, its replay at {state.end_offset}"
-                fault = f"{self.name}: {ends}"
-        except Corrupt as error:
-            # Damage that only the replay finds stops this partition, not the broker; reads below it go on.
-            named = self.name in error.message
-            fault = fault or (error.message if named else f"{self.name}: {error.message}")
-        self.cut_bytes += recovery.cut_bytes
-        return state, recovery.end_entry, fault, state.end_offset
+    def _take_log(self) -> PartitionLog:
+        log = self._store.log(self.name)
+        threads = self.pump.threads
+        log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found), error))
+        return log
 
-    def _adopt(self, state: core.Partition, end_entry: int, fault: str | None, end_offset: int) -> None:
-        self.state = state
+    def _recover(self, log: PartitionLog) -> Rebuilt:
+        """Rebuild the state from snapshot and log; may run on a storage thread."""
+        return rebuild(self.name, log, self.machine, self.options)
+
+    def _adopt(self, rebuilt: Rebuilt) -> None:
+        self.rebuilt = rebuilt
+        self.cut_bytes += rebuilt.cut_bytes
+        state = self.state = rebuilt.state
         self.at_hand = FramesAtHand(self, self._cold_bytes)
         state.at_hand = self.at_hand
-        self.entry = end_entry
-        self.assurance.opened(end_entry)
-        self._begun = end_entry > 0
-        if fault is not None:
-            self.fault = Refusal("corrupt", fault, "none")
-        self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), end_offset)
+        self.entry = rebuilt.end_entry
+        self.assurance.opened(rebuilt.end_entry)
+        self._begun = rebuilt.end_entry > 0
+        if rebuilt.fault is not None:
+            self.fault = Refusal("corrupt", rebuilt.fault, "none")
+        self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), rebuilt.end_offset)
 
     def start(self) -> None:
         """On the pump's thread, once it takes commands (again): set timers, take up what was left undone."""
@@ -357,9 +350,25 @@ class Shard:
         if isinstance(error, Full):
             self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
             self._reopen()
+        elif isinstance(error, Corrupt):
+            self.damaged(error)
         elif self.fault is None:
             advice = "this partition takes no writes until the broker is restarted; reads go on"
             self.fault = Refusal("storage_fault", f"{refusal.message}; {advice}", "none", refusal.details)
+
+    def damaged(self, error: Exception) -> None:
+        """Somebody who read the log came upon damage: no more writes and no more leases, and everybody is
+        told. Reads of what is well go on."""
+        if self.fault is not None and self.fault.code == Corrupt.code:
+            return
+        if self.gone is not None:
+            return
+        refusal = refuse(error)
+        self.fault = Refusal(Corrupt.code, refusal.message, "none", refusal.details)
+        log.error("%s/%d is quarantined: %s", self.topic, self.partition, refusal.message)
+        self.metrics.damage_found()
+        self._go_on()
+        self._notify()
 
     def _go_on(self) -> None:
         """Take up commands that waited for the first turn of an empty log."""
@@ -374,7 +383,7 @@ class Shard:
     def _open_again(self) -> None:
         def work() -> object:
             self.log.close()
-            log = self._store.log(self.name)
+            log = self._take_log()
             try:
                 return log, self._recover(log)
             except StorageFault:
@@ -396,7 +405,7 @@ class Shard:
             if self.gone is not None:
                 self.log.close()  # The topic was deleted meanwhile.
                 return
-            self._adopt(*recovered)
+            self._adopt(recovered)
             self._notify()
             self.pump.at(self._full_until_us, self._restart)
 
@@ -476,8 +485,11 @@ class Shard:
         self.limit_tail(self._tail_bytes)
 
     def stats(self) -> LogStats:
-        """Figures of the log."""
-        return self.log.stats()
+        """Figures of the log; its fault is the partition's, which may be one that only its state has."""
+        stats = self.log.stats()
+        if self.fault is None or stats.fault is not None:
+            return stats
+        return msgspec.structs.replace(stats, fault=self.fault.message)
 
     def close(self, closed: Callable[[object, Exception | None], None]) -> None:
         """Last act: snapshot what is there, then sync, mark and let go of the log."""

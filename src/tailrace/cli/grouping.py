@@ -32,6 +32,8 @@ SHOWN = (
     ("dying", "dying"),
     ("failures", "failures"),
     ("dead", "dead_lettered"),
+    ("collected", "collected"),
+    ("fault", "fault"),
 )
 
 

@@ -106,6 +106,10 @@ class LateThreads:
         self._seen["cold read"] += 1
         self._later(self._delay_us(), lambda: self._finish([self._act(Work(None, False, work, done))]))
 
+    def tell(self, done: Done, result: object) -> None:
+        """See `Threads.tell`."""
+        self._finish([(done, result, None)])
+
     def completed(self) -> list[tuple[Done, object, Exception | None]]:
         """See `Threads.completed`."""
         finished, self._finished = self._finished, []

@@ -23,7 +23,7 @@ import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from tailrace.errors import InvalidRequest, Outcome, StorageFault
+from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault
 from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import Clock, Disk, LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
@@ -52,7 +52,8 @@ class FileLog:
     ) -> None:
         self._disk = disk
         self._folder = LogFolder(disk, folder, clock)
-        self._reader = LogReader(disk, folder)
+        self._reader = LogReader(disk, folder, self._found)
+        self._tell: Callable[[Corrupt], None] = lambda error: None
         self._segment_bytes = segment_bytes
         self._make_nonce = nonce
         self._state = "new"
@@ -89,7 +90,7 @@ class FileLog:
             self._take_over(opened)
         newest = opened.snapshots[0] if opened.snapshots else None
         after = newest.entry if newest else -1
-        frames = self._reader.replay(after, self._folder.quarantine) if opened.follows else iter(())
+        frames = self._reader.replay(after) if opened.follows else iter(())
         fault = opened.fault.message if opened.fault else None
         return Recovery(newest, frames, self._end_entry, self._end_offset, opened.cut_bytes, fault)
 
@@ -445,6 +446,28 @@ class FileLog:
             self._end_entry = newest + 1
 
     # ---------------------------------------------------------------------------------- reading
+
+    def on_damage(self, tell: Callable[[Corrupt], None]) -> None:
+        """See `PartitionLog.on_damage`."""
+        self._tell = tell
+
+    def _found(self, error: Corrupt) -> None:
+        """A read came upon damage: quarantine the log, if nothing has stopped it yet, and say so once. What
+        was written before is as good as it was, so it is made durable first."""
+        with self._flushing:
+            if self._folder.fault is not None or self._state != "open":
+                return
+            if self._active is not None:
+                size = self._active.size  # Appends go on beside this.
+                try:
+                    self._folder.sync(self._handle)
+                    self._synced = max(self._synced, size)
+                except StorageFault as trouble:
+                    text = f"{error.message}; what was written last could not be synced: {trouble.message}"
+                    self._folder.fault = Corrupt(text, **error.details)
+            if self._folder.fault is None:
+                self._folder.quarantine(error)
+        self._tell(error)
 
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
         """See `PartitionLog.read`. Frames of other kinds may stand between the data frames of a buffer."""

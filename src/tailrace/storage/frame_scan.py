@@ -43,7 +43,11 @@ def scan_frames(reader: LogReader, entry: int, end: int) -> Iterator[Glanced]:
                 if header.entry >= end:
                     return
                 if header.kind != BARRIER and header.entry >= entry:
-                    yield header, body
+                    yield header, partial(_told, reader, body)
+        except Corrupt as error:
+            if segment in reader.segments:  # Else it was trimmed or cut since the walk began.
+                reader.found(error)
+            raise
         except OSError as error:
             raise StorageFault(f"reading {path} failed: {error}", outcome="none") from error
         finally:
@@ -56,10 +60,21 @@ def entry_at(reader: LogReader, append_time_us: int) -> int | None:
         if segment.frames and segment.last_append_us >= append_time_us:
             try:
                 points = reader.points(segment)
+            except Corrupt as error:
+                reader.found(error)
+                raise
             except OSError as error:
                 raise StorageFault(f"reading the index of {reader.path(segment)} failed: {error}") from error
             return points[last_false(points, lambda point: point.append_time_us >= append_time_us)].entry
     return None
+
+
+def _told(reader: LogReader, body: Callable[[], Buffer]) -> Buffer:
+    try:
+        return body()
+    except Corrupt as error:
+        reader.found(error)
+        raise
 
 
 def _walk(disk: Disk, handle: int, path: str, start: int, end: int) -> Iterator[Glanced]:

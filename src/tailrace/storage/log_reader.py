@@ -30,9 +30,13 @@ T = TypeVar("T")
 class LogReader:
     """What readers see of a log: the segments in order, the last being the one that is written."""
 
-    def __init__(self, disk: Disk, folder: str) -> None:
+    def __init__(
+        self, disk: Disk, folder: str, found: Callable[[Corrupt], None] = lambda error: None
+    ) -> None:
         self.disk = disk
         self.folder = folder
+        self.found = found
+        """Called with the damage that a read finds, before the reader hears of it."""
         self.segments: tuple[Segment, ...] = ()
         self.generation = 0
         self._indexes: OrderedDict[tuple[int, int], list[Point]] = OrderedDict()
@@ -134,9 +138,9 @@ class LogReader:
 
         return self._steady(find)
 
-    def replay(self, after: int, damage: Callable[[Corrupt], None]) -> Iterator[tuple[Header, Buffer]]:
-        """Frames with an index above `after`, as of now. Sealed segments are checked on the way: `damage`
-        hears of it before it is raised. The last segment was checked when the log was opened."""
+    def replay(self, after: int) -> Iterator[tuple[Header, Buffer]]:
+        """Frames with an index above `after`, as of now. Sealed segments are checked on the way. The last
+        segment was checked when the log was opened."""
         parts = [(segment, segment.size) for segment in self.segments if segment.frames]
         for segment, size in parts:
             if segment.end_entry <= after + 1:
@@ -151,7 +155,7 @@ class LogReader:
                     if header.kind != BARRIER and header.entry > after:
                         yield header, body
             except Corrupt as error:
-                damage(error)
+                self.found(error)
                 raise
             finally:
                 self.disk.close(handle)
@@ -202,8 +206,9 @@ class LogReader:
             generation = self.generation
             try:
                 return work()
-            except Corrupt:
+            except Corrupt as error:
                 if generation == self.generation:
+                    self.found(error)
                     raise
             except OSError as error:
                 if generation == self.generation:

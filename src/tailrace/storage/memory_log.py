@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from tailrace.errors import InvalidRequest, Outcome, StorageFault, Unavailable
+from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, Buffer, Frame, Header
 from tailrace.ports import LogStats, Recovery, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
@@ -31,6 +31,8 @@ class _Content:
         self.start_offset = 0
         self.end_entry = 0
         self.end_offset = 0
+        self.damaged: set[int] = set()
+        """Entries that cannot be read any more."""
 
 
 class MemoryLog:
@@ -44,6 +46,24 @@ class MemoryLog:
         self._fault: StorageFault | None = None
         self._state = "new"
         self._syncs = 0
+        self._tell: Callable[[Corrupt], None] = lambda error: None
+
+    def on_damage(self, tell: Callable[[Corrupt], None]) -> None:
+        """See `PartitionLog.on_damage`."""
+        self._tell = tell
+
+    def damage(self, entry: int) -> None:
+        """Let the frame with this index be unreadable, as if its bytes had changed on a disk."""
+        self._content.damaged.add(entry)
+
+    def _checked(self, header: Header, raw: bytes) -> bytes:
+        if header.entry not in self._content.damaged:
+            return raw
+        error = Corrupt(f"{self._name} is damaged at entry {header.entry}", path=self._name, position=0)
+        if self._fault is None and self._state == "open":
+            self._fault = error
+            self._tell(error)
+        raise error
 
     def fail_next(self, error: StorageFault) -> None:
         """Let the next append or sync fail with `error`; an outcome other than `none` fences the log, as on a
@@ -62,7 +82,7 @@ class MemoryLog:
         self._state = "open"
         content = self._content
         newest = content.snapshots[0] if content.snapshots else None
-        frames = _replay(list(content.frames), newest.entry if newest else -1)
+        frames = self._replay(list(content.frames), newest.entry if newest else -1)
         return Recovery(newest, frames, content.end_entry, content.end_offset)
 
     def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
@@ -110,7 +130,9 @@ class MemoryLog:
                 continue
             if header.end_offset > end or (found and len(raw) > room):
                 break
-            found.append(raw)
+            if found and header.entry in self._content.damaged:
+                break
+            found.append(self._checked(header, raw))
             room -= len(raw)
         return found
 
@@ -123,6 +145,7 @@ class MemoryLog:
             if at == len(frames) or frames[at][0].entry != entry:
                 raise StorageFault(f"{self._name} does not hold entry {entry}", outcome="none")
             header, raw = frames[at]
+            self._checked(header, raw)
             found.append((header, memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]))
         return found
 
@@ -135,7 +158,7 @@ class MemoryLog:
             header, raw = frames[number]
             if header.entry >= end:
                 return
-            yield header, partial(_body, header, raw)
+            yield header, partial(self._body, header, raw)
 
     def entry_at(self, append_time_us: int) -> int:
         """See `PartitionLog.entry_at`."""
@@ -230,6 +253,13 @@ class MemoryLog:
         """See `PartitionLog.close`."""
         self._state = "closed"
 
+    def _replay(self, frames: list[tuple[Header, bytes]], after: int) -> Iterator[tuple[Header, Buffer]]:
+        for header, raw in frames[bisect_right(frames, after, key=lambda frame: frame[0].entry) :]:
+            yield header, self._body(header, raw)
+
+    def _body(self, header: Header, raw: bytes) -> memoryview:
+        return memoryview(self._checked(header, raw))[HEADER_BYTES : HEADER_BYTES + header.length]
+
     def _require_writable(self, outcome: Outcome = "none") -> None:
         if self._fault is not None:
             raise type(self._fault)(self._fault.message, outcome=outcome, **self._fault.details)
@@ -244,15 +274,6 @@ class MemoryLog:
             if error.outcome != "none":
                 self._fault = error
             raise error
-
-
-def _replay(frames: list[tuple[Header, bytes]], after: int) -> Iterator[tuple[Header, Buffer]]:
-    for header, raw in frames[bisect_right(frames, after, key=lambda frame: frame[0].entry) :]:
-        yield header, memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]
-
-
-def _body(header: Header, raw: bytes) -> memoryview:
-    return memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]
 
 
 def _first_data(frames: list[tuple[Header, bytes]], offset: int) -> int:

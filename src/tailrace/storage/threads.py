@@ -111,6 +111,10 @@ class StorageThreads:
             raise Unavailable("the storage threads are closed")
         self._reads.put(_Act(work, done))
 
+    def tell(self, done: Done, result: object) -> None:
+        """Let the owner call `done`; from any thread."""
+        self._results.add([Completion(done, result, None)])
+
     def completed(self) -> list[Completion]:
         """Take what has finished since the last call."""
         return self._results.take()
@@ -201,6 +205,10 @@ class InlineThreads:
         """See `StorageThreads.read`."""
         self._require_open()
         self._results.add([_run_act(_Act(work, done))])
+
+    def tell(self, done: Done, result: object) -> None:
+        """See `StorageThreads.tell`."""
+        self._results.add([Completion(done, result, None)])
 
     def completed(self) -> list[Completion]:
         """See `StorageThreads.completed`."""
