@@ -13,6 +13,7 @@ import msgspec
 
 from tailrace.core.catalog import Catalog
 from tailrace.core.commands import Reply, Request
+from tailrace.core.inventory import TopicCard, TopicFolder
 from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer, Frame, Header
 
@@ -240,11 +241,50 @@ class PartitionLog(Protocol):
         ...
 
 
+class TopicFolders(Protocol):
+    """The folders of topics, for engines that have them. Every step is durable when it returns;
+    `core.inventory` says what each is for. All raise `StorageFault` on disk trouble."""
+
+    def survey(self) -> list[TopicFolder]:
+        """Every topic folder with what it holds; reads only."""
+        ...
+
+    def exists(self, folder: str) -> bool:
+        """Whether there is such a folder, of a topic or of a partition in one."""
+        ...
+
+    def intend(self, card: TopicCard) -> None:
+        """Make the topic's folder if it is new, and note there what the topic is to be."""
+        ...
+
+    def confirm(self, folder: str) -> None:
+        """What was noted is done: it is the topic's card from now on."""
+        ...
+
+    def withdraw(self, folder: str) -> None:
+        """Nothing is to be done any more."""
+        ...
+
+    def discard(self, folder: str) -> None:
+        """Remove a folder of which nothing was ever acknowledged."""
+        ...
+
+
 class LogStore(Protocol):
     """A storage engine: opens and removes the logs of partitions by name (`topic-folder/partition`)."""
 
+    @property
+    def folders(self) -> TopicFolders | None:
+        """Where the topics' cards lie; None for an engine that forgets everything."""
+        ...
+
     def log(self, name: str) -> PartitionLog:
         """The log of that name, created when it is new; `recover` comes next."""
+        ...
+
+    def known_log(self, name: str) -> PartitionLog:
+        """A log that was made before: where it is missing, `recover` names that as its fault, and nothing is
+        made."""
         ...
 
     def remove(self, name: str) -> None:
@@ -263,8 +303,8 @@ class LogStore(Protocol):
 class Coordinator(Protocol):
     """Keeps the catalog; on one node a file, in a cluster etcd."""
 
-    def load(self) -> Catalog:
-        """The catalog as last saved; an empty one at first."""
+    def load(self) -> Catalog | None:
+        """The catalog as last saved; None when there is none."""
         ...
 
     def save(self, catalog: Catalog) -> None:

@@ -166,7 +166,7 @@ def test_two_deletions_at_once_remove_each_only_its_own() -> None:
     assert isinstance(first[0][0], TopicInfo)
     assert isinstance(second[0][0], TopicInfo)
     assert list(store.names()) == []
-    assert coordinator.load() == Catalog({}, 3, ())
+    assert coordinator.load() == Catalog({}, 3, (), ((1, 3),), 6)
 
 
 def test_a_removal_that_fails_is_finished_at_the_next_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,7 @@ def test_create() -> None:
     empty = Catalog()
     catalog, entry = done(empty, CreateTopic("orders", {"partitions": 2}))
     assert entry == TopicEntry("orders", 1, TopicOptions(partitions=2), NOW_US)
-    assert catalog == Catalog({"orders": entry}, 2)
+    assert catalog == Catalog({"orders": entry}, 2, sequence=1)
     assert empty == Catalog()
 
 
@@ -65,12 +65,15 @@ def test_delete_and_create_again_is_another_topic() -> None:
     catalog, first = done(Catalog(), CreateTopic("orders", {"partitions": 2}))
     catalog, gone = done(catalog, DeleteTopic("orders"))
     assert gone == first
-    assert catalog == Catalog({}, 2, (Removal(first.folder, "file", 2),))
+    removal = Removal(first.folder, "file", 2)
+    assert catalog == Catalog({}, 2, (removal,), deleted=((1, 2),), sequence=2)
+    assert catalog.was_deleted(1)
+    assert not catalog.was_deleted(2)
     assert refused(catalog, DeleteTopic("orders")) == "not_found"
     catalog, second = done(catalog, CreateTopic("orders"))
     assert second.id == 2
     assert second.folder != first.folder
-    assert removed(catalog, second.folder) == catalog
+    assert removed(catalog, second.folder).removing == catalog.removing
     assert removed(catalog, first.folder).removing == ()
     assert removed(catalog).removing == ()
 

@@ -20,7 +20,7 @@ from tailrace.broker.fact_reading import FactReading
 from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.group_figures import figures_of
 from tailrace.broker.group_reports import GroupReports
-from tailrace.broker.host import Topics
+from tailrace.broker.host import Topics, kept_text
 from tailrace.broker.leasing import Leasing
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
@@ -112,7 +112,7 @@ class Engine:
 
     def faults(self) -> list[str]:
         """Why the broker is not wholly well; empty when it is."""
-        return [
+        return [kept_text(kept) for kept in self.topics.kept] + [
             f"{host.info.name}/{partition}: {shard.fault.message}"
             for host in self.topics.hosts()
             for partition, shard in enumerate(host.shards)

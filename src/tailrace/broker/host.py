@@ -18,9 +18,10 @@ from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core import catalog as core
 from tailrace.core import coordinator as groups
 from tailrace.core.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
+from tailrace.core.inventory import Kept, Step, TopicCard, take_stock
 from tailrace.core.model import Refusal
-from tailrace.errors import Denied, NotFound, StorageFault
-from tailrace.ports import Coordinator, LogStore, Respond
+from tailrace.errors import Corrupt, Denied, NotFound, StorageFault
+from tailrace.ports import Coordinator, LogStore, Respond, TopicFolders
 
 log = logging.getLogger("tailrace.topics")
 Change = CreateTopic | AlterTopic | DeleteTopic | core.Removal
@@ -61,35 +62,87 @@ class Topics:
         self._changes: deque[tuple[Change, Respond, bool]] = deque()
         self._changing = False
         self._retired: list[Shard] = []
-        self.catalog = coordinator.load()
+        self.catalog = core.Catalog()
+        self.kept: list[Kept] = []
+        """Folders that neither the catalog nor an intent explains: nobody touches them."""
         self.opened: Callable[[Shard], None] = lambda shard: None
         """Called for every partition that is added while the broker runs."""
         self.changed: Callable[[str], None] = lambda name: None
         """Called when a topic was created, altered or deleted."""
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
-        """Recover every partition of the catalog; blocking, before the node takes requests."""
+        """Recover every partition of the catalog; blocking, before the node takes requests. Raises `Corrupt`
+        when there are topics and no catalog."""
+        self._load()
         for removal in self.catalog.removing:
             try:
                 self.catalog = self._remove(self.catalog, removal)
             except StorageFault as error:
                 log.error("a deleted topic cannot be removed, it is tried again at the next start: %s", error)
+        self._take_stock()
         total = sum(entry.options.partitions for entry in self.catalog.topics.values())
         count = 0
         for entry in self.catalog.topics.values():
             shards = []
             for partition in range(entry.options.partitions):
-                shards.append(self._shard(entry, partition))
+                shards.append(self._shard(entry, partition, known=True))
                 count += 1
                 progress(f"{entry.name}/{partition}", count, total)
             self._hosts[entry.name] = TopicHost(entry, shards)
         self._share_tails()
 
-    def _shard(self, entry: core.TopicEntry, partition: int) -> Shard:
+    def _load(self) -> None:
+        catalog = self._coordinator.load()
+        if catalog is None:
+            found = [state.folder for folders in self._folders() for state in folders.survey()]
+            if found:
+                raise Corrupt(
+                    f"the catalog is missing, and there are {len(found)} topic folders, such as {found[0]}: "
+                    "restore it from a backup, or rebuild it with `tailrace log rebuild-catalog DATA`"
+                )
+            # From now on a missing catalog is a lost one.
+            catalog = core.Catalog()
+            self._coordinator.save(catalog)
+        self.catalog = catalog
+
+    def _folders(self) -> list[TopicFolders]:
+        return [store.folders for store in self._stores.values() if store.folders is not None]
+
+    def _take_stock(self) -> None:
+        """Finish or undo what intents explain, and name what nothing explains."""
+        for folders in self._folders():
+            stock = take_stock(self.catalog, folders.survey())
+            for note in stock.notes:
+                log.warning("%s", note)
+            if stock.catalog is not self.catalog:
+                self._coordinator.save(stock.catalog)
+                self.catalog = stock.catalog
+            self.kept += stock.kept
+            for step in stock.steps:
+                try:
+                    self._do(folders, step)
+                except StorageFault as error:
+                    log.error("%s; it is tried again at the next start", error)
+        for kept in self.kept:
+            log.error("%s", kept_text(kept))
+
+    def _do(self, folders: TopicFolders, step: Step) -> None:
+        if step.act == "confirm":
+            folders.confirm(step.folder)
+        elif step.act == "withdraw":
+            folders.withdraw(step.folder)
+        elif step.act == "discard":
+            folders.discard(step.folder)
+        else:
+            entry = next(entry for entry in self.catalog.topics.values() if entry.folder == step.folder)
+            folders.intend(TopicCard(entry, self.catalog.sequence))
+            folders.confirm(step.folder)
+
+    def _shard(self, entry: core.TopicEntry, partition: int, *, known: bool) -> Shard:
         store = self._stores[entry.options.storage]
         name = f"{entry.folder}/{partition}"
         machine = COORDINATOR if entry.name == groups.TOPIC else DATA_PARTITION
-        shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics, machine)
+        shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics, machine, known=known)
         if shard.fault is not None:
             log.error("%s/%d is quarantined: %s", entry.name, partition, shard.fault.message)
         elif shard.cut_bytes:
@@ -124,6 +177,10 @@ class Topics:
     def find(self, name: str) -> TopicHost | None:
         """Any topic by name, internal ones too."""
         return self._hosts.get(name)
+
+    def kept_of(self, name: str) -> Kept | None:
+        """The data of a topic of that name which the catalog does not know."""
+        return next((kept for kept in self.kept if kept.topic == name and name not in self._hosts), None)
 
     def storage(self) -> str:
         """Where the broker keeps what is its own: in files, where it has any."""
@@ -188,6 +245,10 @@ class Topics:
         if catalog is self.catalog:
             respond(self._info(entry), NOTHING)
             return
+        kept = self.kept_of(entry.name) if isinstance(request, CreateTopic) else None
+        if kept is not None:
+            respond(Refusal(Corrupt.code, kept_text(kept), "none", {"folder": kept.folder}), NOTHING)
+            return
         self._changing = True
         self._pump.threads.run(
             self, lambda: self._prepare(catalog, entry, request), self._finisher(entry, request, respond)
@@ -201,20 +262,54 @@ class Topics:
         return {**defaults, **options}
 
     def _prepare(self, catalog: core.Catalog, entry: core.TopicEntry, request: Change) -> object:
-        """On a storage thread: open the new logs, then make the catalog durable; all of it or nothing."""
+        """On a storage thread: note the intent, make the new logs, store the catalog, confirm; all of it or
+        nothing."""
+        if isinstance(request, DeleteTopic):
+            self._coordinator.save(catalog)
+            return catalog, []
+        store = self._stores[entry.options.storage]
+        host = self._hosts.get(entry.name)
+        have = 0 if host is None else len(host.shards)
+        self._refuse_leftovers(store, entry, have)
         shards: list[Shard] = []
         try:
-            if not isinstance(request, DeleteTopic):
-                host = self._hosts.get(entry.name)
-                have = 0 if host is None else len(host.shards)
-                for partition in range(have, entry.options.partitions):
-                    shards.append(self._shard(entry, partition))
+            if store.folders is not None:
+                store.folders.intend(TopicCard(entry, catalog.sequence))
+            for partition in range(have, entry.options.partitions):
+                shards.append(self._shard(entry, partition, known=False))
             self._coordinator.save(catalog)
-        except BaseException:
-            for shard in shards:
-                self._stores[entry.options.storage].remove(shard.name)
+            if store.folders is not None:
+                store.folders.confirm(entry.folder)
+        except Exception as error:
+            self._undo(store, entry, shards, error)
             raise
         return catalog, shards
+
+    @staticmethod
+    def _refuse_leftovers(store: LogStore, entry: core.TopicEntry, have: int) -> None:
+        """Folders that are there already belong to somebody else: they are never taken for new ones."""
+        if store.folders is None:
+            return
+        new = [f"{entry.folder}/{number}" for number in range(have, entry.options.partitions)]
+        for folder in new if have else [entry.folder]:
+            if store.folders.exists(folder):
+                raise Corrupt(f"{folder} is there already, and the catalog does not know it", outcome="none")
+
+    def _undo(self, store: LogStore, entry: core.TopicEntry, shards: list[Shard], cause: Exception) -> None:
+        """Take back a change that failed, in the order that a crash may cut: the catalog, then the folders.
+        Whatever of that fails is done at the next start, as the intent says."""
+        try:
+            if not isinstance(cause, StorageFault) or cause.outcome != "none":
+                self._coordinator.save(self.catalog)  # Nobody knows whether the other one was stored.
+            for shard in shards:
+                store.remove(shard.name)
+            if store.folders is not None and entry.name not in self._hosts:
+                if store.folders.exists(entry.folder):
+                    store.folders.discard(entry.folder)
+            elif store.folders is not None:
+                store.folders.withdraw(entry.folder)
+        except StorageFault as error:
+            log.error("topic %r: a failed change could not be taken back yet: %s", entry.name, error)
 
     def _finisher(
         self, entry: core.TopicEntry, request: Change, respond: Respond
@@ -223,6 +318,9 @@ class Topics:
             self._changing = False
             if error is not None:
                 log.error("change of topic %r failed: %s", entry.name, error)
+                if isinstance(request, CreateTopic):  # Its folder may still be there: the id is spent.
+                    next_id = max(self.catalog.next_id, entry.id + 1)
+                    self.catalog = msgspec.structs.replace(self.catalog, next_id=next_id)
                 respond(refuse(error), NOTHING)
             else:
                 self.catalog, shards = result
@@ -288,3 +386,11 @@ class Topics:
         else:
             log.error("removing a deleted topic failed, it is tried again at the next start: %s", error)
         self._next()
+
+
+def kept_text(kept: Kept) -> str:
+    """What is said about a folder that nothing explains."""
+    return (
+        f"{kept.folder} holds data, and {kept.why}: it is kept and not used; register it with "
+        "`tailrace log rebuild-catalog DATA`, or move it away"
+    )

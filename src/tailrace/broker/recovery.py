@@ -46,6 +46,12 @@ def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: Topi
         end_offset = rebuilt.state.end_offset
         if rebuilt.fault is None and end_offset != recovery.end_offset:
             rebuilt.fault = f"{name}: the log ends at {recovery.end_offset}, its replay at {end_offset}"
+        begins, start = source.stats().start_offset, rebuilt.state.start_offset
+        if rebuilt.fault is None and start < min(begins, end_offset):
+            lost = (
+                f"the log begins at {begins} and was trimmed to {start} only: its first segments are missing"
+            )
+            rebuilt.fault = f"{name}: {lost}"
     return rebuilt
 
 

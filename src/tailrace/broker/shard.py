@@ -62,6 +62,8 @@ class Shard:
         store: LogStore,
         metrics: Metrics,
         machine: MachineKind = DATA_PARTITION,
+        *,
+        known: bool = False,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -92,7 +94,7 @@ class Shard:
         """Called when messages of it have to go to the dead letters; set by who takes them there."""
         self.reopened: Callable[[Shard], None] = lambda shard: None
         """Called when it was built anew from its log and takes commands again."""
-        self.log: PartitionLog = self._take_log()
+        self.log: PartitionLog = self._take_log(known=known)
         self.state: core.Partition
         """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
         self.tail: Tail
@@ -104,8 +106,8 @@ class Shard:
 
     # -- opening
 
-    def _take_log(self) -> PartitionLog:
-        log = self._store.log(self.name)
+    def _take_log(self, *, known: bool) -> PartitionLog:
+        log = self._store.known_log(self.name) if known else self._store.log(self.name)
         threads = self.pump.threads
         log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found), error))
         return log
@@ -383,7 +385,7 @@ class Shard:
     def _open_again(self) -> None:
         def work() -> object:
             self.log.close()
-            log = self._take_log()
+            log = self._take_log(known=True)
             try:
                 return log, self._recover(log)
             except StorageFault:

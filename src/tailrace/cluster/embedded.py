@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.core.catalog import Catalog
-from tailrace.errors import Corrupt, StorageFault
+from tailrace.errors import Corrupt, Outcome, StorageFault
 from tailrace.format.frame import crc32c
 from tailrace.ports import Disk
 
 FILE = "catalog.json"
+ADVICE = "rebuild it from the folders of the topics with `tailrace log rebuild-catalog DATA`"
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,14 +29,12 @@ class FileCoordinator:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
-    def load(self) -> Catalog:
-        """The catalog; an empty one where there is no file yet. A damaged file is an error, never an empty
-        catalog.
-        """
+    def load(self) -> Catalog | None:
+        """The catalog; None where there is no file. A damaged file is an error, never an empty catalog."""
         try:
             handle = self._disk.open(FILE)
         except FileNotFoundError:
-            return Catalog()
+            return None
         try:
             data = self._disk.read(handle, 0, self._disk.size(handle))
         finally:
@@ -43,17 +42,16 @@ class FileCoordinator:
         try:
             stored = msgspec.json.decode(data, type=_Stored)
             if crc32c(bytes(stored.catalog)) != stored.crc:
-                raise Corrupt(f"{FILE}: the checksum is wrong", path=FILE, position=0)
+                raise Corrupt(f"{FILE}: the checksum is wrong; {ADVICE}", path=FILE, position=0)
             return msgspec.json.decode(stored.catalog, type=Catalog)
         except msgspec.DecodeError as error:
-            raise Corrupt(
-                f"{FILE} is damaged: {error}; restore it from a backup", path=FILE, position=0
-            ) from error
+            raise Corrupt(f"{FILE} is damaged: {error}; {ADVICE}", path=FILE, position=0) from error
 
     def save(self, catalog: Catalog) -> None:
-        """Write beside, sync, rename, sync the folder."""
+        """Write beside, sync, rename, sync the folder. Before the rename a failure has changed nothing."""
         text = msgspec.json.encode(catalog)
         data = msgspec.json.encode(_Stored(1, crc32c(text), msgspec.Raw(text)))
+        outcome: Outcome = "none"
         try:
             handle = self._disk.open(FILE + ".new", create=True)
             try:
@@ -62,19 +60,20 @@ class FileCoordinator:
                 self._disk.sync(handle)
             finally:
                 self._disk.close(handle)
+            outcome = "unknown"
             self._disk.rename(FILE + ".new", FILE)
             self._disk.sync_folder("")
         except OSError as error:
-            raise StorageFault(f"{FILE} could not be stored: {error}", outcome="none") from error
+            raise StorageFault(f"{FILE} could not be stored: {error}", outcome=outcome) from error
 
 
 class MemoryCoordinator:
     """`Coordinator` that lives as long as the object; for tests and memory-only brokers."""
 
     def __init__(self) -> None:
-        self._catalog = Catalog()
+        self._catalog: Catalog | None = None
 
-    def load(self) -> Catalog:
+    def load(self) -> Catalog | None:
         """The catalog as last saved."""
         return self._catalog
 

@@ -2,7 +2,8 @@
 
 Every change is a function from a catalog to a new one and the topic concerned, or to a refusal. The data of
 a deleted topic stays listed in `removing` until it is gone, so that a crash in between does not leave it
-behind.
+behind. That a topic was deleted is remembered for good, by its id: a topic that is only unknown, because an
+older catalog was put back or the catalog was rebuilt, is never taken for a deleted one.
 """
 
 from __future__ import annotations
@@ -40,12 +41,24 @@ class Removal(NamedTuple):
     partitions: int
 
 
+Span = tuple[int, int]
+"""Ids [first, end)."""
+
+
 class Catalog(msgspec.Struct, frozen=True):
     """All topics by name, the next id, and what is left to remove of deleted topics."""
 
     topics: dict[str, TopicEntry] = {}
     next_id: int = 1
     removing: tuple[Removal, ...] = ()
+    deleted: tuple[Span, ...] = ()
+    """Ids of deleted topics, as spans in order: there are never more of them than topics, and one."""
+    sequence: int = 0
+    """Counts the changes; the topics' own cards carry it, too, so that an older catalog is noticed."""
+
+    def was_deleted(self, topic_id: int) -> bool:
+        """Whether the topic of that id is known to have been deleted."""
+        return any(first <= topic_id < end for first, end in self.deleted)
 
 
 TopicChange = CreateTopic | AlterTopic | DeleteTopic
@@ -74,7 +87,7 @@ def _create(catalog: Catalog, command: CreateTopic, now_us: int, internal: bool)
         return options
     entry = TopicEntry(command.name, catalog.next_id, options, now_us)
     topics = {**catalog.topics, entry.name: entry}
-    return Catalog(topics, catalog.next_id + 1, catalog.removing), entry
+    return _changed(catalog, topics=topics, next_id=catalog.next_id + 1), entry
 
 
 def _alter(catalog: Catalog, command: AlterTopic, now_us: int, internal: bool) -> Changed | Refusal:
@@ -87,7 +100,7 @@ def _alter(catalog: Catalog, command: AlterTopic, now_us: int, internal: bool) -
     if options == entry.options:
         return catalog, entry
     entry = msgspec.structs.replace(entry, options=options)
-    return msgspec.structs.replace(catalog, topics={**catalog.topics, entry.name: entry}), entry
+    return _changed(catalog, topics={**catalog.topics, entry.name: entry}), entry
 
 
 def _delete(catalog: Catalog, command: DeleteTopic, now_us: int, internal: bool) -> Changed | Refusal:
@@ -96,7 +109,8 @@ def _delete(catalog: Catalog, command: DeleteTopic, now_us: int, internal: bool)
         return entry
     topics = {name: other for name, other in catalog.topics.items() if name != entry.name}
     removal = Removal(entry.folder, entry.options.storage, entry.options.partitions)
-    return Catalog(topics, catalog.next_id, (*catalog.removing, removal)), entry
+    deleted = _with(catalog.deleted, entry.id)
+    return _changed(catalog, topics=topics, removing=(*catalog.removing, removal), deleted=deleted), entry
 
 
 _CHANGES: dict[type, Callable[[Catalog, Any, int, bool], Changed | Refusal]] = {
@@ -109,7 +123,22 @@ _CHANGES: dict[type, Callable[[Catalog, Any, int, bool], Changed | Refusal]] = {
 def removed(catalog: Catalog, folder: str | None = None) -> Catalog:
     """The data of that folder, or of all that were listed, is gone."""
     left = tuple(removal for removal in catalog.removing if folder is not None and removal.folder != folder)
-    return msgspec.structs.replace(catalog, removing=left)
+    return _changed(catalog, removing=left)
+
+
+def _changed(catalog: Catalog, **fields: Any) -> Catalog:
+    return msgspec.structs.replace(catalog, sequence=catalog.sequence + 1, **fields)
+
+
+def _with(spans: tuple[Span, ...], topic_id: int) -> tuple[Span, ...]:
+    """The spans and one id more."""
+    merged: list[Span] = []
+    for first, end in sorted((*spans, (topic_id, topic_id + 1))):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((first, end))
+    return tuple(merged)
 
 
 def _find(catalog: Catalog, name: str, internal: bool) -> TopicEntry | Refusal:

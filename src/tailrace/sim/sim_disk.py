@@ -227,6 +227,8 @@ class SimDisk:
         path = ""
         for part in folder.split("/"):
             path = f"{path}/{part}" if path else part
+            if path not in self._folders:
+                self._step()
             self._folders.setdefault(path, {})
             self._durable.setdefault(path, {})
 

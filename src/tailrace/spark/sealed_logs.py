@@ -58,9 +58,10 @@ class SealedLog(msgspec.Struct, frozen=True, eq=False):
 def load_catalog(data: str) -> Catalog:
     """The topics of a data folder."""
     disk = ViewedDisk(data)
-    if FILE not in disk.list(""):
+    catalog = FileCoordinator(disk).load()
+    if catalog is None:
         raise NotFound(f"data: there is no {FILE} in {disk.root}, it is not the data folder of a broker")
-    return FileCoordinator(disk).load()
+    return catalog
 
 
 def sealed_log(disk: ViewedDisk, folder: str) -> SealedLog:

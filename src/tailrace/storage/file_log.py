@@ -48,8 +48,16 @@ class FileLog:
     on."""
 
     def __init__(
-        self, disk: Disk, folder: str, clock: Clock, *, segment_bytes: int, nonce: Callable[[], int]
+        self,
+        disk: Disk,
+        folder: str,
+        clock: Clock,
+        *,
+        segment_bytes: int,
+        nonce: Callable[[], int],
+        known: bool = False,
     ) -> None:
+        self._known = known
         self._disk = disk
         self._folder = LogFolder(disk, folder, clock)
         self._reader = LogReader(disk, folder, self._found)
@@ -83,9 +91,10 @@ class FileLog:
         if self._state != "new":
             raise InvalidRequest(f"{self._folder.folder} was opened before: take a new log from the store")
         with self._folder.guarded("opening"):
-            self._disk.make_folder(self._folder.folder)
+            if not self._known:
+                self._disk.make_folder(self._folder.folder)
             drop_cache(self._disk, self._folder.folder)
-            opened = inspect_folder(self._disk, self._folder.folder)
+            opened = inspect_folder(self._disk, self._folder.folder, known=self._known)
             self._state = "open"
             self._take_over(opened)
         newest = opened.snapshots[0] if opened.snapshots else None
@@ -99,6 +108,7 @@ class FileLog:
         self._end_entry, self._end_offset = opened.end_entry, opened.end_offset
         self._origin = opened.origin
         self._reader.publish(tuple(opened.segments))
+        self._reader.lost = opened.lost
         if opened.fault is not None:
             self._folder.quarantine(opened.fault)
             return
@@ -359,13 +369,14 @@ class FileLog:
         assert self._mark is not None, "the mark is open while the log is"
         active, origin = self._active, self._origin or 0
         if active is None:
-            mark = Mark(0, 0, 0, self._end_entry, self._end_offset, 0, origin)
+            mark = Mark(0, 0, 0, self._end_entry, self._end_offset, 0, origin, self._end_entry)
         else:
             # Beside an append the end is moving: only the synced position is certain.
             whole = self._synced == active.size and not beside_append
             entry = active.end_entry if whole else active.first_entry
             offset = active.end_offset if whole else active.base_offset
-            mark = Mark(0, active.first_entry, self._synced, entry, offset, self._nonce, origin)
+            first = self._reader.segments[0].first_entry
+            mark = Mark(0, active.first_entry, self._synced, entry, offset, self._nonce, origin, first)
         self._mark.write(mark, both=both)
 
     # ---------------------------------------------------------------------------------- taking away
@@ -381,11 +392,18 @@ class FileLog:
             needed = min(needed, floor)
         with self._flushing, self._folder.guarded("trimming"):
             self._require_writable()
-            while len(self._reader.segments) > 1:
-                oldest = self._reader.segments[0]
+            segments = self._reader.segments
+            gone: list[Segment] = []
+            for oldest in segments[:-1]:
                 if oldest.end_offset > offset or oldest.end_entry > needed:
-                    return
-                self._reader.publish(self._reader.segments[1:], shrunk=True)
+                    break
+                gone.append(oldest)
+            if not gone:
+                return
+            self._reader.publish(segments[len(gone) :], shrunk=True)
+            # before the files go: a log that begins behind what the mark says has lost some
+            self._write_mark(both=True)
+            for oldest in gone:
                 # one at a time, each durable before the next: a crash never leaves a gap
                 self._folder.remove(oldest.name, oldest.index_name)
 

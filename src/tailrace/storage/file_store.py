@@ -13,6 +13,7 @@ from tailrace.storage.file_log import SEGMENT_BYTES, FileLog
 from tailrace.storage.lock import FolderLock
 from tailrace.storage.mark import MARK_NAME
 from tailrace.storage.segment import first_entry
+from tailrace.storage.topic_folders import FolderShelf
 
 
 def _random_number() -> int:
@@ -45,17 +46,27 @@ class FileStore:
         self._segment_bytes = segment_bytes
         self._nonce = nonce
         self._open: dict[str, FileLog] = {}
+        self.folders = FolderShelf(self._disk)
 
     def log(self, name: str) -> FileLog:
         """See `LogStore.log`. A log that is open already is refused: two writers would destroy it."""
+        return self._log(name, known=False)
+
+    def known_log(self, name: str) -> FileLog:
+        """See `LogStore.known_log`."""
+        return self._log(name, known=True)
+
+    def _log(self, name: str, *, known: bool) -> FileLog:
         _check_name(name)
-        known = self._open.get(name)
-        if known is not None and not known.closed:
+        other = self._open.get(name)
+        if other is not None and not other.closed:
             raise Unavailable(f"the log {name} is open already: close it first")
         segment_bytes = self._segment_bytes
         if name.startswith("_"):
             segment_bytes = min(segment_bytes, INTERNAL_SEGMENT_BYTES)
-        log = FileLog(self._disk, name, self._clock, segment_bytes=segment_bytes, nonce=self._nonce)
+        log = FileLog(
+            self._disk, name, self._clock, segment_bytes=segment_bytes, nonce=self._nonce, known=known
+        )
         self._open[name] = log
         return log
 

@@ -106,7 +106,11 @@ class LogFolder:
         self.sync_names()
 
     def quarantine(self, error: Corrupt) -> None:
-        """Refuse writes from now on and leave a note beside the damaged file, which stays as it is."""
+        """Refuse writes from now on and leave a note beside the damaged file, which stays as it is. A folder
+        that is missing is not made for it."""
+        self.fault = error
+        if not self.disk.list(self.folder):
+            return
         name = str(error.path).rpartition("/")[2]
         note = f"{name}\nposition {error.position}\n{error.message}\n"
         try:
@@ -132,10 +136,14 @@ class MarkFile:
     def write(self, mark: Mark, *, both: bool = False) -> None:
         """State durably what is synced. `both` replaces both slots: needed before bytes go, when the mark
         goes back."""
+        anew = both and not self._sequence  # there is no older statement that a torn write could take
         for _ in range(2 if both else 1):
             self._sequence += 1
             raw, position = encode(self._sequence, mark)
             self._folder.disk.write(self._handle, [raw], position)
+            if not anew:
+                self._folder.sync(self._handle)
+        if anew:
             self._folder.sync(self._handle)
         self.written_us = self._folder.clock.now_us()
 

@@ -39,6 +39,8 @@ class LogReader:
         """Called with the damage that a read finds, before the reader hears of it."""
         self.segments: tuple[Segment, ...] = ()
         self.generation = 0
+        self.lost: Corrupt | None = None
+        """Told to whoever reads below the first segment, when that was not trimmed but is missing."""
         self._indexes: OrderedDict[tuple[int, int], list[Point]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -55,6 +57,8 @@ class LogReader:
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
         """See `PartitionLog.read`; each buffer holds whole frames, the first and the last of each is a data
         frame."""
+        if self.lost is not None and self.segments and offset < self.segments[0].base_offset:
+            raise self.lost
         return self._steady(lambda: self._read(offset, end, bytes_max))
 
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:

@@ -15,8 +15,9 @@ from tailrace.format.frame import Buffer, crc32c
 MARK_NAME = "durable"
 SLOT_BYTES = 4096
 _MAGIC = b"TRDM"
-_VERSION = 1
-_LAYOUT = struct.Struct("<4sI7Q")
+_VERSION = 2
+_LAYOUTS = {1: struct.Struct("<4sI7Q"), 2: struct.Struct("<4sI8Q")}
+_HEAD = struct.Struct("<4sI")
 _CRC = struct.Struct("<I")
 
 
@@ -35,11 +36,15 @@ class Mark(msgspec.Struct, frozen=True):
     """The number that the barriers of that segment carry; 0 when there is no segment yet."""
     origin: int
     """The entry with which the log began."""
+    first: int | None = None
+    """The first entry that was not trimmed, raised before a trim removes files: a log whose files begin
+    behind it has lost some. None: written by a release that did not say so."""
 
 
 def encode(sequence: int, mark: Mark) -> tuple[bytes, int]:
     """The bytes of the mark with that number, and the position of the slot they belong to."""
-    raw = _LAYOUT.pack(_MAGIC, _VERSION, sequence, *msgspec.structs.astuple(mark)[1:])
+    assert mark.first is not None, "only marks of older releases lack it"
+    raw = _LAYOUTS[_VERSION].pack(_MAGIC, _VERSION, sequence, *msgspec.structs.astuple(mark)[1:])
     return raw + _CRC.pack(crc32c(raw)), sequence % 2 * SLOT_BYTES
 
 
@@ -47,15 +52,16 @@ def decode(data: Buffer) -> Mark | None:
     """The newest mark that passes its checksum; None when neither slot does."""
     found: Mark | None = None
     for start in (0, SLOT_BYTES):
-        raw = bytes(data[start : start + _LAYOUT.size + _CRC.size])
-        if len(raw) < _LAYOUT.size + _CRC.size:
+        raw = bytes(data[start : start + SLOT_BYTES])
+        if len(raw) < _HEAD.size:
             continue
-        if crc32c(raw[: _LAYOUT.size]) != _CRC.unpack_from(raw, _LAYOUT.size)[0]:
+        magic, version = _HEAD.unpack_from(raw)
+        layout = _LAYOUTS.get(version)
+        if magic != _MAGIC or layout is None or len(raw) < layout.size + _CRC.size:
             continue
-        magic, version, *fields = _LAYOUT.unpack_from(raw)
-        if magic != _MAGIC or version != _VERSION:
+        if crc32c(raw[: layout.size]) != _CRC.unpack_from(raw, layout.size)[0]:
             continue
-        mark = Mark(*fields)
+        mark = Mark(*layout.unpack_from(raw)[2:])
         if found is None or mark.sequence > found.sequence:
             found = mark
     return found

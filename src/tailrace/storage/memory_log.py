@@ -12,7 +12,7 @@ from functools import partial
 
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, Buffer, Frame, Header
-from tailrace.ports import LogStats, Recovery, Snapshot
+from tailrace.ports import LogStats, Recovery, Snapshot, TopicFolders
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.snapshots import KEPT
 
@@ -295,6 +295,8 @@ def _first_data(frames: list[tuple[Header, bytes]], offset: int) -> int:
 class MemoryStore:
     """See `LogStore`."""
 
+    folders: TopicFolders | None = None
+
     def __init__(self) -> None:
         self._contents: dict[str, _Content] = {}
         self._open: dict[str, MemoryLog] = {}
@@ -312,6 +314,10 @@ class MemoryStore:
         log = MemoryLog(name, self._contents.setdefault(name, _Content()), self._errors)
         self._open[name] = log
         return log
+
+    def known_log(self, name: str) -> MemoryLog:
+        """See `LogStore.known_log`: this engine promises nothing, so a log that is not there is new."""
+        return self.log(name)
 
     def remove(self, name: str) -> None:
         """See `LogStore.remove`."""

@@ -53,6 +53,8 @@ class Opened(msgspec.Struct, eq=False):
     synced: int = 0
     """Position in the last segment up to which something proves that it was synced."""
     fault: Corrupt | None = None
+    lost: Corrupt | None = None
+    """Segments are missing in front: what lies below the first that is there cannot be read."""
 
     @property
     def follows(self) -> bool:
@@ -152,8 +154,9 @@ def drop_cache(disk: Disk, folder: str) -> None:
         disk.uncache(f"{folder}/{log_name(max(entries))}", synced)
 
 
-def inspect_folder(disk: Disk, folder: str) -> Opened:
-    """Everything that a log's folder holds, judged; reads only."""
+def inspect_folder(disk: Disk, folder: str, *, known: bool = False) -> Opened:
+    """Everything that a log's folder holds, judged; reads only. A log that is `known` was made durably
+    before: where nothing of it is left it is lost, not new."""
     names = disk.list(folder)
     entries = sorted(entry for name in names if (entry := first_entry(name)) is not None)
     opened = Opened(
@@ -174,6 +177,9 @@ def inspect_folder(disk: Disk, folder: str) -> Opened:
             opened.segments.append(_sealed(disk, folder, entry, following, offset, suspect))
         if entries:
             _judge_last(disk, folder, entries[-1], opened)
+        if known and opened.mark is None and not entries:
+            reason = "the files of this log are missing" if names else "the folder of this log is missing"
+            raise _Damage(damaged(folder, 0, reason))
         _judge_whole(folder, opened)
     except _Damage as damage:
         if damage.segment is not None:
@@ -296,6 +302,10 @@ def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened) -> None:
 def _judge_whole(folder: str, opened: Opened) -> None:
     """Is anything missing in front or behind?"""
     mark, segments = opened.mark, opened.segments
+    if mark and mark.nonce and mark.first is not None and segments and segments[0].first_entry > mark.first:
+        path = f"{folder}/{log_name(mark.first)}"
+        opened.lost = damaged(path, 0, f"entries below {segments[0].first_entry} are missing, never trimmed")
+        raise _Damage(opened.lost)
     if mark and mark.nonce and (not segments or mark.segment > segments[-1].first_entry):
         path = f"{folder}/{log_name(mark.segment)}"
         raise _Damage(damaged(path, 0, "the file is missing, and the durable mark names it"))

@@ -136,7 +136,7 @@ class LocalBroker:
         with self._lock:
             self._require_open()
             self._store.close()
-            for entry in self._coordinator.load().topics.values():
+            for entry in self._engine.topics.catalog.topics.values():
                 if entry.options.storage == "memory":
                     for partition in range(entry.options.partitions):
                         self._store.remove(f"{entry.folder}/{partition}")

@@ -1,0 +1,37 @@
+"""Topic cards: what a topic is, as a small checksummed file in the topic's own folder.
+
+The catalog is one file; each topic's card says the same of that topic a second time, where its data lies. So
+a lost catalog can be rebuilt, and one that is older than its topics is noticed. The text is readable JSON;
+the checksum is over the card's bytes as they stand.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.core.inventory import TopicCard
+from tailrace.errors import Corrupt
+from tailrace.format.frame import crc32c
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    crc: int
+    card: msgspec.Raw
+
+
+def encode_card(card: TopicCard) -> bytes:
+    """The content of the file."""
+    text = msgspec.json.encode(card)
+    return msgspec.json.encode(_Stored(1, crc32c(text), msgspec.Raw(text)))
+
+
+def decode_card(data: bytes) -> TopicCard:
+    """The card in a file; raises `Corrupt`."""
+    try:
+        stored = msgspec.json.decode(data, type=_Stored)
+        if crc32c(bytes(stored.card)) != stored.crc:
+            raise Corrupt("the checksum of the topic's card is wrong")
+        return msgspec.json.decode(stored.card, type=TopicCard)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the topic's card cannot be read: {error}") from error
