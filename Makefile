@@ -7,8 +7,9 @@ PYTEST_ARGS ?=
 SUITE ?= foundation
 SEEDS ?= 200
 CHECK_BUDGET_S ?= 120
+TEST_PROCESSES ?= 2
 TEST_BUDGET_S ?= 800
-TEST_LONG_BUDGET_S ?= 3600
+TEST_LONG_BUDGET_S ?= 2700
 
 .PHONY: help run test test-long check bench sim table format clean setup-base setup-dev
 
@@ -19,10 +20,10 @@ run: setup-base ## start a broker on ./data; ARGS="..." is passed on to `tailrac
 	@exec .venv/bin/tailrace serve --data ./data $(ARGS)
 
 test: setup-dev ## all tests but the long ones, within TEST_BUDGET_S; PYTEST_ARGS="..." is passed on
-	@scripts/within.sh $(TEST_BUDGET_S) test .venv/bin/pytest tests $(PYTEST_ARGS)
+	@scripts/within.sh $(TEST_BUDGET_S) test scripts/tests.sh $(TEST_PROCESSES) $(PYTEST_ARGS)
 
-test-long: setup-dev ## all tests, the long ones too
-	@scripts/within.sh $(TEST_LONG_BUDGET_S) test-long .venv/bin/pytest tests --long $(PYTEST_ARGS)
+test-long: setup-dev ## all tests, the long ones too, within TEST_LONG_BUDGET_S
+	@scripts/within.sh $(TEST_LONG_BUDGET_S) test-long scripts/tests.sh $(TEST_PROCESSES) --long $(PYTEST_ARGS)
 
 check: setup-dev ## style, types, direction of imports, sizes and documents
 	@scripts/within.sh $(CHECK_BUDGET_S) check scripts/check.sh

@@ -1,13 +1,17 @@
-"""Options and rules of the whole test run: --long, hypothesis profiles, and no silent skips."""
+"""Options and rules of the whole test run: --long, hypothesis profiles, two processes, no silent skips.
+
+`make test` runs the tests in two processes (`-n 2 --dist loadgroup`): each takes the next test when it
+has finished one. Tests that share the one Spark session are a group, which stays in one process and begins
+first; tests marked `long` come next, so that none of them is left for the end. What measures time or memory
+of the machine is marked `alone`: it runs afterwards, in one process, when nothing else does.
+"""
 
 import os
 from collections.abc import Generator
 from importlib.metadata import entry_points
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
 
 # The fixtures of tailrace.testing come by entry point where the package is installed, as they do for users.
 pytest_plugins = [] if entry_points(group="pytest11", name="tailrace") else ["tailrace.testing.plugin"]
@@ -30,6 +34,7 @@ settings.register_profile(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked long, with more examples")
+    parser.addoption("--part", choices=("shared", "alone"), help="only the tests marked alone, or all others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,16 +42,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out by deselecting them: a skip in the report always means a problem."""
-    if config.getoption("--long"):
-        for item in items:
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
-        return
-    left_out = [item for item in items if item.get_closest_marker("long")]
+    """Leave tests out by deselecting them: a skip in the report always means a problem."""
+    left_out = [item for item in items if _left_out(config, item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [item for item in items if not _left_out(config, item)]
+    for item in items:
+        if config.getoption("--long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def _left_out(config: pytest.Config, item: pytest.Item) -> bool:
+    if item.get_closest_marker("long") and not config.getoption("--long"):
+        return True
+    part = config.getoption("--part")
+    return bool(part) and (part == "alone") != bool(item.get_closest_marker("alone"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,19 +71,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
     ]
     return report
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
-    """With `-n`, the tests that share the one Spark session stay together in one process."""
-    return OneSpark(config, log) if config.getoption("dist") == "load" else None
-
-
-class OneSpark(LoadScopeScheduling):
-    """Every test for itself, but those of Spark."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
 
 def _skips(config: pytest.Config) -> list[pytest.TestReport | pytest.CollectReport]:

@@ -108,6 +108,7 @@ def test_one(tailrace_broker, number):
     assert "20 passed" in done.stdout
 
 
+@pytest.mark.alone
 def test_the_fixture_is_quick() -> None:
     """20 ms are the promise for set-up, a round trip and tear-down; the best of some leaves load out."""
 

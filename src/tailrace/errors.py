@@ -1,15 +1,23 @@
 """The one tree of errors: what went wrong, whether a retry helps, and whether it may have happened anyway.
 
-TailraceError ├── InvalidRequest      the request itself is wrong: a field, an option, a malformed frame
-├── NotFound            no such topic, partition or message ├── AlreadyExists       a topic of that name
-is there already ├── Denied              the caller may not do that ├── Unauthenticated     the caller is
-not known ├── Fenced              an older epoch or generation: somebody newer has taken over ├──
-LeaseLost           the receipt is stale or foreign ├── SequenceConflict    the expected sequence is
-taken, or not reached yet ├── NotLeader           another node leads that partition ├── NoQuorum
-too few replicas answered ├── Overloaded          a bound is reached: slow down and come back ├── TooLarge
-a key, header, value or batch is above its limit ├── StorageFault        the disk failed │   ├── Corrupt
-stored bytes are not what was written │   └── Full            no space is left ├── Timeout             no
-answer in time └── Unavailable         the broker cannot be reached, or is shutting down
+    TailraceError
+    ├── InvalidRequest      the request itself is wrong: a field, an option, a malformed frame
+    ├── NotFound            no such topic, partition or message
+    ├── AlreadyExists       a topic of that name is there already
+    ├── Denied              the caller may not do that
+    ├── Unauthenticated     the caller is not known
+    ├── Fenced              an older epoch or generation: somebody newer has taken over
+    ├── LeaseLost           the receipt is stale or foreign
+    ├── SequenceConflict    the expected sequence is taken, or not reached yet
+    ├── NotLeader           another node leads that partition
+    ├── NoQuorum            too few replicas answered
+    ├── Overloaded          a bound is reached: slow down and come back
+    ├── TooLarge            a key, header, value or batch is above its limit
+    ├── StorageFault        the disk failed
+    │   ├── Corrupt         stored bytes are not what was written
+    │   └── Full            no space is left
+    ├── Timeout             no answer in time
+    └── Unavailable         the broker cannot be reached, or is shutting down
 
 Every error has a stable ``code``. ``retriable`` says that the same request may succeed later. ``outcome``
 is ``none`` when the request certainly had no effect and ``unknown`` when it may still appear. `EDGES` is

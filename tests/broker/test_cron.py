@@ -149,7 +149,7 @@ def test_of_the_missed_ticks_only_the_latest_is_made_up_for() -> None:
 
 def test_years_of_downtime_cost_nothing() -> None:
     put = PutSchedule("s", "t", "* * * * * *")
-    started = time.perf_counter()
+    started = time.process_time()
     assert latest_tick_us(put, us("2001-01-01T00:00:00"), us("2026-01-01T00:00:00")) == us(
         "2026-01-01T00:00:00"
     )
@@ -158,7 +158,7 @@ def test_years_of_downtime_cost_nothing() -> None:
         text(latest_tick_us(yearly, us("2001-01-01T00:00:00"), us("2026-01-01T00:00:00"))) == "02-29 00:00:00"
     )
     assert latest_tick_us(yearly, us("2025-01-01T00:00:00"), us("2026-01-01T00:00:00")) is None
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_spring_forward_in_berlin() -> None:

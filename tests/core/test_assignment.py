@@ -106,7 +106,7 @@ def test_exclusive_gives_all_to_one_and_lets_it_keep_it() -> None:
 def test_a_thousand_partitions_cost_little() -> None:
     members = {f"m{number}": ["t"] for number in range(50)}
     before = assign(members, places_of({"t": 1000}))
-    started = time.perf_counter()
+    started = time.process_time()
     after = assign({**members, "new": ["t"]}, before)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert sum(before[place] != after[place] for place in before) == 19

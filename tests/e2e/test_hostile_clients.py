@@ -26,6 +26,7 @@ from tests.e2e.good_client import GoodClient
 from tests.e2e.raw_client import GREETING, HELLO, RawClient, publish
 from tests.format.hostile import mutate, sample
 
+pytestmark = pytest.mark.alone
 WORST_MS = 1500.0
 """What a publish and a look at the topic may take together, while all clients share two cores."""
 GROWTH_MB = 150.0

@@ -110,6 +110,7 @@ def kinds(calls: list[str]) -> list[str]:
     return [next(word for word in words if word in call) for call in calls]
 
 
+@pytest.mark.alone
 def test_installs_once_and_then_does_nothing(machine: Machine) -> None:
     first = machine.run()
     assert first.returncode == 0, first.stderr
@@ -257,6 +258,18 @@ def test_within_ends_what_takes_too_long() -> None:
     slow = subprocess.run([within, "1", "slow", "sleep", "9"], capture_output=True, text=True, timeout=20)
     assert slow.returncode == 124
     assert "slow: OVER BUDGET" in slow.stderr
+
+
+def test_within_ends_the_processes_of_what_takes_too_long(tmp_path: Path) -> None:
+    """As those of `pytest -n 2` are; what does not listen is killed."""
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    script = f"sh -c 'echo up; exec sleep 99' >{told} & wait"
+    within = [str(ROOT / "scripts" / "within.sh"), "1", "deaf", "bash", "-c", script]
+    with subprocess.Popen(within, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        text = told.read_text(encoding="utf-8")  # ends when the last process that has it open is gone
+        assert run.wait(20) == 124
+    assert text == "up\n"
 
 
 def test_the_distributions_python_is_preferred(machine: Machine) -> None:

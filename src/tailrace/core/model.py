@@ -1,6 +1,6 @@
 """The vocabulary of the core: identifiers, limits and the view of a batch that decisions are made on.
 
-Three numbers are easily confused and are different types: an *entry index* counts frames of one log, an
+Three numbers are easily confused: an *entry index* counts frames of one log, an
 *offset* counts messages of one partition, a *sequence* is an offset + 1 (so that 0 is free to mean "append
 anywhere"). Intervals are half-open, ``[first, end)``, everywhere. Times are microseconds since 1970 UTC and
 end in ``_us``.
@@ -8,15 +8,12 @@ end in ``_us``.
 
 from __future__ import annotations
 
-from typing import Any, NewType, Protocol
+from typing import Any, Protocol
 
 import mmh3
 import msgspec
 import numpy as np
 import numpy.typing as npt
-
-Offset = NewType("Offset", int)
-EntryIndex = NewType("EntryIndex", int)
 
 KEY_BYTES_MAX = 64 * 1024
 HEADER_BYTES_MAX = 64 * 1024

@@ -1,0 +1,76 @@
+"""What CONTRIBUTING.md and docstrings say is so: budgets, files, and drawings that keep their lines."""
+
+import ast
+import re
+from pathlib import Path
+
+from tailrace import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+BRANCH = re.compile("[├└]──")
+
+
+def budgets() -> dict[str, str]:
+    """The budget of each target, as the Makefile has it."""
+    seconds = dict(re.findall(r"^(\w+_BUDGET_S) \?= (\d+)$", MAKEFILE, re.M))
+    used = re.findall(r"^([a-z-]+):.*\n.*within\.sh \$\((\w+)\)", MAKEFILE, re.M)
+    return {target: seconds[name] for target, name in used}
+
+
+def test_budgets_are_those_of_the_makefile() -> None:
+    rows = re.findall(r"^\| `make ([a-z-]+)[^`]*` \|.*\| ?(?:(\d+) s)? ?\|$", CONTRIBUTING, re.M)
+    told = {target: seconds for target, seconds in rows if seconds}
+    assert told == budgets()
+    assert len(told) == 3
+
+
+def test_targets_and_files_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.M))
+    assert set(re.findall(r"`make ([a-z-]+)", CONTRIBUTING)) <= targets
+    named = re.findall(r"`([\w.-]+/[\w./-]*)`", CONTRIBUTING)
+    assert len(named) > 10
+    bases = (ROOT, ROOT / "src" / "tailrace")
+    missing = [name for name in named if not any((base / name).exists() for base in bases)]
+    made = {"bench/results/", "/usr/bin/python3"}
+    assert set(missing) <= made
+
+
+def docstrings() -> list[tuple[str, str]]:
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.append((str(path.relative_to(ROOT)), ast.get_docstring(node) or ""))
+    return found
+
+
+def test_a_drawing_in_a_docstring_keeps_its_lines() -> None:
+    """Drawings are indented blocks: whoever reflows prose leaves those alone."""
+    bad = [
+        f"{name}: {line}"
+        for name, text in docstrings()
+        for line in text.splitlines()
+        if re.search("[─-▟]", line) and not line.startswith("  ")
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_the_tree_of_errors_is_that_of_the_classes() -> None:
+    text = errors.__doc__ or ""
+    drawn = [
+        (line.index("── ") // 4, re.split(r"[├└]── ", line)[1].split()[0])
+        for line in text.splitlines()
+        if BRANCH.search(line)
+    ]
+
+    def below(root: type[errors.TailraceError], depth: int = 1) -> list[tuple[int, str]]:
+        return [
+            found
+            for child in root.__subclasses__()
+            if child.__module__ == errors.__name__
+            for found in ((depth, child.__name__), *below(child, depth + 1))
+        ]
+
+    assert drawn == below(errors.TailraceError)
