@@ -138,9 +138,9 @@ class LogStats(msgspec.Struct, frozen=True):
 
 
 class PartitionLog(Protocol):
-    """The log of one partition. Blocking; `append`, `sync`, `trim`, `truncate`, `save_snapshot` are never
-    called side by side, `read` and the look-ups may run beside them in other threads. All raise
-    `StorageFault` (`Corrupt`, `Full`) and nothing else on disk trouble.
+    """The log of one partition. Blocking; `append`, `sync`, `trim`, `truncate` are never called side by side,
+    `read` and the look-ups may run beside them in other threads. All raise `StorageFault` (`Corrupt`, `Full`)
+    and nothing else on disk trouble.
 
     Whichever verb finds damage, the log is quarantined from then on; see `on_damage`.
 
@@ -229,7 +229,9 @@ class PartitionLog(Protocol):
         ...
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        """Store atomically and durably; the two newest are kept."""
+        """Store atomically and durably, once the frames that it covers are on the disk; the two newest are
+        kept. May run beside `append` and `trim`, in another thread, and does not hold them up; not beside
+        `truncate` and `close`."""
         ...
 
     def stats(self) -> LogStats:

@@ -365,7 +365,7 @@ def test_a_broker_without_files_has_groups_too() -> None:
 def test_the_log_of_a_coordinator_does_not_grow_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "SNAPSHOT_INTERNAL_BYTES", 1024)
+    monkeypatch.setattr(upkeep, "INTERNAL_BYTES", 1024)
     group = Members(1, FileStore(tmp_path, ManualClock(), segment_bytes=2048))
     for _ in range(20):
         group.join("a")

@@ -1,22 +1,60 @@
-"""Upkeep: when a partition takes a snapshot of itself, by what was written since the last one."""
+"""Upkeep: when partitions take snapshots of themselves, and that what a restart replays stays bounded."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tailrace.broker import upkeep
-from tailrace.core.delivery_commands import Ack
+from tailrace.broker import replay_debt
+from tailrace.errors import Full
+from tailrace.format.frame import Buffer, Header
+from tailrace.storage.memory_log import MemoryLog
 from tests.broker.queue_engine import QueueEngine
+
+Replayed = dict[str, int]
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> QueueEngine:
-    monkeypatch.setattr(upkeep, "SNAPSHOT_FACT_BYTES", 4_000)
-    monkeypatch.setattr(upkeep, "SNAPSHOT_DATA_BYTES", 40_000)
+def broker() -> QueueEngine:
     broker = QueueEngine()
     broker.create()
     broker.enlist()
     return broker
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
+    """Frames that were replayed since it was last cleared, by log."""
+    counts: Replayed = {}
+    recover = MemoryLog.recover
+
+    def counting(log: MemoryLog) -> Any:
+        recovery = recover(log)
+
+        def frames() -> Iterator[tuple[Header, Buffer]]:
+            for item in recovery.frames:
+                counts[log._name] = counts.get(log._name, 0) + 1
+                yield item
+
+        return type(recovery)(
+            recovery.snapshot,
+            frames(),
+            recovery.end_entry,
+            recovery.end_offset,
+            recovery.cut_bytes,
+            recovery.fault,
+        )
+
+    monkeypatch.setattr(MemoryLog, "recover", counting)
+    return counts
+
+
+def work(broker: QueueEngine, messages: int, topic: str = "t") -> None:
+    """Messages one by one, each leased and acknowledged: three frames for each."""
+    for number in range(messages):
+        broker.send(b"%d" % number, topic=topic)
+        (message,) = broker.lease(topic=topic, count_max=1)
+        broker.ack(message, topic=topic)
 
 
 def saved(broker: QueueEngine) -> list[int]:
@@ -32,24 +70,142 @@ def saved(broker: QueueEngine) -> list[int]:
     return entries
 
 
-def test_facts_alone_lead_to_snapshots_as_often_as_they_are_worth_it(broker: QueueEngine) -> None:
-    broker.send(*(b"%d" % number for number in range(100)))
-    entries = saved(broker)
-    for _ in range(100):
-        (message,) = broker.lease(count_max=1)
-        broker.ask(Ack("t", 0, "g", [(message.lease, [message.offset, message.offset + 1])]))
-    assert 3 < len(entries) < 20
+def test_what_a_restart_replays_does_not_grow_with_the_number_of_kills(
+    broker: QueueEngine, replayed: Replayed
+) -> None:
+    seen = []
+    for _ in range(12):
+        work(broker, 300)
+        broker.pass_s(2)
+        broker.restart()  # Without a clean stop.
+        seen.append(sum(replayed.values()))
+        replayed.clear()
+        assert broker.shard().state.queues.figures("g")["acked"] == 300 * len(seen)
+    bound = replay_debt.REPLAY_US_MAX / min(replay_debt.FRAME_US.values())
+    assert max(seen) < bound
+    assert seen[-1] <= 2 * seen[0] + 100
+
+
+def test_kills_too_close_to_each_other_for_a_snapshot_of_their_own_add_up(
+    broker: QueueEngine, replayed: Replayed
+) -> None:
+    """Each run alone writes less than is worth a snapshot; what was replayed at the start counts with it."""
+    seen = []
+    for _ in range(20):
+        work(broker, 100)
+        broker.pass_s(0.3)
+        broker.restart()
+        seen.append(sum(replayed.values()))
+        replayed.clear()
+    assert max(seen) < replay_debt.REPLAY_US_MAX / min(replay_debt.FRAME_US.values())
+
+
+def test_the_bound_is_for_the_whole_broker_and_not_for_each_partition(replayed: Replayed) -> None:
+    broker = QueueEngine()
+    broker.create(partitions=40)
+    for _ in range(5):
+        for partition in range(40):
+            for _ in range(40):
+                broker.send(b"x", partition=partition)
+        broker.pass_s(3)
     broker.restart()
-    assert broker.lease() == []
-    assert broker.shard().state.queues.figures("g")["acked"] == 100
+    assert sum(replayed.values()) < replay_debt.REPLAY_US_MAX / min(replay_debt.FRAME_US.values())
 
 
-def test_data_alone_does_not_count_as_facts(broker: QueueEngine) -> None:
+def test_a_busy_partition_takes_no_more_than_one_snapshot_a_second(
+    broker: QueueEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_debt, "REPLAY_US_MAX", replay_debt.REPLAY_US_MIN)
     entries = saved(broker)
-    broker.send(bytes(20_000))
+    for _ in range(20):
+        work(broker, 60)
+        broker.pass_s(0.1)
+    assert 2 <= len(entries) <= 3
+
+
+def test_a_large_state_is_not_written_again_for_a_little_log(broker: QueueEngine) -> None:
+    broker.send(*(b"%d" % number for number in range(4_000)))
+    for message in broker.lease(count_max=4_000):
+        broker.nack(message, delay_ms=3_600_000)
+    broker.pass_s(2)
+    entries = saved(broker)
+    size = broker.shard().upkeep.debt.snapshot_bytes
+    assert size > 50_000
+    before = broker.log().stats().bytes
+    for _ in range(30):
+        work(broker, 100)
+        broker.pass_s(2)
+    written = broker.log().stats().bytes - before
+    assert 1 <= len(entries) <= written / (replay_debt.LOG_BYTES_PER_SNAPSHOT_BYTE * size) + 1
+
+
+def test_an_idle_broker_takes_no_snapshots(broker: QueueEngine) -> None:
+    work(broker, 2_000)
+    broker.pass_s(2)
+    entries = saved(broker)
+    broker.pass_s(600)
     assert entries == []
-    broker.send(bytes(30_000))
-    assert len(entries) == 1
+
+
+def test_a_snapshot_that_cannot_be_stored_is_tried_again_but_not_at_once(broker: QueueEngine) -> None:
+    log = broker.log()
+    save, tries = log.save_snapshot, []
+
+    def failing(snapshot: Any) -> None:
+        tries.append(snapshot.entry)
+        if len(tries) < 3:
+            raise Full("no space is left", outcome="none")
+        save(snapshot)
+
+    log.save_snapshot = failing  # type: ignore[method-assign]
+    work(broker, 2_000)
+    broker.pass_s(30)
+    assert len(tries) == 1
+    broker.pass_s(150)
+    assert len(tries) == 3
+    assert broker.shard().upkeep.debt.us < replay_debt.REPLAY_US_MAX
+
+
+def test_a_quarantined_partition_does_not_keep_others_from_their_snapshots(broker: QueueEngine) -> None:
+    broker.create("other")
+    broker.enlist(topic="other", group="h")
+    work(broker, 1_500)
+    broker.shard().fail(OSError("the disk is gone"))
+    for number in range(7_000):
+        broker.send(b"%d" % number, topic="other")
+    broker.pass_s(2)
+    assert broker.shard("other").upkeep.debt.snapshot_bytes > 0
+
+
+def test_appends_do_not_wait_for_a_snapshot(broker: QueueEngine) -> None:
+    """Only the frames that it covers are waited for; it is encoded and stored on a thread of its own."""
+    shard, lanes = broker.shard(), []
+    run = broker.threads.run
+
+    def noting(log: object, work: Any, done: Any) -> None:
+        lanes.append(log is shard.log)
+        run(log, work, done)
+
+    broker.threads.run = noting  # type: ignore[method-assign]
+    broker.send(b"a")
+    lanes.clear()
+    shard.upkeep.save_snapshot()
+    broker.settle()
+    assert lanes == [True, False, False]  # A mark behind the appends; the sync and the snapshot beside them.
+
+
+def test_a_topic_that_is_deleted_is_closed_behind_its_snapshot(broker: QueueEngine) -> None:
+    broker.send(b"a")
+    broker.threads.holding = True
+    broker.shard().upkeep.save_snapshot()
+    closed: list[bool] = []
+    log = broker.log()
+    broker.shard().retire(lambda result, error: closed.append(log.closed))
+    while not closed:
+        assert broker.threads.held
+        broker.threads.run_held(1)
+        broker.settle()
+    assert closed == [True]
 
 
 def test_a_state_that_cannot_be_stored_does_not_keep_the_broker_from_closing(broker: QueueEngine) -> None:

@@ -25,6 +25,7 @@ from tailrace.broker.leasing import Leasing
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
 from tailrace.broker.redriving import Redriving
+from tailrace.broker.replay_debt import due
 from tailrace.broker.shard import Shard
 from tailrace.broker.staged_writes import StagedWrites
 from tailrace.broker.tracing import Tracing
@@ -98,8 +99,11 @@ class Engine:
         shard.start()
 
     def _sync(self, now_us: int) -> None:
-        for shard in self.topics.shards():
-            shard.upkeep.sync(now_us)
+        upkeeps = [shard.upkeep for shard in self.topics.shards()]
+        for upkeep in upkeeps:
+            upkeep.sync(now_us)
+        for upkeep in due((upkeep for upkeep in upkeeps if upkeep.replayed), now_us):
+            upkeep.shorten_replay()
 
     def _sweep(self, now_us: int) -> None:
         for shard in self.topics.shards():

@@ -14,6 +14,7 @@ import msgspec
 
 from tailrace.broker.framing import facts_of
 from tailrace.broker.machines import MachineKind
+from tailrace.broker.replay_debt import ReplayDebt
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.ports import PartitionLog, Recovery
@@ -34,6 +35,8 @@ class Rebuilt(msgspec.Struct, eq=False):
     """Frames that are whole and whose facts cannot be applied."""
     unfit_snapshots: tuple[int, ...] = ()
     """Snapshots, by their entry, that are whole and cannot be restored."""
+    debt: ReplayDebt = msgspec.field(default_factory=ReplayDebt)
+    """What was replayed, and would be again."""
 
 
 def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: TopicOptions) -> Rebuilt:
@@ -66,6 +69,7 @@ def _restored(
     snapshot = recovery.snapshot
     if snapshot is None:
         return True
+    rebuilt.debt.snapshot_bytes = sum(len(chunk) for chunk in snapshot.chunks)
     try:
         rebuilt.state = machine.restore(options, snapshot.chunks)
         restored_end: int = rebuilt.state.end_offset
@@ -91,6 +95,7 @@ def _replayed(
     try:
         for header, body in recovery.frames:
             entry = header.entry
+            rebuilt.debt.add(header)
             for fact in facts_of(header, body, want_keys=options.key_index, decode=machine.decode_facts):
                 state.apply(fact)
             entry = -1

@@ -120,6 +120,7 @@ class Shard:
         self.rebuilt = rebuilt
         self.cut_bytes += rebuilt.cut_bytes
         state = self.state = rebuilt.state
+        self.upkeep.debt = rebuilt.debt
         self.at_hand = FramesAtHand(self, self._cold_bytes)
         state.at_hand = self.at_hand
         self.entry = rebuilt.end_entry
@@ -333,7 +334,7 @@ class Shard:
         if delayed >= 0:
             self.releases.stored(delayed)
         data_bytes += waiting_bytes
-        self.upkeep.wrote(data_bytes, size - data_bytes)
+        self.upkeep.wrote(turn.frames, data_bytes, size)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
         """Refuse what waited, then rebuild from the log, or step down when the disk cannot be trusted."""
@@ -411,7 +412,7 @@ class Shard:
             self._notify()
             self.pump.at(self._full_until_us, self._restart)
 
-        self.run_in_order(work, done)
+        self.upkeep.after_saving(lambda: self.run_in_order(work, done))
 
     def _restart(self, now_us: int) -> None:
         self.start()
@@ -503,13 +504,14 @@ class Shard:
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
         self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
-        self.run_in_order(self._close_log, closed)
+        self.upkeep.after_saving(lambda: self.run_in_order(self._close_log, closed))
         self._notify()
 
     def forget(self) -> None:
         """After `retire`: the storage threads need not know this log any more."""
         self.pump.threads.forget(self.log)
         self.assurance.forget()
+        self.upkeep.forget()
 
     def _close_log(self) -> None:
         self.log.close()

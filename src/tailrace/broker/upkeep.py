@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tailrace.broker.replay_debt import ReplayDebt
 from tailrace.core.inner_commands import Sweep
+from tailrace.format.frame import Frame
 from tailrace.ports import Snapshot
 
 if TYPE_CHECKING:
@@ -14,9 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tailrace.upkeep")
 
-SNAPSHOT_DATA_BYTES = 64 * 1024 * 1024
-SNAPSHOT_FACT_BYTES = 16 * 1024 * 1024
-SNAPSHOT_INTERNAL_BYTES = 1024 * 1024
+INTERNAL_BYTES = 1024 * 1024
+"""Nobody reads internal logs: when so much was written, what the snapshots cover is freed."""
 FLUSH_BYTES = 16 * 1024 * 1024
 COLLECT_BYTES = 64 * 1024 * 1024
 """An ephemeral topic is looked at when so much was written, too: as much as a segment."""
@@ -27,28 +28,26 @@ class Upkeep:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
+        self._saver = object()
+        """Snapshots are stored one after the other, beside the appends and syncs of the log."""
         self._unsynced_bytes = 0
         self._synced_us = 0
-        self._data_bytes = self._fact_bytes = self._snapshot_bytes = 0
+        self.debt = ReplayDebt()
+        """What a restart would replay; `Shard` starts it anew when it builds its state from the log."""
         self._uncollected_bytes = 0
         self._freed_offset = 0
         self._over: list[Callable[[], None]] = []
         self._floor: int | None = 0
         """The oldest frame outside of the readable log that the newest stored snapshot still needs."""
 
-    def wrote(self, data_bytes: int, fact_bytes: int) -> None:
-        """So much more is in the log. A replay after a crash reads all of it behind the last snapshot, and
-        facts take far longer to replay than data."""
-        self._unsynced_bytes += data_bytes + fact_bytes
-        self._data_bytes += data_bytes
-        self._fact_bytes += fact_bytes
-        if not self._shard.machine.delivers:
-            if self._fact_bytes > max(SNAPSHOT_INTERNAL_BYTES, 2 * self._snapshot_bytes):
-                self.free()  # Nobody reads these logs: what the snapshots cover can go.
-        elif self._data_bytes > max(SNAPSHOT_DATA_BYTES, 4 * self._snapshot_bytes) or self._fact_bytes > max(
-            SNAPSHOT_FACT_BYTES, 2 * self._snapshot_bytes
-        ):
-            self.save_snapshot()
+    def wrote(self, frames: Sequence[Frame], data_bytes: int, size: int) -> None:
+        """Note what is in the log now: `size` bytes, `data_bytes` of them messages."""
+        self._unsynced_bytes += size
+        debt = self.debt
+        for item in frames:
+            debt.add(item.header)
+        if not self._shard.machine.delivers and debt.bytes > max(INTERNAL_BYTES, 2 * debt.snapshot_bytes):
+            self.free()
         if self._shard.options.ephemeral:
             self._uncollected_bytes += data_bytes
             if self._uncollected_bytes > COLLECT_BYTES:
@@ -121,9 +120,38 @@ class Upkeep:
 
         self.save_snapshot(trim)
 
+    @property
+    def saving(self) -> bool:
+        """Whether a snapshot is under way."""
+        return bool(self._over)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a restart replays this log, and a snapshot can be taken of it now."""
+        shard = self._shard
+        return shard.options.storage != "memory" and shard.fault is None and not shard.reopening
+
+    def shorten_replay(self) -> None:
+        """Take a snapshot, so that a restart replays less. Of internal logs, what it covers goes."""
+        if self._shard.machine.delivers:
+            self.save_snapshot()
+        else:
+            self.free()
+
+    def after_saving(self, action: Callable[[], None]) -> None:
+        """Call `action` now, or at the end of the snapshot that is under way: a log is not closed beneath
+        it."""
+        if self._over:
+            self._over.append(action)
+        else:
+            action()
+
     def save_snapshot(self, over: Callable[[], None] = lambda: None) -> None:
         """Store the state as of now, once everything that it was built from is on the disk; then call
         `over`, whatever came of it. While one is under way, its end is waited for instead.
+
+        The steps: freeze the state on the loop; wait until its frames are written; sync them; encode and
+        store the snapshot. The last two run beside the appends, which do not wait for them.
         """
         shard = self._shard
         if shard.fault is not None or shard.reopening or not shard.entry:
@@ -138,14 +166,16 @@ class Upkeep:
             floor = shard.state.lowest_entry() if shard.machine.delivers else None
         except Exception as error:
             # Whoever waits goes on all the same: a log has to be closed, whatever its state is worth.
+            self.debt.owe(0, 0, begun_us)
             self._done(None, error)
             over()
             return
         self._over.append(over)
         shard.metrics.snapshot_taken((shard.pump.clock.now_us() - begun_us) / 1e6)
         entry, offset, size = shard.entry - 1, shard.state.end_offset, 0
-        failures = shard.failures
-        self._data_bytes = self._fact_bytes = 0
+        failures, debt = shard.failures, self.debt
+        owed_us, owed_bytes = debt.us, debt.bytes
+        debt.pay(begun_us)
 
         def store() -> None:
             nonlocal size
@@ -158,14 +188,20 @@ class Upkeep:
 
         def flushed(error: Exception | None) -> None:
             if error is None and failures == shard.failures:
-                shard.run_in_order(store, saved)
+                shard.pump.threads.run(self._saver, store, saved)
             else:
-                finished()  # Storage failed, or what the snapshot describes was partly dropped.
+                missed()  # Storage failed, or what the snapshot describes was partly dropped.
 
         def saved(result: object, error: Exception | None) -> None:
             self._done(result, error)
-            if error is None:
-                self._floor, self._snapshot_bytes = floor, size
+            if error is not None:
+                missed()
+                return
+            self._floor, debt.snapshot_bytes = floor, size
+            finished()
+
+        def missed() -> None:
+            debt.owe(owed_us, owed_bytes, shard.pump.clock.now_us())
             finished()
 
         def finished() -> None:
@@ -182,3 +218,7 @@ class Upkeep:
         if error is not None:
             log.error("%s: upkeep failed", self._shard.name, exc_info=error)
             self._shard.metrics.refused("upkeep")
+
+    def forget(self) -> None:
+        """The storage threads need not know of it any more."""
+        self._shard.pump.threads.forget(self._saver)

@@ -37,6 +37,9 @@ from tailrace.storage.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
 
 SEGMENT_BYTES = 64 * 1024 * 1024
+RESERVED_BYTES = 8 * 1024 * 1024
+"""Space is reserved so far ahead of the writes: a sync then writes data only. After a crash all of it is
+read, to see that nothing was written there, so it is less than a segment."""
 MARK_INTERVAL_US = 1_000_000
 CACHED_SEGMENTS = 4
 """Sealed segments further back than this are not worth the memory that caches them: readers at the end are
@@ -261,7 +264,7 @@ class FileLog:
         if segment.size and segment.size + size > self._segment_bytes:
             return self._roll(segment, size)
         if segment.size + size > self._allocated:
-            wanted = max(self._segment_bytes, segment.size + size)
+            wanted = self._reserved(segment.size + size)
             try:
                 self._disk.allocate(self._handle, wanted)
             except OSError as error:
@@ -269,6 +272,10 @@ class FileLog:
                 raise refused(f"reserving space for {self._reader.path(segment)}", error) from error
             self._allocated = wanted
         return segment
+
+    def _reserved(self, needed: int) -> int:
+        """How long the file of a segment is made that has to take so many bytes."""
+        return min(needed + RESERVED_BYTES, max(self._segment_bytes, needed))
 
     def _undo(self, segment: Segment) -> None:
         """Take a failed write back for good, so that no part of it can appear after a crash."""
@@ -305,7 +312,7 @@ class FileLog:
     def _start_segment(self, entry: int, offset: int, size: int) -> Segment:
         segment = Segment(entry, offset)
         path = self._reader.path(segment)
-        wanted = max(self._segment_bytes, size)
+        wanted = self._reserved(size)
         handle = self._disk.open(path, create=True)
         try:
             self._disk.truncate(handle, 0)
@@ -385,9 +392,10 @@ class FileLog:
         """See `PartitionLog.trim`. With fewer than two snapshots nothing goes: the previous one is the
         fallback."""
         self._require_writable()
-        if len(self._snapshots.known) < KEPT:
+        known = self._snapshots.known  # a snapshot may be saved meanwhile: that only allows more
+        if len(known) < KEPT:
             return
-        needed = self._snapshots.known[1][0] + 1
+        needed = known[1][0] + 1
         if floor is not None:
             needed = min(needed, floor)
         with self._flushing, self._folder.guarded("trimming"):
@@ -450,13 +458,13 @@ class FileLog:
     # ---------------------------------------------------------------------------------- snapshots
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        """See `PartitionLog.save_snapshot`. The log is synced first: no snapshot knows more than the disk.
+        """See `PartitionLog.save_snapshot`. The log is flushed first: no snapshot knows more than the disk.
 
         On a log that never held a frame, the snapshot sets where it begins."""
         self._require_writable()
         if self._active is not None and snapshot.entry >= self._end_entry:
             raise InvalidRequest(f"a snapshot as of {snapshot.entry}: the log ends before {self._end_entry}")
-        self.sync()
+        self.flush()
         with self._folder.guarded("saving a snapshot in"):
             self._snapshots.save(snapshot)
         if self._active is None:

@@ -1,0 +1,117 @@
+"""A steady life of a queue for a long time: keyed messages, some delayed, some given back, all settled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+import uvloop
+
+import tailrace
+
+TOPIC, GROUP = "churn", "bench"
+TICK_S = 0.01
+DRAIN_S = 120.0
+UNACKNOWLEDGED_MAX = 64
+"""Batches. A broker that falls behind slows the load down instead of growing this process."""
+
+
+class ChurnJob(msgspec.Struct, frozen=True, kw_only=True):
+    """`rate` messages a second for `seconds`; a share of them delayed, and a share given back once."""
+
+    url: str
+    rate: int
+    seconds: float
+    partitions: int = 4
+    value_bytes: int = 100
+    keys: int = 10_000
+    delayed_share: float = 0.05
+    delay_s_max: float = 60.0
+    nacked_share: float = 0.02
+    nack_s_max: float = 5.0
+
+
+class Churned(msgspec.Struct, frozen=True):
+    """Counts at the end: everything that was sent has been received and acknowledged."""
+
+    sent: int
+    delayed: int
+    nacked: int
+    received: int
+    seconds: float
+
+
+class Counts:
+    """What has happened so far; `over` says that nothing more is sent."""
+
+    def __init__(self) -> None:
+        self.sent = self.delayed = self.nacked = self.acked = 0
+        self.over = False
+
+
+async def produce(producer: Any, job: ChurnJob, counts: Counts) -> float:
+    """Send what is due, tick by tick; returns the seconds that it took."""
+    draw = random.Random(20260101)
+    keys = [f"key-{number:06d}".encode() for number in range(job.keys)]
+    values = [os.urandom(job.value_bytes) for _ in range(500)]
+    receipts: deque[Any] = deque()
+    began = time.perf_counter()
+    while (passed := time.perf_counter() - began) < job.seconds:
+        due = min(int(passed * job.rate) - counts.sent, len(values))
+        late = sum(draw.random() < job.delayed_share for _ in range(due))
+        for count, delay_s in ((due - late, None), (late, draw.uniform(0.5, job.delay_s_max))):
+            if count:
+                chosen = draw.choices(keys, k=count)
+                receipts.append(await producer.send_many(values[:count], keys=chosen, delay=delay_s))
+        counts.sent += due
+        counts.delayed += late
+        while len(receipts) > UNACKNOWLEDGED_MAX:
+            await receipts.popleft()
+        await asyncio.sleep(TICK_S)
+    for receipt in receipts:
+        await receipt
+    return time.perf_counter() - began
+
+
+async def consume(consumer: Any, job: ChurnJob, counts: Counts) -> None:
+    """Acknowledge; give a share of the first deliveries back for a while."""
+    draw = random.Random(20260102)
+    async for message in consumer:
+        if message.deliveries == 1 and draw.random() < job.nacked_share:
+            await message.nack(delay=draw.uniform(0.0, job.nack_s_max), failure=False)
+            counts.nacked += 1
+            continue
+        message.ack_nowait()
+        counts.acked += 1
+        if counts.over and counts.acked >= counts.sent:
+            return
+
+
+async def work(job: ChurnJob) -> None:
+    """Run the load for its time, wait until the last message is settled, and report."""
+    counts = Counts()
+    async with tailrace.connect(job.url) as client, tailrace.connect(job.url) as other:
+        await client.admin().create_topic(
+            TOPIC, partitions=job.partitions, durability="interval", if_missing=True
+        )
+        async with client.producer(TOPIC) as producer, other.consumer(TOPIC, GROUP) as consumer:
+            consuming = asyncio.create_task(consume(consumer, job, counts))
+            print("{}", flush=True)
+            seconds = await produce(producer, job, counts)
+            counts.over = True
+            # One more, so that the consumer looks at the counts when all the others have come already.
+            counts.sent += 1
+            await producer.publish(b"the last")
+            await asyncio.wait_for(consuming, job.delay_s_max + DRAIN_S)
+    report = Churned(counts.sent, counts.delayed, counts.nacked, counts.acked, seconds)
+    print(msgspec.json.encode(report).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(work(msgspec.json.decode(sys.argv[1], type=ChurnJob)))
