@@ -387,7 +387,13 @@ def test_one_faulty_partition_keeps_no_other_from_its_members() -> None:
     broker.publish(b"x", partition=1)
     assert broker.shard("t", 1).fault is not None
     joined = group.join("a")
-    assert [number for _, number, _ in joined.owned] == [0, 2]
+    # Its owner hears of it when it asks for messages there; the others have theirs.
+    assert [number for _, number, _ in joined.owned] == [0, 1, 2]
+    broker.publish(b"y", partition=2)
+    places = [(number, generation) for _, number, generation in joined.owned]
+    leases = broker.ask(Lease("t", "g", "a", places))
+    assert [grant.partition for grant in leases.grants] == [2]
+    assert broker.ask(Lease("t", "g", "a", places[1:2])).code == "storage_fault"
 
 
 @pytest.mark.parametrize("assignment", ["partitions", "shared"])

@@ -157,7 +157,7 @@ def test_a_failed_sync_stops_writes_and_reads_go_on() -> None:
     broker.log().fail_next(StorageFault("fdatasync failed"))
     assert refusal_of(broker.publish(b"b")).outcome == "unknown"
     later = refusal_of(broker.publish(b"c"))
-    assert (later.code, later.outcome) == ("storage_fault", "none")
+    assert (later.code, later.outcome) == ("storage_fault", "unknown"), "it may be a retry of the first"
     assert "until the broker is restarted" in later.message
     assert broker.values() == [b"a"]
     assert broker.engine.faults() == [f"t/0: {later.message}"]

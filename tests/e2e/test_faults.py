@@ -56,7 +56,7 @@ def test_failed_sync_is_never_acknowledged_and_fences_the_partition(tmp_path: Pa
             async with client.producer("a") as producer:
                 with pytest.raises(StorageFault, match="takes no writes until the broker is restarted") as no:
                     await producer.publish(b"refused")
-                assert no.value.outcome == "none"
+                assert no.value.outcome == "unknown"
             acknowledged = [send.value for send in history.sends if send.outcome == "ok"]
             async with client.reader("a", start="earliest", stop_at_end=True) as reader:
                 assert [m.value async for m in reader] == [encode_value(value) for value in acknowledged]

@@ -17,7 +17,7 @@ When storage fails, whoever waits is refused with the outcome `unknown`: what wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.broker.turns import NOTHING, refuse
 from tailrace.core.model import Refusal
@@ -25,6 +25,15 @@ from tailrace.ports import Respond
 
 if TYPE_CHECKING:
     from tailrace.broker.shard import Shard
+
+
+class Reach(NamedTuple):
+    """How far a log goes: the ends of its entries and messages, and where it begins for readers by then."""
+
+    entry: int
+    end_offset: int
+    start_offset: int
+
 
 Over = Callable[[Exception | None], None]
 _Waits = tuple[int, Respond, Any]
@@ -37,20 +46,20 @@ class Assurance:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._flusher = object()
-        self._written = self._synced = 0
-        """Ends of what is written and of what is synced, as entries."""
+        self.written = self.synced = Reach(0, 0, 0)
+        """What is written, and what is synced of it: all that is left to show when a sync fails."""
         self._waiting: list[_Waits] = []
         self._flushing = False
 
-    def opened(self, entry: int) -> None:
+    def opened(self, reach: Reach) -> None:
         """The log was opened, which syncs what it holds."""
-        self._written = self._synced = entry
+        self.written = self.synced = reach
 
-    def stored(self, entry: int, synced: bool) -> None:
-        """A turn is in the log, which is now written up to an entry."""
-        self._written = entry
-        if synced:
-            self._synced = entry
+    def stored(self, reach: Reach, synced: bool) -> None:
+        """A turn is in the log, with a sync of its own or without."""
+        self.written = reach
+        if synced or self._shard.options.durability == "memory":
+            self.synced = reach
         if self._waiting:
             self._go_on()
 
@@ -60,7 +69,11 @@ class Assurance:
 
         def answered(reply: Any, parts: Any) -> None:
             shard = self._shard
-            if type(reply) is Refusal or shard.options.durability == "memory" or self._synced >= shard.entry:
+            if (
+                type(reply) is Refusal
+                or shard.options.durability == "memory"
+                or self.synced.entry >= shard.entry
+            ):
                 respond(reply, parts)
             else:
                 self._waiting.append((shard.entry, respond, reply))
@@ -70,12 +83,14 @@ class Assurance:
 
     def _go_on(self) -> None:
         """Answer those whose part is synced, and sync for the others what is written."""
-        ready = [item for item in self._waiting if item[0] <= self._synced]
+        ready = [item for item in self._waiting if item[0] <= self.synced.entry]
         if ready:
-            self._waiting = [item for item in self._waiting if item[0] > self._synced]
+            self._waiting = [item for item in self._waiting if item[0] > self.synced.entry]
             for _, respond, reply in ready:
                 respond(reply, NOTHING)
-        if not self._flushing and any(self._synced < need <= self._written for need, _, _ in self._waiting):
+        if not self._flushing and any(
+            self.synced.entry < need <= self.written.entry for need, _, _ in self._waiting
+        ):
             self._flushing = True
             self.flush(self._flushed)
 
@@ -87,13 +102,13 @@ class Assurance:
     def flush(self, over: Over) -> None:
         """Make durable what is written, beside the appends, which do not wait for it."""
         shard = self._shard
-        written, failures = self._written, shard.failures
+        written, failures = self.written, shard.failures
 
         def done(result: object, error: Exception | None) -> None:
             if error is not None:
                 shard.fail(error, outcome="unknown")  # What waits may have been written all the same.
             elif failures == shard.failures:
-                self._synced = max(self._synced, written)
+                self.synced = max(self.synced, written)
             over(error)
 
         shard.pump.threads.run(self._flusher, shard.log.flush, done)

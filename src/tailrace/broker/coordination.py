@@ -141,7 +141,7 @@ class Coordination:
         return None if machine is None else machine.groups.by_name.get(group)
 
     def must_find(self, group: str) -> Group:
-        """As `find`; raises `NotFound`, or `Corrupt` when its coordinator is damaged."""
+        """As `find`; raises `NotFound`, or why its coordinator cannot be asked."""
         self.coordinators.require_well(group)
         found = self.find(group)
         if found is None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from tailrace.broker.host import Topics
 from tailrace.broker.shard import NOTHING, Shard
+from tailrace.broker.turns import error_of
 from tailrace.core.commands import CreateTopic, Reply
 from tailrace.core.coordinator import PARTITIONS, TOPIC, Coordinator, home_of
 from tailrace.core.model import Refusal
@@ -29,23 +30,36 @@ class Coordinators:
 
     def machines(self) -> Iterator[tuple[Shard, Coordinator]]:
         """Every coordinator with the shard that hosts it. What a damaged one knows is not what was decided,
-        so nobody acts on it."""
+        and one whose storage failed knows nothing: nobody acts on that."""
         for shard in self.shards():
-            if shard.damage is None:
+            if shard.lost is None and shard.damage is None:
                 yield shard, cast(Coordinator, shard.state)
+
+    def lost(self, name: str | None = None) -> Refusal | None:
+        """Why the coordinator of a name (of any name) knows nothing: its storage failed."""
+        shards = self.shards()
+        if name is not None:
+            shards = shards[home_of(name) : home_of(name) + 1]
+        return next((shard.lost for shard in shards if shard.lost is not None), None)
 
     def of(self, name: str) -> Coordinator | None:
         """The coordinator of a group, a schedule or a writer; None before there is any, and when
-        it is damaged."""
+        it is damaged or its storage failed."""
         shards = self.shards()
         home = shards[home_of(name)] if shards else None
-        return None if home is None or home.damage is not None else cast(Coordinator, home.state)
+        if home is None or home.lost is not None or home.damage is not None:
+            return None
+        return cast(Coordinator, home.state)
 
     def require_well(self, name: str) -> None:
-        """Raise `Corrupt` when the coordinator of a name is damaged: it cannot say what there is."""
+        """Raise why the coordinator of a name cannot say what there is: damage, or storage that failed."""
         shards = self.shards()
         home = shards[home_of(name)] if shards else None
-        if home is not None and home.damage is not None:
+        if home is None:
+            return
+        if home.lost is not None:
+            raise error_of(home.lost)
+        if home.damage is not None:
             text = f"{name[:80]!r} is coordinated by {TOPIC}/{home.partition}, which is damaged"
             raise Corrupt(f"{text}: {home.damage.message}", outcome="none", **home.damage.details)
 

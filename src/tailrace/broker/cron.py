@@ -109,6 +109,10 @@ class Cron:
         self._coordinators.submit(request.name, request, deleted)
 
     def _list(self, request: ListSchedules, body: Buffer, respond: Respond, gate: Gate) -> None:
+        lost = self._coordinators.lost()
+        if lost is not None:
+            respond(lost, NOTHING)
+            return
         found = [
             recurrence
             for _, machine in self._coordinators.machines()
@@ -132,6 +136,10 @@ class Cron:
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()
+        if self._coordinators.lost(name) is not None:
+            later_us = self._pump.clock.now_us() + RETRY_US
+            self._timers[name] = self._pump.at(later_us, lambda now_us: self._arm(name))
+            return  # When it is to tick is not known now.
         recurrence = self._find(name)
         if recurrence is None or recurrence.put.paused:
             return
@@ -141,6 +149,9 @@ class Cron:
             self._timers[name] = self._pump.at(due_us, lambda now_us: self._tick(name, now_us))
 
     def _tick(self, name: str, now_us: int) -> None:
+        if self._coordinators.lost(name) is not None:
+            self._arm(name)
+            return
         recurrence = self._find(name)
         if recurrence is None or recurrence.put.paused:
             return

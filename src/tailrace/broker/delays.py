@@ -46,6 +46,9 @@ class Delays:
         shards = self._topics.get(request.topic).shards
         found: list[tuple[int, int, int]] = []
         for partition, shard in enumerate(shards):
+            if shard.lost is not None:
+                respond(shard.lost, NOTHING)
+                return
             rows = shard.state.timetable.wheel.first(
                 NEVER,
                 request.count_max,

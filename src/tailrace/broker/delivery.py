@@ -225,13 +225,15 @@ class FetchJob:
         def done(result: Any, error: Exception | None) -> None:
             self._reading = False
             parts, rows = result if error is None else (NOTHING, 0)
+            if end > shard.end_offset:
+                parts, error = NOTHING, None  # Storage failed meanwhile: some of it may be gone.
             if self._respond is not None and parts:
                 size = sum(len(part) for part in parts)
                 self._metrics.delivered(self._fetch.topic, size, rows)
                 self._answer(Fetched([(partition, size, shard.start_offset, end)]), parts)
             self._gate.release(room)
             if self._respond is not None:
-                if offset >= shard.start_offset:  # Else it was trimmed meanwhile.
+                if shard.start_offset <= offset < end <= shard.end_offset:  # Else it is gone meanwhile.
                     missing = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
                     known = shard.damage if error is None else None
                     self._unreadable[partition] = known or refuse(error or missing)

@@ -12,6 +12,7 @@ from tailrace.broker.gateway import Verb
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump
 from tailrace.broker.read_turns import ReadTurns, Work
+from tailrace.broker.turns import error_of
 from tailrace.core.delivery_commands import FactsRead, ReadFacts
 from tailrace.errors import Corrupt, InvalidRequest, NotFound
 from tailrace.format import frame
@@ -50,6 +51,8 @@ class FactReading:
 
     def _begin(self, request: ReadFacts) -> Work:
         shard = self._topics.get(request.topic).shards[request.partition]
+        if shard.lost is not None:
+            raise error_of(shard.lost)
         log, end_entry, groups = shard.log, shard.end_entry, shard.state.queues.numbers()
         damage = shard.damage
         bytes_max = min(request.bytes_max, BYTES_MAX)

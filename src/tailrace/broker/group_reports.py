@@ -29,6 +29,17 @@ from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import PartitionLog, Respond
 
+_FIGURES = (
+    "in_flight",
+    "waiting",
+    "held",
+    "dying",
+    "deliveries",
+    "failures",
+    "dead_lettered",
+    "lapsed",
+    "collected",
+)
 Change = tuple[int, int, int]
 """Partition, committed before, committed after."""
 
@@ -47,7 +58,12 @@ class GroupReports:
         }
 
     def _list(self, request: ListGroups, body: Buffer, respond: Respond, gate: Gate) -> None:
-        """Groups of Tailrace's own are shown only to those who ask for them by name."""
+        """Groups of Tailrace's own are shown only to those who ask for them by name. A list that lacks those
+        of a coordinator whose storage failed would say that there are no more."""
+        lost = self._coordination.coordinators.lost()
+        if lost is not None:
+            respond(lost, NOTHING)
+            return
         found = [
             group
             for _, machine in self._coordination.coordinators.machines()
@@ -89,9 +105,10 @@ class GroupReports:
                 continue
             row = self._row(group, place[0], place[1], shard)
             rows.append(row)
-            if row["committed"] < shard.end_offset:
+            if shard.lost is None and row["committed"] < shard.end_offset:
                 oldest.append((row, shard.log, row["committed"], shard.end_offset))
-        info = info_of(group, members=self._members(group), partitions=rows, lag=sum(r["lag"] for r in rows))
+        lag = sum(row["lag"] or 0 for row in rows)
+        info = info_of(group, members=self._members(group), partitions=rows, lag=lag)
 
         def work() -> object:
             return [_appended_or_fault(log, offset, end) for _, log, offset, end in oldest]
@@ -113,22 +130,20 @@ class GroupReports:
             respond(info, NOTHING)
 
     def _row(self, group: Group, topic: str, number: int, shard: Shard) -> dict[str, Any]:
+        """One partition; where its state was dropped, null stands for what is not known."""
         held = group.places.get((topic, number))
         figures = figures_of(shard, group.name)
+        unknown = None if shard.lost is not None else 0
         return {
             "topic": topic,
             "partition": number,
             "member": "" if held is None else held.owner,
             "generation": figures.get("generation", 0) if held is None else held.generation,
-            "committed": figures.get("committed", shard.end_offset),
+            "committed": figures.get("committed", shard.end_offset if unknown is not None else None),
             "end_offset": shard.end_offset,
-            "lag": figures.get("lag", 0),
-            "oldest_age_ms": 0,
-            **{
-                name: figures.get(name, 0)
-                for name in ("in_flight", "waiting", "held", "dying", "deliveries", "failures")
-            },
-            **{name: figures.get(name, 0) for name in ("dead_lettered", "lapsed", "collected")},
+            "lag": figures.get("lag", unknown),
+            "oldest_age_ms": unknown,
+            **{name: figures.get(name, unknown) for name in _FIGURES},
             "fault": None if shard.fault is None else shard.fault.message,
         }
 
@@ -206,6 +221,10 @@ class GroupReports:
         self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
     ) -> None:
         """The offsets are known: show the changes, or make them, each partition for itself."""
+        lost = next((shard.lost for number in offsets if (shard := host.shards[number]).lost), None)
+        if lost is not None:
+            respond(lost, NOTHING)  # Before any of them is moved.
+            return
         changes = [
             (partition, figures_of(host.shards[partition], request.group).get("committed", 0), offset)
             for partition, offset in sorted(offsets.items())

@@ -19,7 +19,7 @@ from tailrace.core.commands import Reply
 from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
 from tailrace.core.inner_commands import LeaseRun, RunLeased
 from tailrace.core.model import Refusal
-from tailrace.errors import Corrupt, TailraceError
+from tailrace.errors import Full, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.format.gathering import gather
 from tailrace.ports import Respond
@@ -299,11 +299,11 @@ class LeaseJob:
                 shard.wakeups.wait(self.request.group, self.credit_freed)
 
     def _damage(self) -> Refusal | None:
-        """Where the others had nothing for all the time that was to be waited: a damaged partition, which may
-        hold what is waited for."""
+        """Where the others had nothing for all the time that was to be waited: a partition that is damaged or
+        whose storage failed, and which may hold what is waited for."""
         if self._grants or not self._waited:
             return None
-        return next((p.ill for p in self._places if p.ill and p.ill.code == Corrupt.code), None)
+        return next((p.ill for p in self._places if p.ill and p.ill.code != Full.code), None)
 
     def credit_freed(self) -> None:
         """Something of the group was settled, perhaps in a partition that this request does not speak of."""

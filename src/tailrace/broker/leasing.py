@@ -149,7 +149,8 @@ class Leasing:
     def credit(self, request: Lease, shards: Sequence[Shard]) -> int:
         """How many messages the member may still be given: the limits count over all partitions."""
         group, member = request.group, request.member
-        policy = shards[0].state.queues.policy(group)
+        known = (shard.state.queues.policy(group) for shard in shards)
+        policy = next((policy for policy in known if policy is not None), None)
         if policy is None:
             return request.count_max  # The partition itself refuses.
         of_member = of_group = 0

@@ -114,6 +114,8 @@ class RollForward:
             self._queue.popleft()
             if shard is None:
                 self._confirmed(roll, place)
+            elif shard.lost is not None:
+                self._heard_of(roll, place)  # What it holds is not known now: it is asked again.
             else:
                 self._bytes += size
                 self._read(roll, place, shard, size)

@@ -2,8 +2,14 @@
 
 The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply,
 also a refusal, was decided on that state, so it leaves only when everything applied before it is durable.
-If storage fails, the speculative state is dropped and rebuilt from the log; nothing is ever rolled back
-by hand.
+
+If storage fails, the speculative state is dropped at once, in this order: whoever waits is refused, the state
+and the hot tail are replaced by empty ones, then readers and consumers are woken to hear of it. Nothing is
+ever rolled back by hand, and nobody is answered from what may be gone: leases, settlements, places of groups,
+burial, releases and staged writes find nothing to go on with. After `Full` the log took the write back whole,
+so it is opened again and the state rebuilt. After anything else nobody knows what the disk has: until the
+broker is restarted, only fetches below what was synced last are answered, and everything else is refused with
+outcome `unknown`. On an `interval` topic that end may lie before messages which were acknowledged and read.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.assurance import Assurance
+from tailrace.broker.assurance import Assurance, Reach
 from tailrace.broker.at_hand import COLD_BYTES, FramesAtHand
 from tailrace.broker.framing import TurnFrames
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
@@ -46,6 +52,7 @@ INLINE_BYTES_MAX = 32 * 1024
 SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
 
+_ILL = frozenset((Corrupt.code, StorageFault.code))
 Item = tuple[Any, Buffer, Respond]
 """A command (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
 
@@ -72,6 +79,8 @@ class Shard:
         self.fault: Refusal | None = None
         self.gone: Refusal | None = None
         """Set when the topic was deleted: readers are told, too."""
+        self.lost: Refusal | None = None
+        """Set while there is no state to answer from, because storage failed and it was dropped."""
         self.cut_bytes = 0
         self.pump = pump
         self._store = store
@@ -82,6 +91,8 @@ class Shard:
         self.reopening = False
         self._closing = False
         self._full_until_us = 0
+        self._hidden = False
+        """Whether messages that were committed cannot be read any more, because their sync failed."""
         self._tail_bytes = options.ring_buffer_bytes
         self._cold_bytes = COLD_BYTES
         self.failures = 0
@@ -124,8 +135,9 @@ class Shard:
         self.at_hand = FramesAtHand(self, self._cold_bytes)
         state.at_hand = self.at_hand
         self.entry = rebuilt.end_entry
-        self.assurance.opened(rebuilt.end_entry)
+        self.assurance.opened(Reach(rebuilt.end_entry, rebuilt.end_offset, state.start_offset))
         self._begun = rebuilt.end_entry > 0
+        self.lost = None
         if rebuilt.fault is not None:
             self.fault = Refusal("corrupt", rebuilt.fault, "none")
         self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), rebuilt.end_offset)
@@ -187,7 +199,9 @@ class Shard:
     def answer(self, respond: Respond, reply: Reply) -> None:
         """Say something about the state as it is now: it leaves when everything that it was built from is
         safe."""
-        if self._turns:
+        if self.lost is not None:
+            respond(self.lost, NOTHING)
+        elif self._turns:
             self._turns[-1].replies.append((respond, reply))
         else:
             respond(reply, NOTHING)
@@ -222,6 +236,7 @@ class Shard:
         made.flush()
         self.entry = made.entry
         turn.frames = made.frames
+        turn.start_offset = state.start_offset
 
     def _again(self, work: Any, body: Buffer, respond: Respond) -> Callable[[Exception | None], None]:
         """Decide again what missed a frame, once that is loaded."""
@@ -283,13 +298,12 @@ class Shard:
         if self._closing:
             return Refusal("unavailable", "the broker is shutting down")
         if self.reopening or now_us < self._full_until_us:
-            return Refusal(
-                "full",
-                f"{self.name}: no space is left on the disk; free some, writes resume by themselves",
-                "none",
-                {"retry_after_ms": FULL_RETRY_US // 1000},
-            )
+            return self._full()
         return None
+
+    def _full(self) -> Refusal:
+        text = f"{self.name}: no space is left on the disk; free some, writes resume by themselves"
+        return Refusal(Full.code, text, "none", {"retry_after_ms": FULL_RETRY_US // 1000})
 
     # -- completions
 
@@ -323,7 +337,8 @@ class Shard:
                 waiting_bytes += item.size
         for respond, reply in turn.replies:
             respond(reply, NOTHING)
-        self.assurance.stored(turn.frames[-1].header.entry + 1, turn.synced)
+        reach = Reach(turn.frames[-1].header.entry + 1, tail.end_offset, turn.start_offset)
+        self.assurance.stored(reach, turn.synced)
         if messages:
             self.metrics.published(
                 self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
@@ -337,12 +352,26 @@ class Shard:
         self.upkeep.wrote(turn.frames, data_bytes, size)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
-        """Refuse what waited, then rebuild from the log, or step down when the disk cannot be trusted."""
+        """Drop the state and refuse what waited; then rebuild it from the log, or step down when the disk
+        cannot be trusted."""
         refusal = refuse(error)
         if outcome is not None:
             refusal = Refusal(refusal.code, refusal.message, outcome, refusal.details)
-        turns, self._turns = self._turns, deque()
         self.failures += 1
+        turns, self._turns = self._turns, deque()
+        if turns:
+            self.entry = turns[0].frames[0].header.entry
+        if isinstance(error, Full):
+            self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
+            self.lost = self._full()
+            self._drop_state(self.assurance.written)
+            self._reopen()
+        elif isinstance(error, Corrupt):
+            self.damaged(error)
+            self.lost = self.fault
+            self._drop_state(self.assurance.written)
+        else:
+            self._step_down(refusal)
         for turn in turns:
             turn.dropped = True
             for respond, _ in turn.replies:
@@ -350,21 +379,33 @@ class Shard:
                 respond(refusal, NOTHING)
         self.assurance.fail(error)
         self._go_on()
-        if isinstance(error, Full):
-            self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
-            self._reopen()
-        elif isinstance(error, Corrupt):
-            self.damaged(error)
-        elif self.fault is None:
-            advice = "this partition takes no writes until the broker is restarted; reads go on"
-            self.fault = Refusal("storage_fault", f"{refusal.message}; {advice}", "none", refusal.details)
+
+    def _step_down(self, refusal: Refusal) -> None:
+        """Nobody knows what the disk has of what was not synced: it is not shown any more."""
+        if self.fault is None:
+            advice = "this partition takes no writes until the broker is restarted"
+            text = f"{refusal.message}; {advice}, and only what was synced before can be read"
+            self.fault = Refusal(StorageFault.code, text, "unknown", refusal.details)
+        self.lost = self.fault
+        synced = self.assurance.synced
+        if synced.end_offset < self.tail.end_offset:
+            self._hidden = True
+            self.tail.clear(synced.end_offset)
+        self._drop_state(synced)
+        self._notify()
+
+    def _drop_state(self, reach: Reach) -> None:
+        """Forget what is ahead of the disk: where the readable log ends and begins is all that is known."""
+        self.releases.stop()
+        self.state = self.machine.make(self.options)
+        self.state.start_offset, self.state.end_offset = reach.start_offset, reach.end_offset
+        self.at_hand = FramesAtHand(self, self._cold_bytes)
+        self.state.at_hand = self.at_hand
 
     def damaged(self, error: Exception) -> None:
         """Somebody who read the log came upon damage: no more writes and no more leases, and everybody is
         told. Reads of what is well go on."""
-        if self.fault is not None and self.fault.code == Corrupt.code:
-            return
-        if self.gone is not None:
+        if self.damage is not None or self.gone is not None:
             return
         refusal = refuse(error)
         self.fault = Refusal(Corrupt.code, refusal.message, "none", refusal.details)
@@ -400,7 +441,7 @@ class Shard:
                 return
             self.reopening = False
             if error is not None:
-                self.fault = refuse(error)
+                self._step_down(refuse(error))
                 return
             old = self.log
             self.pump.at(later_us, lambda now_us: self.pump.threads.forget(old))
@@ -408,7 +449,9 @@ class Shard:
             if self.gone is not None:
                 self.log.close()  # The topic was deleted meanwhile.
                 return
+            failed = self.fault
             self._adopt(recovered)
+            self.lost = failed  # A sync failed as well: what it left is looked at after a restart.
             self._notify()
             self.pump.at(self._full_until_us, self._restart)
 
@@ -432,17 +475,18 @@ class Shard:
 
     @property
     def damage(self) -> Refusal | None:
-        """Why the log cannot be read to its end: whoever comes to `end_offset` is told, instead of waiting
-        for what cannot be found. A disk that failed now is another matter: all that was acknowledged is
-        readable."""
+        """Why nothing can be read behind `end_offset`: whoever comes there is told, instead of waiting for
+        what cannot be found."""
         fault = self.fault
-        return fault if fault is not None and fault.code == Corrupt.code else None
+        return fault if fault is not None and fault.code in _ILL else None
 
     @property
     def latest_offset(self) -> int:
-        """Where "latest" is for readers: the end; where the log is damaged, behind it, so that whoever reads
-        up to there comes to the damage."""
-        return self.end_offset + (self.damage is not None)
+        """Where "latest" is for readers: the end; where messages behind it cannot be read, behind it, so that
+        whoever reads up to there is told. After a failed sync that nobody was told of as durable, nothing is
+        missing: it is the end."""
+        fault = self.damage
+        return self.end_offset + (fault is not None and (fault.code == Corrupt.code or self._hidden))
 
     @property
     def end_entry(self) -> int:

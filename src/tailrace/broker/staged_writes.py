@@ -28,6 +28,7 @@ from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump
 from tailrace.broker.roll_forward import RollForward
 from tailrace.broker.shard import NOTHING, Shard
+from tailrace.broker.turns import error_of
 from tailrace.core.commands import Done, Reply
 from tailrace.core.coordinator import home_of
 from tailrace.core.delivery_commands import AbortStaged, DecideStaged, Stage, StagedDecision
@@ -75,8 +76,12 @@ class StagedWrites:
     # -- where things are
 
     def _require_well(self, writer: str) -> None:
-        """Raise `Unavailable` while the coordinator of a writer cannot say what it decided."""
+        """Raise what its storage failed with, or `Unavailable`, while the coordinator of a writer cannot say
+        what it decided."""
         shards = self._coordinators.shards()
+        lost = self._coordinators.lost(writer)
+        if lost is not None:
+            raise error_of(lost)
         if shards and not _well(shards[home_of(writer)]):
             raise Unavailable(f"the coordinator of writer {writer!r} takes no writes now")
 
@@ -145,8 +150,11 @@ class StagedWrites:
             check.batches.append(count)
 
         def checked(problem: Refusal | None) -> None:
+            lost = self._coordinators.lost(request.writer)
             # While the targets were asked, the same request may have come a second time, and been served.
-            if problem is None or self._is_old(request):
+            if lost is not None:
+                over(lost)
+            elif problem is None or self._is_old(request):
                 self._choose(request, over)
             else:
                 over(problem)

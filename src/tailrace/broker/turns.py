@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tailrace.core.model import Refusal
-from tailrace.errors import TailraceError
+from tailrace.errors import Outcome, TailraceError, from_code
 from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import Respond
 
@@ -27,6 +27,7 @@ class Turn:
         "frames",
         "hard",
         "replies",
+        "start_offset",
         "started_us",
         "synced",
     )
@@ -43,6 +44,8 @@ class Turn:
         """Whether somebody waits for it to be durable."""
         self.dying = False
         """Whether messages go to the dead letters once it is durable."""
+        self.start_offset = 0
+        """Where the readable log begins when it is stored."""
         self.synced = False
         """Whether it is written with a sync of its own."""
         self.dropped = False
@@ -52,6 +55,12 @@ class Turn:
         self._shard.landed()
         if not self.dropped:
             self._shard.stored(self, error)
+
+
+def error_of(refusal: Refusal) -> TailraceError:
+    """The error that a refusal of the broker's own tells of."""
+    outcome: Outcome = "none" if refusal.outcome == "none" else "unknown"
+    return from_code(refusal.code, refusal.message, outcome, refusal.details)
 
 
 def refuse(error: Exception) -> Refusal:
