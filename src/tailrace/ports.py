@@ -19,10 +19,16 @@ from tailrace.format.frame import Buffer, Frame, Header
 
 
 class Clock(Protocol):
-    """Time for decisions: wall time at the start plus monotonic time, never backwards."""
+    """Time for decisions, in two readings. Durations run on the first, users' absolute times on the
+    second."""
 
     def now_us(self) -> int:
-        """Microseconds since 1970 UTC."""
+        """Steady time: wall time at the start plus monotonic time, never backwards. Microseconds since 1970
+        UTC."""
+        ...
+
+    def wall_us(self) -> int:
+        """What the machine's clock shows; it may jump, in both directions. Microseconds since 1970 UTC."""
         ...
 
 

@@ -76,8 +76,11 @@ class HeldEngine:
         engine.open()
         return engine
 
-    def restart(self) -> None:
-        """End the process and start another one on the same store."""
+    def restart(self, wall_s: float = 0) -> None:
+        """End the process and start another one on the same store, with a wall clock that was put forward by
+        so much meanwhile, or back."""
+        self.clock.skew_us += int(wall_s * 1e6)
+        self.clock.start_again()
         self.threads.held.clear()
         self.threads.completed()
         self.store.close()

@@ -175,10 +175,10 @@ def test_a_crash_between_append_and_settlement_repeats_nothing() -> None:
     shard = broker.shard()
     decide = shard.state.decide
 
-    def crash(command: Any, now_us: int) -> Any:
+    def crash(command: Any, now_us: int, wall_us: int) -> Any:
         if isinstance(command, BuryDone):
             raise SystemExit  # not an Exception: nothing of the broker handles it
-        return decide(command, now_us)
+        return decide(command, now_us, wall_us)
 
     shard.state.decide = crash  # type: ignore[method-assign]
     with pytest.raises(SystemExit):

@@ -105,9 +105,10 @@ def test_a_tick_happens_once_across_restarts() -> None:
 def test_a_tick_that_was_published_but_not_recorded_is_not_published_again() -> None:
     broker = broker_at()
     put = PutSchedule("s", "t", "0 * * * *", value=b"v")
+    since_us = broker.clock.wall_us()
     broker.ask(put)
     # What a crash between the two leaves behind: the message is there, the record is not.
-    publish, body = message_of(put, us("2026-03-01T11:00:00"), 1)
+    publish, body = message_of(put, since_us, us("2026-03-01T11:00:00"), 1)
     broker.clock.set_us(us("2026-03-01T11:00:00"))
     broker.shard().submit(
         PublishBatch(publish, measure(body, publish.columns)), body, lambda reply, parts: None

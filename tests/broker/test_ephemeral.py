@@ -361,9 +361,9 @@ def test_releases_are_cut_to_the_room_that_there_is() -> None:
     decided: list[Any] = []
     decide = shard.state._decide[ReleaseDue]
 
-    def noting(command: Any, now_us: int) -> Any:
+    def noting(command: Any, now_us: int, wall_us: int) -> Any:
         decided.append(command)
-        return decide(command, now_us)
+        return decide(command, now_us, wall_us)
 
     shard.state._decide[ReleaseDue] = noting
     found: list[bytes] = []

@@ -205,9 +205,9 @@ def count_decisions(broker: QueueEngine) -> list[Any]:
     decided: list[Any] = []
     decide = state.decide
 
-    def counted(command: Any, now_us: int) -> Any:
+    def counted(command: Any, now_us: int, wall_us: int) -> Any:
         decided.append(command)
-        return decide(command, now_us)
+        return decide(command, now_us, wall_us)
 
     state.decide = counted  # type: ignore[method-assign]
     return decided

@@ -119,7 +119,7 @@ class World:
         )
 
     def ask(self, member: str, count: int, bytes_max: int = 1 << 30) -> Selection:
-        want = Want(member, count, bytes_max, len(self.rows), self.now_us, self.keyed)
+        want = Want(member, count, bytes_max, len(self.rows), self.now_us, self.now_us, self.keyed)
         return self.pool.select(want, self, self, self)
 
     def lease(self, member: str, count: int) -> list[int]:

@@ -201,7 +201,7 @@ def test_a_batch_of_duplicates_uses_up_the_sequence_only() -> None:
     send(partition, [Row(None, "a"), Row(None, "b")])
     rows = [Row(None, "b"), Row(None, "a")]
     decision = send(partition, rows, producer_id=7, now_us=T0 + 3)
-    assert decision.facts == (ProducerAdvanced(7, 0, 0, 2, 0, T0 + 3),)
+    assert decision.facts == (ProducerAdvanced(7, 0, 0, 2, 0, T0 + 3, T0 + 3),)
     assert decision.reply == Published(1, T0 + 3, [(0, 1), (1, 0)])
     assert decision.keep is not None
     assert len(decision.keep) == 0

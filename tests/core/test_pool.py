@@ -358,7 +358,7 @@ def test_a_stuck_key_with_a_long_tail_does_not_stop_the_others() -> None:
     of.give_back(0, 60 * SECOND_US)
     assert of.lease("b", 9) == [tail, tail + 1]
     of.now_us += 60 * SECOND_US
-    want = Want("b", 5_000, 1 << 30, len(of.rows), of.now_us, keyed=True)
+    want = Want("b", 5_000, 1 << 30, len(of.rows), of.now_us, of.now_us, keyed=True)
     seen: list[int] = []
     while offsets := of.pool.select(want, of, of, of).offsets:
         for offset in offsets:

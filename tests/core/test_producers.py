@@ -21,7 +21,7 @@ T0 = 1_700_000_000_000_000
 def write(producers: Producers, name: int, epoch: int, sequences: range, time_us: int = T0) -> None:
     for sequence in sequences:
         assert producers.check(name, epoch, sequence, time_us) is None
-        producers.advance(name, epoch, sequence, BatchResult(sequence * 10, 10, time_us))
+        producers.advance(name, epoch, sequence, BatchResult(sequence * 10, 10, time_us, time_us))
         producers.verify()
 
 
@@ -35,7 +35,7 @@ def test_the_last_results_are_kept_and_no_more() -> None:
     producers = Producers()
     write(producers, 7, 0, range(100))
     for sequence in range(100 - RESULTS_KEPT, 100):
-        assert producers.check(7, 0, sequence, T0) == BatchResult(sequence * 10, 10, T0)
+        assert producers.check(7, 0, sequence, T0) == BatchResult(sequence * 10, 10, T0, T0)
     assert refusal(producers, 7, 0, 99 - RESULTS_KEPT, T0) == ("invalid_request", 99)
     assert producers.check(7, 0, 100, T0) is None
     assert refusal(producers, 7, 0, 101, T0) == ("unavailable", 100)
@@ -72,7 +72,7 @@ def test_after_a_claim_old_results_are_not_given_to_the_new_epoch() -> None:
 def test_seven_idle_days_and_a_producer_is_forgotten() -> None:
     producers = Producers()
     write(producers, 7, 3, range(5))
-    assert producers.check(7, 3, 4, T0 + IDLE_US_MAX) == BatchResult(40, 10, T0)
+    assert producers.check(7, 3, 4, T0 + IDLE_US_MAX) == BatchResult(40, 10, T0, T0)
     later = T0 + IDLE_US_MAX + 1
     assert refusal(producers, 7, 3, 4, later) == ("unavailable", 0)
     assert refusal(producers, 7, 3, 5, later) == ("unavailable", 0)
@@ -121,5 +121,5 @@ def test_snapshot() -> None:
     copy.load(producers.buffers())
     copy.verify()
     assert copy.buffers() == producers.buffers()
-    assert copy.check(7, 0, 19, T0) == BatchResult(190, 10, T0)
+    assert copy.check(7, 0, 19, T0) == BatchResult(190, 10, T0, T0)
     write(copy, 8, 2, range(3, 5))

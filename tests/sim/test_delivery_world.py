@@ -197,8 +197,8 @@ def _delivery_taken_for_an_ack(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ack_answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     decide = partition.Partition.decide
 
-    def hasty(self: partition.Partition, command: Any, now_us: int) -> Decision:
-        decision = decide(self, command, now_us)
+    def hasty(self: partition.Partition, command: Any, now_us: int, wall_us: int) -> Decision:
+        decision = decide(self, command, now_us, wall_us)
         return msgspec.structs.replace(decision, soft=True) if isinstance(command, Ack) else decision
 
     monkeypatch.setattr(partition.Partition, "decide", hasty)

@@ -31,7 +31,7 @@ from tailrace.core.coordination_commands import (
     Sizes,
     TakeByForce,
 )
-from tailrace.core.coordinator import TOPIC
+from tailrace.core.coordinator import TOPIC, home_of
 from tailrace.core.model import Refusal
 from tailrace.core.policy import GroupPolicy, parse_policy, warnings_of
 from tailrace.core.rosters import Group
@@ -199,7 +199,9 @@ class Coordination:
         if found is None:
             return
         self.granting.carry(found)
-        due_us = found.revoke_due_us()
+        time_us = found.revoke_due_us()
+        home = self.coordinators.shards()[home_of(group)]
+        due_us = None if time_us is None else home.clock.steady_us(time_us)
         timer = self._force_timers.get(group)
         if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):
             if timer is not None:
@@ -221,7 +223,7 @@ class Coordination:
             self._pump.ready(self)
         self._touched[group] = None
 
-    def turn(self, now_us: int) -> None:
+    def turn(self, now_us: int, wall_us: int) -> None:
         """Tell members what changed for them, and answer those who waited for partitions."""
         touched, self._touched = self._touched, {}
         for name in touched:

@@ -2,9 +2,13 @@
 
 A tick is published under an identity of its own, synced whatever its topic promises (`broker.assurance`), and
 only then recorded. A crash in between publishes it again, and the partition knows it by the producer that
-each schedule is (the tick is its epoch, remembered for seven days). Ticks have no dedup ids: they would take
-room in the window of the topic's users, and wait for it. After a time without a broker only the latest of the
-missed ticks is made up for.
+each schedule is since it was put (the tick is its epoch, remembered for seven days). Ticks have no dedup ids:
+they would take room in the window of the topic's users, and wait for it. After a time without a broker only
+the latest of the missed ticks is made up for.
+
+Ticks are times of the wall clock. One that was published while that clock was ahead is not published again
+when it comes: after the clock was put back a schedule goes on behind its last tick, or at once when it is
+deleted and put again.
 """
 
 from __future__ import annotations
@@ -84,9 +88,10 @@ class Cron:
         if problems:
             raise InvalidRequest(f"schedule: {'; '.join(problems)}", problems=problems)
         host = self._topics.get(request.topic)
-        publish, message = message_of(request, self._pump.clock.now_us(), len(host.shards))
+        wall_us = self._pump.clock.wall_us()
+        publish, message = message_of(request, wall_us, wall_us, len(host.shards))
         view = measure(message, publish.columns)  # Raises for what no topic takes.
-        problem = over_limit(view, host.info.options, self._pump.clock.now_us())
+        problem = over_limit(view, host.info.options, wall_us)
         if problem is not None:
             respond(problem, NOTHING)
             return
@@ -125,7 +130,7 @@ class Cron:
     def _shown(self, recurrence: Recurrence) -> dict[str, Any]:
         put = recurrence.put
         fields = {field: getattr(put, field) for field in PutSchedule.__struct_fields__}
-        after_us = max(recurrence.after_us, self._pump.clock.now_us())
+        after_us = max(recurrence.after_us, self._pump.clock.wall_us())
         next_us = None if put.paused else next_tick_us(put, after_us)
         return {**fields, "next_us": next_us, "last_us": recurrence.last_us or None}
 
@@ -146,48 +151,48 @@ class Cron:
         next_us = next_tick_us(recurrence.put, recurrence.after_us)
         if next_us is not None:
             due_us = max(next_us, not_before_us)
-            self._timers[name] = self._pump.at(due_us, lambda now_us: self._tick(name, now_us))
+            self._timers[name] = self._pump.at_wall(due_us, lambda wall_us: self._tick(name, wall_us))
 
-    def _tick(self, name: str, now_us: int) -> None:
+    def _tick(self, name: str, wall_us: int) -> None:
         if self._coordinators.lost(name) is not None:
             self._arm(name)
             return
         recurrence = self._find(name)
         if recurrence is None or recurrence.put.paused:
             return
-        tick_us = latest_tick_us(recurrence.put, recurrence.after_us, now_us)
+        tick_us = latest_tick_us(recurrence.put, recurrence.after_us, wall_us)
         host = self._topics.find(recurrence.put.topic)
         if tick_us is None:
             self._arm(name)
             return
         if host is None:
-            self._again(name, now_us, f"there is no topic {recurrence.put.topic!r}")
+            self._again(name, f"there is no topic {recurrence.put.topic!r}")
             return
-        publish, body = message_of(recurrence.put, tick_us, len(host.shards))
+        publish, body = message_of(recurrence.put, recurrence.since_us, tick_us, len(host.shards))
         shard = host.shards[publish.partition]
 
         def published(reply: Reply, parts: Any) -> None:
             if isinstance(reply, Refusal) and reply.code != "fenced":
-                self._again(name, self._pump.clock.now_us(), reply.message)
+                self._again(name, reply.message)
             else:  # Fenced: a later tick is there already, so this one is over.
                 self._coordinators.submit(name, TickDone(name, tick_us), recorded)
 
         def recorded(reply: Reply, parts: Any) -> None:
             if isinstance(reply, Refusal):
-                self._again(name, self._pump.clock.now_us(), reply.message)
+                self._again(name, reply.message)
             else:
                 self._arm(name)
 
         view = measure(body, publish.columns, want_keys=shard.options.key_index)
         shard.submit(PublishBatch(publish, view), body, shard.surely(published))
 
-    def _again(self, name: str, now_us: int, why: str) -> None:
+    def _again(self, name: str, why: str) -> None:
         """A tick could not be published; a later one that comes first takes its place."""
         log.warning("schedule %s: %s; it is tried again", name, why)
-        self._arm(name, now_us + RETRY_US)
+        self._arm(name, self._pump.clock.wall_us() + RETRY_US)
 
 
-def message_of(put: PutSchedule, tick_us: int, partitions: int) -> tuple[Publish, Buffer]:
+def message_of(put: PutSchedule, since_us: int, tick_us: int, partitions: int) -> tuple[Publish, Buffer]:
     """The message of a tick, the same however often it is made."""
     identity = f"schedule/{put.name}/{tick_us // _SECOND}".encode()
     low, high = hash128(identity)
@@ -202,7 +207,7 @@ def message_of(put: PutSchedule, tick_us: int, partitions: int) -> tuple[Publish
         expires_at=None if put.ttl_ms is None else tick_us + put.ttl_ms * 1000,
     )
     partition = partition_of(put.name.encode() if put.key is None else put.key, partitions)
-    producer = hash128(b"schedule/" + put.name.encode())[0] or 1
+    producer = hash128(f"schedule/{put.name}/{since_us}".encode())[0] or 1
     return Publish(put.topic, partition, columns, crc32c(body), producer, tick_us // _SECOND), body
 
 

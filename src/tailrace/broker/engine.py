@@ -54,7 +54,7 @@ class Engine:
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._sync_check_us = sync_check_us
-        self.metrics = Metrics(self._figures, lambda: figures_of(self.topics, clock.now_us()))
+        self.metrics = Metrics(self._figures, lambda: figures_of(self.topics))
         self.pump = Pump(clock, threads, wake, arm)
         self.stores = stores
         self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
@@ -107,7 +107,7 @@ class Engine:
 
     def _sweep(self, now_us: int) -> None:
         for shard in self.topics.shards():
-            shard.upkeep.sweep(now_us)
+            shard.upkeep.sweep()
 
     def _figures(self) -> Iterator[tuple[str, int, LogStats]]:
         for host in self.topics.hosts():

@@ -42,20 +42,21 @@ def facts_of(
     producer = header.producer_id, header.producer_epoch, header.producer_sequence
     released = bool(header.flags & frame.RELEASED)
     if kind == frame.SCHEDULED:
-        return (Scheduled(header.entry, view, header.append_time_us, *producer, released),)
-    return (Appended(header.base_offset, view, header.append_time_us, *producer, released),)
+        return (Scheduled(header.entry, view, header.append_time_us, *producer, released, header.wall_us),)
+    return (Appended(header.base_offset, view, header.append_time_us, *producer, released, header.wall_us),)
 
 
 class TurnFrames:
     """Collects the frames of one turn."""
 
-    def __init__(self, entry: int, leader_epoch: int, time_us: int) -> None:
+    def __init__(self, entry: int, leader_epoch: int, time_us: int, wall_us: int) -> None:
         self.entry = entry
         """Index of the next frame."""
         self.frames: list[Frame] = []
         self._leader_epoch = leader_epoch
         self._time_us = time_us
         """When the turn was decided, for facts that have no time of their own."""
+        self._wall_us = wall_us
         self._facts: list[Fact] = []
 
     @property
@@ -98,7 +99,8 @@ class TurnFrames:
         low, high = bounds(facts)
         time_us = max(getattr(fact, "time_us", self._time_us) for fact in facts)
         crc, epoch = frame.crc32c(body), self._leader_epoch
-        header = Header(frame.FACTS, 0, len(body), crc, self.entry, low, high - low, 0, epoch, time_us)
+        place = self.entry, low, high - low, 0, epoch, time_us
+        header = Header(frame.FACTS, 0, len(body), crc, *place, wall_us=self._wall_us)
         self._append(header, body)
 
     def _put(self, fact: Stored, body: Buffer, crc: int) -> Stored:
@@ -125,6 +127,7 @@ class TurnFrames:
             fact.append_time_us,
             *producer,
             view.timestamp_max_us,
+            self._wall_us,
         )
         self._append(header, body)
         if len(body) == view.nbytes:

@@ -33,7 +33,7 @@ _COUNTERS = {
 _LABELS = ("group", "topic", "partition")
 
 
-def figures_of(topics: Topics, now_us: int) -> Iterator[Place]:
+def figures_of(topics: Topics) -> Iterator[Place]:
     """The figures of every group on every partition."""
     for host in topics.hosts():
         for partition, shard in enumerate(host.shards):
@@ -45,7 +45,7 @@ def figures_of(topics: Topics, now_us: int) -> Iterator[Place]:
                 age_s = None
                 if figures["lag"]:
                     time_us = shard.at_hand.append_time_us(figures["committed"])
-                    age_s = None if time_us is None else max(0, now_us - time_us) / 1e6
+                    age_s = None if time_us is None else max(0, shard.time_us() - time_us) / 1e6
                 else:
                     age_s = 0.0
                 yield group, host.info.name, partition, figures, age_s

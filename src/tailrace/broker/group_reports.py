@@ -97,8 +97,7 @@ class GroupReports:
 
     def _report(self, group: Group, respond: Respond) -> None:
         rows: list[dict[str, Any]] = []
-        oldest: list[tuple[dict[str, Any], PartitionLog, int, int]] = []
-        now_us = self._pump.clock.now_us()
+        oldest: list[tuple[dict[str, Any], PartitionLog, int, int, int]] = []
         for place in group.all_places():
             shard = self._coordination.granting.shard(place)
             if shard is None:
@@ -106,18 +105,18 @@ class GroupReports:
             row = self._row(group, place[0], place[1], shard)
             rows.append(row)
             if shard.lost is None and row["committed"] < shard.end_offset:
-                oldest.append((row, shard.log, row["committed"], shard.end_offset))
+                oldest.append((row, shard.log, row["committed"], shard.end_offset, shard.time_us()))
         lag = sum(row["lag"] or 0 for row in rows)
         info = info_of(group, members=self._members(group), partitions=rows, lag=lag)
 
         def work() -> object:
-            return [_appended_or_fault(log, offset, end) for _, log, offset, end in oldest]
+            return [_appended_or_fault(log, offset, end) for _, log, offset, end, _ in oldest]
 
         def done(result: Any, error: Exception | None) -> None:
             if error is not None:
                 respond(refuse(error), NOTHING)
                 return
-            for (row, _, _, _), found in zip(oldest, result, strict=True):
+            for (row, _, _, _, now_us), found in zip(oldest, result, strict=True):
                 if isinstance(found, StorageFault):  # The others are described all the same.
                     row["fault"] = row["fault"] or found.message
                 else:

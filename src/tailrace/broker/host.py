@@ -237,7 +237,7 @@ class Topics:
             return
         if isinstance(request, CreateTopic) and not internal:
             request = CreateTopic(request.name, self._with_defaults(request.options), request.if_missing)
-        outcome = core.change(self.catalog, request, self._pump.clock.now_us(), internal=internal)
+        outcome = core.change(self.catalog, request, self._pump.clock.wall_us(), internal=internal)
         if isinstance(outcome, Refusal):
             respond(outcome, NOTHING)
             return

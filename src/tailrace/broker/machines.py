@@ -25,7 +25,9 @@ class Machine(Protocol):
     leader_epoch: int
     at_hand: AtHand
 
-    def decide(self, command: Any, now_us: int) -> Decision:
+    append_time_us: int
+
+    def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
         """What a command leads to; changes nothing."""
         ...
 

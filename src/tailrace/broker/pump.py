@@ -56,13 +56,13 @@ class Threads(Protocol):
 class Turnable(Protocol):
     """A member of the pump that has work for the next turn."""
 
-    def turn(self, now_us: int) -> None:
+    def turn(self, now_us: int, wall_us: int) -> None:
         """Do all the work that waits."""
         ...
 
 
 class Timer:
-    """A call in the future; `cancel` makes it a no-op."""
+    """A call in the future, by steady time or by the wall clock; `cancel` makes it a no-op."""
 
     __slots__ = ("action", "due_us")
 
@@ -93,9 +93,8 @@ class Pump:
         self._arm = arm
         self._ready: list[Turnable] = []
         self._gathering = False
-        self._timers: list[tuple[int, int, Timer]] = []
-        self._timer_count = 0
-        self._prune_at = PRUNE_MIN
+        self._timers = _Timers()
+        self._wall_timers = _Timers()
 
     def ready(self, member: Turnable) -> None:
         """Give a member its turn soon; it takes care not to ask twice."""
@@ -122,11 +121,11 @@ class Pump:
     def turn(self) -> None:
         """One turn for every member that asked for it; one that fails does not take it from the others."""
         ready, self._ready = self._ready, []
-        now_us = self.clock.now_us()
+        now_us, wall_us = self.clock.now_us(), self.clock.wall_us()
         problem: Exception | None = None
         for member in ready:
             try:
-                member.turn(now_us)
+                member.turn(now_us, wall_us)
             except Exception as error:
                 problem = problem or error
         if problem is not None:
@@ -146,17 +145,18 @@ class Pump:
         return bool(finished)
 
     def at(self, due_us: int, action: Callable[[int], None]) -> Timer:
-        """Call `action(now_us)` at a time."""
-        timer = Timer(due_us, action)
-        if len(self._timers) >= self._prune_at:
-            # Most timers are cancelled long before they are due: their memory goes in time, not at the end.
-            self._timers = [item for item in self._timers if item[2].action is not None]
-            heapq.heapify(self._timers)
-            self._prune_at = max(PRUNE_MIN, 2 * len(self._timers))
-        self._timer_count += 1
-        heapq.heappush(self._timers, (due_us, self._timer_count, timer))
-        if self._timers[0][2] is timer:
+        """Call `action(now_us)` at a steady time."""
+        timer, first = self._timers.add(due_us, action)
+        if first:
             self._arm(due_us)
+        return timer
+
+    def at_wall(self, due_us: int, action: Callable[[int], None]) -> Timer:
+        """Call `action(wall_us)` when the wall clock shows a time. That it was put forward or back is noticed
+        at the next `tick`, which the upkeep makes come soon."""
+        timer, first = self._wall_timers.add(due_us, action)
+        if first:
+            self._arm(due_us - self.clock.wall_us() + self.clock.now_us())
         return timer
 
     def every(self, period_us: int, action: Callable[[int], None]) -> None:
@@ -169,20 +169,54 @@ class Pump:
         self.at(self.clock.now_us() + period_us, again)
 
     def next_deadline_us(self) -> int | None:
-        """When `tick` is due next."""
-        while self._timers and self._timers[0][2].action is None:
-            heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        """When `tick` is due next, in steady time."""
+        due_us, wall_due_us = self._timers.next_us(), self._wall_timers.next_us()
+        if wall_due_us is None:
+            return due_us
+        wall_due_us += self.clock.now_us() - self.clock.wall_us()
+        return wall_due_us if due_us is None else min(due_us, wall_due_us)
 
     def tick(self) -> None:
         """Run what is due, and arm the next."""
-        now_us = self.clock.now_us()
+        now_us, wall_us = self.clock.now_us(), self.clock.wall_us()
         try:
-            while (due_us := self.next_deadline_us()) is not None and due_us <= now_us:
-                timer = heapq.heappop(self._timers)[2]
-                if timer.action is not None:
-                    timer.action(now_us)
+            self._timers.run(now_us)
+            self._wall_timers.run(wall_us)
         finally:
             due_us = self.next_deadline_us()
             if due_us is not None:
                 self._arm(due_us)
+
+
+class _Timers:
+    """Timers by one clock, the next first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._count = 0
+        self._prune_at = PRUNE_MIN
+
+    def add(self, due_us: int, action: Callable[[int], None]) -> tuple[Timer, bool]:
+        """A new timer, and whether it is the next of all."""
+        timer = Timer(due_us, action)
+        if len(self._heap) >= self._prune_at:
+            # Most timers are cancelled long before they are due: their memory goes in time, not at the end.
+            self._heap = [item for item in self._heap if item[2].action is not None]
+            heapq.heapify(self._heap)
+            self._prune_at = max(PRUNE_MIN, 2 * len(self._heap))
+        self._count += 1
+        heapq.heappush(self._heap, (due_us, self._count, timer))
+        return timer, self._heap[0][2] is timer
+
+    def next_us(self) -> int | None:
+        """When the next one is due."""
+        while self._heap and self._heap[0][2].action is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def run(self, time_us: int) -> None:
+        """Run those that are due."""
+        while (due_us := self.next_us()) is not None and due_us <= time_us:
+            timer = heapq.heappop(self._heap)[2]
+            if timer.action is not None:
+                timer.action(time_us)

@@ -5,6 +5,8 @@
 All that is due at a tick goes into one batch. A release is a command like any other: it is decided on the
 state of its turn, and when a cancel came in between, nothing happens and the next tick looks again.
 
+Messages are due by the wall clock, which may be put forward or back at any time; pauses are durations.
+
 What was loaded is remembered by two marks. Everything up to `_after` in the order of time was asked for, but
 for messages that came later: those have refs at or above `_since`. So nothing is asked for twice.
 """
@@ -76,7 +78,8 @@ class Releases:
         self._safe_entry = 0
         self._loading = False
         self._row_bytes = ROW_BYTES
-        self._submitted: tuple[int, int] | None = None
+        self._submitted: tuple[int, tuple[int, int]] | None = None
+        """The release that is not known to be decided: how many there were before it, and its end."""
         self._unsafe = 0
         self._paused_until_us = 0
 
@@ -87,13 +90,13 @@ class Releases:
         self._reset()
         self._stopped = False
         self._safe_entry = self._shard.entry
-        self._review(self._shard.pump.clock.now_us())
+        self._review()
 
     def stored(self, entry: int) -> None:
         """Scheduled frames are durable, up to this one."""
         self._safe_entry = entry + 1
         if not self._stopped and self._shard.state.timetable.soonest_us != NEVER:
-            self._review(self._shard.pump.clock.now_us())
+            self._review()
 
     def stop(self) -> None:
         """The log will be closed."""
@@ -107,56 +110,62 @@ class Releases:
 
     # -- looking around
 
-    def _tick(self, now_us: int) -> None:
+    def _tick(self, time_us: int) -> None:
         self._timer = None
-        self._review(now_us)
+        self._review()
 
-    def _review(self, now_us: int) -> None:
+    def _review(self) -> None:
         """Load what comes near, release what is due, and set the timer for the next look."""
         shard, timetable = self._shard, self._shard.state.timetable
         if self._stopped or shard.fault is not None:
             self._set_timer(None)
             return
-        self._near.drop(timetable.released)
+        if self._submitted is not None and timetable.releases > self._submitted[0]:
+            # All that waited up to its end has left the wheel; what came since then was not loaded yet.
+            self._near.drop(self._submitted[1])
+            self._submitted = None
         due_us = timetable.next_due_us()
         if due_us is None:
             self._near.clear()
             self._set_timer(None)
             return
-        if now_us < self._paused_until_us:
-            self._set_timer(self._paused_until_us)
+        clock = shard.pump.clock
+        if clock.now_us() < self._paused_until_us:
+            self._set_timer(None)
+            self._timer = shard.pump.at(self._paused_until_us, self._tick)
             return
-        if due_us <= now_us + AHEAD_US:
-            self._load(now_us)
-            if due_us <= now_us:
-                self._release(now_us)
+        wall_us = clock.wall_us()
+        if due_us <= wall_us + AHEAD_US:
+            self._load(wall_us)
+            if due_us <= wall_us:
+                self._release(wall_us)
         next_us = -(-due_us // TICK_US) * TICK_US
         look_us = max(self._after[0] - self._margin_us, due_us - AHEAD_US)
-        if look_us > now_us:
+        if look_us > wall_us:
             next_us = min(next_us, look_us)
-        self._set_timer(max(next_us, (now_us // TICK_US + 1) * TICK_US))
+        self._set_timer(max(next_us, (wall_us // TICK_US + 1) * TICK_US))
 
-    def _set_timer(self, at_us: int | None) -> None:
+    def _set_timer(self, wall_us: int | None) -> None:
         if self._timer is not None:
-            if self._timer.due_us == at_us:
+            if self._timer.due_us == wall_us:
                 return
             self._timer.cancel()
-        self._timer = None if at_us is None else self._shard.pump.at(at_us, self._tick)
+        self._timer = None if wall_us is None else self._shard.pump.at_wall(wall_us, self._tick)
 
     # -- loading
 
-    def _load(self, now_us: int) -> None:
+    def _load(self, wall_us: int) -> None:
         """Ask for what is near and was not asked for, if there may be some and there is room."""
         timetable = self._shard.state.timetable
         recent = timetable.soonest_us <= self._after[0]
-        if self._loading or not (recent or self._after[0] < now_us + self._margin_us):
+        if self._loading or not (recent or self._after[0] < wall_us + self._margin_us):
             return
         room = self.bytes_max - self._near.nbytes
         if room <= 0:
             return
         limit = max(1, min(LOAD_ROWS, room // self._row_bytes))
         before = self._after, self._since
-        rows = self._choose(now_us + AHEAD_US, limit)
+        rows = self._choose(wall_us + AHEAD_US, limit)
         if not len(rows):
             return
         log, life = self._shard.log, self._life
@@ -178,7 +187,7 @@ class Releases:
                 self._after, self._since = before
                 timetable.soonest_us = 0
                 self._failed(error)
-            self._review(self._shard.pump.clock.now_us())
+            self._review()
 
         self._shard.pump.threads.read(work, done)
 
@@ -225,18 +234,17 @@ class Releases:
 
     # -- releasing
 
-    def _release(self, now_us: int) -> None:
+    def _release(self, wall_us: int) -> None:
         timetable = self._shard.state.timetable
-        if self._submitted is not None and timetable.released < self._submitted:
+        if self._submitted is not None:
             return  # It is decided in the coming turn.
-        self._submitted = None
         if self._unsafe >= UNSAFE_MAX:
             return
         count, nbytes = self._shard.state.ring.room()
         if count <= 0 or nbytes <= 0:
-            self._paused_until_us = now_us + FULL_PAUSE_US
+            self._paused_until_us = self._shard.pump.clock.now_us() + FULL_PAUSE_US
             return
-        rows = timetable.due_rows(now_us, min(count, RELEASE_ROWS))
+        rows = timetable.due_rows(wall_us, min(count, RELEASE_ROWS))
         taken = self._near.take(rows)
         if taken is None:
             return
@@ -245,7 +253,7 @@ class Releases:
         view, _ = open_body(body, picked.columns, want_keys=self._shard.options.key_index)
         until = int(rows[count - 1, AT]), int(rows[count - 1, REF])
         command = ReleaseDue(view, crc32c(body), *until, rows[:count, REF].copy())
-        self._submitted = until
+        self._submitted = timetable.releases, until
         self._unsafe += 1
         life = self._life
 

@@ -137,10 +137,10 @@ class RollForward:
             if not all(each):
                 text = "%s: version %d of writer %r was decided, and its staged batches are lost"
                 log.error(text, shard.name, roll.version, roll.writer)
-        partition_log, want_keys, now_us = shard.log, shard.options.key_index, self._pump.clock.now_us()
+        partition_log, want_keys, wall_us = shard.log, shard.options.key_index, self._pump.clock.wall_us()
 
         def work() -> list[Part]:
-            return parted(partition_log.read_entries(entries) if entries else (), want_keys, now_us)
+            return parted(partition_log.read_entries(entries) if entries else (), want_keys, wall_us)
 
         def read(result: Any, error: Exception | None) -> None:
             if error is not None:
@@ -192,7 +192,7 @@ class RollForward:
             heard(done)
 
 
-def parted(frames: Iterable[tuple[Header, Buffer]], want_keys: bool, now_us: int) -> list[Part]:
+def parted(frames: Iterable[tuple[Header, Buffer]], want_keys: bool, wall_us: int) -> list[Part]:
     """Staged batches as they are appended: one of which only some rows are due yet comes in two parts, first
     the rows that go on to wait."""
     parts: list[Part] = []
@@ -200,7 +200,7 @@ def parted(frames: Iterable[tuple[Header, Buffer]], want_keys: bool, now_us: int
     for header, body in frames:
         delayed = bool(header.columns & HAS_DELIVER_AT)
         view = batch.view_of(header, body, want_keys, want_ids=delayed)
-        late = late_rows(view, now_us)
+        late = late_rows(view, wall_us)
         if late is None or late.all() or header.length > room:
             parts.append((view, header.body_crc, body))
             continue

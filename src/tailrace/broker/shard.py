@@ -37,6 +37,7 @@ from tailrace.core import partition as core
 from tailrace.core.commands import Done, Reply
 from tailrace.core.facts import Dying
 from tailrace.core.model import Refusal
+from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt, Full, StorageFault
 from tailrace.format import frame
@@ -105,6 +106,8 @@ class Shard:
         """Called when messages of it have to go to the dead letters; set by who takes them there."""
         self.reopened: Callable[[Shard], None] = lambda shard: None
         """Called when it was built anew from its log and takes commands again."""
+        self.clock = PartitionClock(0, pump.clock.now_us())
+        """On what durations of this partition run."""
         self.log: PartitionLog = self._take_log(known=known)
         self.state: core.Partition
         """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
@@ -134,6 +137,9 @@ class Shard:
         self.upkeep.debt = rebuilt.debt
         self.at_hand = FramesAtHand(self, self._cold_bytes)
         state.at_hand = self.at_hand
+        # When it is opened again, time goes on, also where the log ends before it.
+        now_us = self.pump.clock.now_us()
+        self.clock = PartitionClock(max(state.append_time_us, self.clock.time_us(now_us)), now_us)
         self.entry = rebuilt.end_entry
         self.assurance.opened(Reach(rebuilt.end_entry, rebuilt.end_offset, state.start_offset))
         self._begun = rebuilt.end_entry > 0
@@ -163,7 +169,11 @@ class Shard:
         for moves between logs, see `broker.assurance`."""
         return self.assurance.surely(respond)
 
-    def turn(self, now_us: int) -> None:
+    def time_us(self) -> int:
+        """What the clock of the partition shows."""
+        return self.clock.time_us(self.pump.clock.now_us())
+
+    def turn(self, now_us: int, wall_us: int) -> None:
         """Decide all that waits, apply it, and hand the frames to storage in one piece."""
         if self._turns and not self._begun:
             return  # An empty log may begin anywhere: the second turn waits until the first is in it.
@@ -175,7 +185,7 @@ class Shard:
             return
         turn = Turn(self, now_us)
         try:
-            self._decide(inbox, turn)
+            self._decide(inbox, turn, wall_us)
         except Exception as error:
             # A broken invariant: the state cannot be trusted any more. Whoever waits is told, and the
             # partition takes no writes.
@@ -206,16 +216,16 @@ class Shard:
         else:
             respond(reply, NOTHING)
 
-    def _decide(self, inbox: list[Item], turn: Turn) -> None:
-        state, wakeups, now_us = self.state, self.wakeups, turn.started_us
-        made = TurnFrames(self.entry, state.leader_epoch, max(now_us, state.append_time_us))
+    def _decide(self, inbox: list[Item], turn: Turn, wall_us: int) -> None:
+        state, wakeups, time_us = self.state, self.wakeups, self.clock.time_us(turn.started_us)
+        made = TurnFrames(self.entry, state.leader_epoch, max(time_us, state.append_time_us), wall_us)
         for work, body, respond in inbox:
             late = type(work) is Late
             command = work.make() if late else work
             if command is None:
                 continue
             state.next_entry = made.next_entry
-            decision = state.decide(command, now_us)
+            decision = state.decide(command, time_us, wall_us)
             if decision.missing is not None:
                 self.at_hand.load(decision.missing, self._again(work, body, respond))
                 continue

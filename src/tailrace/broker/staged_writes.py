@@ -71,7 +71,7 @@ class StagedWrites:
 
     def _upkeep(self, now_us: int) -> None:
         self.resume()
-        self.expire(now_us)
+        self.expire()
 
     # -- where things are
 
@@ -221,7 +221,7 @@ class StagedWrites:
                 continue  # What was staged there went with the topic.
         _on_each(targets, over)
 
-    def expire(self, now_us: int) -> None:
+    def expire(self) -> None:
         """Drop what nobody decided within the time to live of staged batches."""
         if not all(_well(shard) for shard in self._coordinators.shards()):
             return
@@ -229,7 +229,7 @@ class StagedWrites:
         for shard in self._topics.shards():
             if not shard.machine.delivers or not _well(shard):
                 continue
-            old = shard.state.staging.expired(now_us)
+            old = shard.state.staging.expired(shard.time_us())
             if not old:
                 continue
             if kept is None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from tailrace.core.lives import DYING, FREE, LEASED, SCHEDULED, STAGED, WAITING, Life, Lives
 from tailrace.core.model import HAS_DELIVER_AT, HAS_KEY, PRIORITY_DEFAULT
+from tailrace.core.partition_clock import SLEW
 from tailrace.errors import NotFound
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer, Header
@@ -64,6 +65,23 @@ class Source(msgspec.Struct, frozen=True):
     committed: dict[int, int]
     """By group number, the first offset that is not settled."""
     decode: Callable[[Buffer], list[Any]]
+    time_us: int = 0
+    """The partition's time."""
+    behind_us: int = 0
+    ahead_us: int = 0
+    """How far append times are behind the wall clock or ahead of it, because that was put forward or back.
+    They may have been further ahead before: such a lead shrinks (`core.partition_clock`)."""
+
+    def entry_at(self, time_us: int) -> int:
+        """Where to begin with what was appended at a time, by either clock."""
+        return self.log.entry_at(max(time_us - self.behind_us, 0))
+
+    def is_later(self, header: Header, time_us: int) -> bool:
+        """Whether a frame, and all behind it, was appended after a time, by either clock."""
+        ahead_us = self.ahead_us
+        if ahead_us:
+            ahead_us += max(0, self.time_us - time_us) // (SLEW - 1)
+        return header.append_time_us > time_us + ahead_us
 
 
 class Budget:
@@ -90,7 +108,7 @@ def search(wanted: Wanted, source: Source, budget: Budget) -> list[dict[str, Any
     if wanted.offset is not None:
         walk.place(wanted.offset)
     else:
-        walk.through(max(source.log.entry_at(wanted.from_us), walk.first_entry()))
+        walk.through(max(source.entry_at(wanted.from_us), walk.first_entry()))
     walk.lives.finish(source.committed)
     return [
         found
@@ -148,10 +166,12 @@ class _Walk:
             return
         time_us = int.from_bytes(life.known["id"][:6], "big") * 1000
         log = self._source.log
-        first = log.entry_at(max(time_us - ID_WINDOW_US, 0))
+        first = self._source.entry_at(time_us - ID_WINDOW_US)
         for earlier, read in log.scan(first, header.entry):
             staged = life.attempt >= 0
-            if (not staged and earlier.append_time_us > time_us + ID_WINDOW_US) or not self._spend(earlier):
+            if (not staged and self._source.is_later(earlier, time_us + ID_WINDOW_US)) or not self._spend(
+                earlier
+            ):
                 return
             # A delayed row that was staged is stored twice: it went on to wait when its version was applied.
             again = earlier.kind == frame.SCHEDULED and earlier.flags & frame.RELEASED
@@ -184,11 +204,13 @@ class _Walk:
 
     def _in_time(self, header: Header) -> bool:
         wanted = self._wanted
-        return wanted.offset is None and wanted.from_us <= header.append_time_us <= wanted.to_us
+        if wanted.offset is not None:
+            return False
+        return any(wanted.from_us <= at <= wanted.to_us for at in (header.append_time_us, header.wall_us))
 
     def _over(self, header: Header) -> bool:
         """Whether nothing was found and nothing can be any more."""
-        return not self.lives.lives and header.append_time_us > self._wanted.to_us
+        return not self.lives.lives and self._source.is_later(header, self._wanted.to_us)
 
     def _messages(self, header: Header, read: Callable[[], Buffer]) -> None:
         data, staged_before = header.kind == frame.DATA, header.flags & frame.RELEASED

@@ -138,4 +138,7 @@ def source_of(topic: str, partition: int, shard: Shard) -> Source:
         if first is not None:
             committed[number] = first
     decode: Callable[[Buffer], list[Any]] = shard.machine.decode_facts
-    return Source(topic, partition, shard.log, shard.end_offset, numbers, committed, decode)
+    time_us = shard.time_us()
+    ahead_us = time_us - shard.pump.clock.wall_us()
+    times = time_us, max(0, -ahead_us), max(shard.clock.lead_us, ahead_us)
+    return Source(topic, partition, shard.log, shard.end_offset, numbers, committed, decode, *times)

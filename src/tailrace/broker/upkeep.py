@@ -67,7 +67,7 @@ class Upkeep:
         self._unsynced_bytes = 0
         self._shard.assurance.flush(over)
 
-    def sweep(self, now_us: int) -> None:
+    def sweep(self) -> None:
         """Apply retention: find what is past it, record the trim, free the segments."""
         shard = self._shard
         options = shard.options
@@ -79,7 +79,7 @@ class Upkeep:
             if options.ephemeral:
                 self._collect(0)
             return
-        since = None if options.retention_ms is None else now_us - options.retention_ms * 1000
+        since = None if options.retention_ms is None else shard.time_us() - options.retention_ms * 1000
         log = shard.log
 
         def work() -> object:

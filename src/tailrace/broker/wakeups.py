@@ -107,9 +107,10 @@ class Wakeups:
 
     def arm(self) -> None:
         """Set the timer for what is due next; one that is set for an earlier moment stays."""
-        due_us = self._shard.state.queues.next_due_us()
-        if due_us is None:
+        time_us = self._shard.state.queues.next_due_us()
+        if time_us is None:
             return
+        due_us = self._shard.clock.steady_us(time_us)
         if due_us <= self._fired_us:
             due_us = self._fired_us + RETRY_US  # It could not be done then: a frame has to be read for it.
         else:

@@ -98,7 +98,8 @@ class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=110):
 
 
 class SchedulePut(msgspec.Struct, frozen=True, array_like=True, tag=111):
-    """A recurring schedule was made or replaced; the fields are those of `PutSchedule`."""
+    """A recurring schedule was made or replaced; the fields are those of `PutSchedule`. Ticks count after
+    `wall_us`; where that is 0 (facts of earlier releases), after `time_us`."""
 
     name: str
     topic: str
@@ -111,6 +112,7 @@ class SchedulePut(msgspec.Struct, frozen=True, array_like=True, tag=111):
     ttl_ms: int | None
     paused: bool
     time_us: int
+    wall_us: int = 0
 
 
 class ScheduleDeleted(msgspec.Struct, frozen=True, array_like=True, tag=112):

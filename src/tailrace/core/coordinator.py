@@ -14,6 +14,7 @@ import msgspec
 from tailrace.core.commands import Done
 from tailrace.core.coordination_commands import Look
 from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.group_commands import PutSchedule
 from tailrace.core.groups import Groups
 from tailrace.core.model import AtHand, partition_of
 from tailrace.core.recurrences import Recurrences
@@ -95,9 +96,13 @@ class Coordinator:
         """Nothing here depends on the options of the topic."""
         self.options = options
 
-    def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to, from the state and the time alone; time never goes back."""
-        return self._decide[type(command)](command, max(now_us, self.append_time_us))
+    def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
+        """What a command leads to, from the state and the time alone; time never goes back. Only schedules
+        are about the wall clock; where it is not given, it shows the same."""
+        time_us = max(now_us, self.append_time_us)
+        if type(command) is PutSchedule:
+            return self.recurrences.put(command, time_us, time_us if wall_us is None else wall_us)
+        return self._decide[type(command)](command, time_us)
 
     def apply(self, fact: Any) -> None:
         """Let a fact happen; the same for new ones and at replay."""

@@ -25,6 +25,8 @@ class Appended(msgspec.Struct, frozen=True, eq=False, array_like=True):
     producer_sequence: int = 0
     released: bool = False
     """Delayed or staged rows got their offsets: their dedup ids were counted when they were first stored."""
+    wall_us: int = 0
+    """What the wall clock showed; 0 (all frames of earlier releases): the append time."""
 
 
 class Scheduled(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -38,6 +40,8 @@ class Scheduled(msgspec.Struct, frozen=True, eq=False, array_like=True):
     producer_sequence: int = 0
     released: bool = False
     """Its rows were staged before."""
+    wall_us: int = 0
+    """As of `Appended`."""
 
 
 class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -63,7 +67,7 @@ class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class ProducerAdvanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A batch consisted of duplicates only: its sequence is used up, nothing was appended.
 
-    `base_offset` is the end of the partition at that moment and `count` is 0.
+    `base_offset` is the end of the partition at that moment and `count` is 0; `wall_us` as of `Appended`.
     """
 
     producer_id: int
@@ -72,6 +76,7 @@ class ProducerAdvanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
     base_offset: int
     count: int
     time_us: int
+    wall_us: int = 0
 
 
 class Trimmed(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -319,7 +319,7 @@ class KeyFeed:
     def _expired(self, columns: Columns | None, offset: int) -> bool:
         if columns is None or columns.expires_us is None:
             return False
-        return 0 < int(columns.expires_us[row_of(columns, offset)]) <= self._view.want.now_us
+        return 0 < int(columns.expires_us[row_of(columns, offset)]) <= self._view.want.wall_us
 
     def _pass_lapsed(self) -> bool:
         """A retry is next. The fresh message behind it, by which the lane would starve, is passed over if it

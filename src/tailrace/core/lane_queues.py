@@ -354,7 +354,7 @@ class LaneFeed:
         if chunk.expires is None:
             return False
         expires = chunk.expires[self._row :]
-        left = np.flatnonzero((expires <= 0) | (expires > self._view.want.now_us))
+        left = np.flatnonzero((expires <= 0) | (expires > self._view.want.wall_us))
         end = self._row + int(left[0]) if len(left) else len(chunk.offsets)
         self._view.lapsed.update(dict.fromkeys(chunk.offsets[self._row : end].tolist()))
         self._row = end
@@ -387,7 +387,7 @@ class LaneFeed:
     def _show(self, offsets: Times, expires: Times | None) -> None:
         """The rows that are not expired are next; the others have lapsed."""
         if expires is not None:
-            lapsed = (expires > 0) & (expires <= self._view.want.now_us)
+            lapsed = (expires > 0) & (expires <= self._view.want.wall_us)
             if lapsed.any():
                 self._view.lapsed.update(dict.fromkeys(offsets[lapsed].tolist()))
                 offsets = offsets[~lapsed]

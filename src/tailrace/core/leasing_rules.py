@@ -46,16 +46,23 @@ def fenced(ledger: Ledger, member: str, generation: int) -> Refusal | None:
 class LeaseRules:
     """One request of one member."""
 
-    __slots__ = ("_at_hand", "_command", "_ledger", "_time_us", "_traits")
+    __slots__ = ("_at_hand", "_command", "_ledger", "_time_us", "_traits", "_wall_us")
 
     def __init__(
-        self, ledger: Ledger, command: LeaseRun, traits: FrameTraits, at_hand: AtHand, time_us: int
+        self,
+        ledger: Ledger,
+        command: LeaseRun,
+        traits: FrameTraits,
+        at_hand: AtHand,
+        time_us: int,
+        wall_us: int,
     ) -> None:
         self._ledger = ledger
         self._command = command
         self._traits = traits
         self._at_hand = at_hand
         self._time_us = time_us
+        self._wall_us = wall_us
 
     def decide(self) -> Decision:
         """Lease what the member may have now, from what is at hand."""
@@ -71,7 +78,7 @@ class LeaseRules:
             return self._careful(room)
         cursor = backlog.cursor
         if self._is_mixed(cursor):
-            chosen = PlainSelection(ledger, traits, self._at_hand, self._time_us)
+            chosen = PlainSelection(ledger, traits, self._at_hand, self._time_us, self._wall_us)
             chosen.select(room, command.bytes_max, command.end_offset)
             return self._decision(_told(chosen.runs), [], chosen.lapsed, chosen.missing)
         if cursor >= command.end_offset:
@@ -145,7 +152,8 @@ class LeaseRules:
             ledger.pool = Pool(ledger.policy)
         ledger.backlog.advance(self._time_us)
         keyed = ledger.keyed and self._traits.keyed(ledger.committed())
-        want = Want(command.member, room, command.bytes_max, command.end_offset, self._time_us, keyed)
+        times = self._time_us, self._wall_us
+        want = Want(command.member, room, command.bytes_max, command.end_offset, *times, keyed)
         chosen = ledger.pool.select(want, ledger, self._traits, self._at_hand)
         lapsed = [(offset, 0) for offset in chosen.lapsed]
         if chosen.lapsed and keyed and ledger.policy.expired_to_dlq:

@@ -9,8 +9,9 @@ A publish is looked at in this order, and the first "no" is the answer:
 5. room, where the topic is a ring.
 
 A refused batch uses up neither offsets nor the producer's sequence. Windows go by append time, which never
-goes back: ``append_time = max(now, last append_time)``; so replaying the facts gives the same state, byte
-for byte.
+goes back: ``append_time = max(now, last append_time)``; so replaying the facts gives the same state, byte for
+byte. `now` is the time of the partition (`core.partition_clock`, with a table of what runs on which time);
+what users said in absolute times is compared with the wall clock.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Partition:
         self.timetable = Timetable(self)
         self.staging = Staging(self)
         self.ring = Ring(self)
-        self._decide: dict[type, Callable[[Any, int], Decision]] = {
-            PublishBatch: lambda command, now_us: self.ring.admit(self._publish(command, now_us)),
+        self._decide: dict[type, Callable[[Any, int, int], Decision]] = {
+            PublishBatch: lambda *asked: self.ring.admit(self._publish(*asked)),
             ClaimProducer: self._claim,
             TrimTopic: self._trim,
             Sweep: self._sweep,
@@ -115,11 +116,12 @@ class Partition:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to, from the state, the frames at hand and the time alone."""
-        return self._decide[type(command)](command, now_us)
+    def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
+        """What a command leads to, from the state, the frames at hand and the time alone: that of the
+        partition and that of the wall, which is the same where it is not given."""
+        return self._decide[type(command)](command, now_us, now_us if wall_us is None else wall_us)
 
-    def _publish(self, command: PublishBatch, now_us: int) -> Decision:
+    def _publish(self, command: PublishBatch, now_us: int, wall_us: int) -> Decision:
         publish, view = command.publish, command.view
         time_us = max(now_us, self.append_time_us)
         if publish.producer_id:
@@ -128,10 +130,10 @@ class Partition:
             )
             if known is not None:
                 return Decision(NOTHING, known if isinstance(known, Refusal) else self._repeat(view, known))
-        problem = over_limit(view, self.options, now_us) or unfit(publish, view, self.options)
+        problem = over_limit(view, self.options, wall_us) or unfit(publish, view, self.options)
         if problem is not None:
             return Decision(NOTHING, problem)
-        late = late_rows(view, time_us)
+        late = late_rows(view, wall_us)
         if late is not None and (problem := unplaced(publish)) is not None:
             return Decision(NOTHING, problem)
         keep = duplicates = None
@@ -143,7 +145,7 @@ class Partition:
                 return Decision(NOTHING, found)
             if found is not None:
                 if not len(found.keep):
-                    return self._all_duplicates(publish, found, time_us)
+                    return self._all_duplicates(publish, found, time_us, wall_us)
                 if publish.expected_sequence:
                     return Decision(NOTHING, mixed(found))
                 keep, duplicates = found.keep, found.duplicates
@@ -153,22 +155,23 @@ class Partition:
             return Decision(NOTHING, problem)
         producer = publish.producer_id, publish.producer_epoch, publish.producer_sequence
         if late is None or not late.any():
-            appended = Appended(self.end_offset, view, time_us, *producer)
+            appended = Appended(self.end_offset, view, time_us, *producer, wall_us=wall_us)
             return Decision((appended,), Published(self.end_offset, time_us, duplicates), keep)
         rows = np.arange(view.count) if keep is None else keep
         waiting = rows[late].tolist()
         if late.all():
-            scheduled = Scheduled(self.next_entry, view, time_us, *producer)
+            scheduled = Scheduled(self.next_entry, view, time_us, *producer, wall_us=wall_us)
             return Decision((scheduled,), Published(-1, time_us, duplicates, waiting), late=keep)
         # The first frame of the group is the scheduled one; the producer's sequence counts once.
-        scheduled = Scheduled(self.next_entry, view.take(np.flatnonzero(late)), time_us)
-        appended = Appended(self.end_offset, view.take(np.flatnonzero(~late)), time_us, *producer)
+        waits, goes = (view.take(np.flatnonzero(rows)) for rows in (late, ~late))
+        scheduled = Scheduled(self.next_entry, waits, time_us, wall_us=wall_us)
+        appended = Appended(self.end_offset, goes, time_us, *producer, wall_us=wall_us)
         reply = Published(self.end_offset, time_us, duplicates, waiting)
         return Decision((scheduled, appended), reply, keep=rows[~late], late=rows[late])
 
     def _repeat(self, view: BatchView, result: BatchResult) -> Published:
         """A retry: the first result again; the dedup window knows which rows were duplicates then."""
-        late = late_rows(view, result.append_time_us)
+        late = late_rows(view, result.wall_us)
         if late is not None:
             return repeat_late(view, late, result, self.dedup, self.timetable.dedup)
         if view.count == result.count:
@@ -180,7 +183,7 @@ class Partition:
         base_offset = result.base_offset if result.count else duplicates[0][1]
         return Published(base_offset, result.append_time_us, duplicates)
 
-    def _all_duplicates(self, publish: Publish, found: Filtered, time_us: int) -> Decision:
+    def _all_duplicates(self, publish: Publish, found: Filtered, time_us: int, wall_us: int) -> Decision:
         """Nothing is new: only the producer's sequence is used. The base offset told is the first row's."""
         reply = Published(found.duplicates[0][1], time_us, found.duplicates)
         if not publish.producer_id:
@@ -192,6 +195,7 @@ class Partition:
             self.end_offset,
             0,
             time_us,
+            wall_us,
         )
         return Decision((fact,), reply, found.keep)
 
@@ -212,7 +216,7 @@ class Partition:
             return self.keys.check(view.keys, expected, keep)
         return None
 
-    def _claim(self, command: ClaimProducer, now_us: int) -> Decision:
+    def _claim(self, command: ClaimProducer, now_us: int, wall_us: int) -> Decision:
         if not command.producer_id:
             return Decision(NOTHING, Refusal(InvalidRequest.code, "producer_id 0 stands for no producer"))
         time_us = max(now_us, self.append_time_us)
@@ -224,13 +228,13 @@ class Partition:
             return Decision(NOTHING, Refusal(Fenced.code, text, details={"epoch": epoch - 1}))
         return Decision((ProducerClaimed(command.producer_id, epoch, time_us),), Claimed(epoch))
 
-    def _trim(self, command: TrimTopic, now_us: int) -> Decision:
+    def _trim(self, command: TrimTopic, now_us: int, wall_us: int) -> Decision:
         if not 0 <= command.offset <= self.end_offset:
             text = f"offset {command.offset} is not in the partition, which goes from {self.start_offset}"
             return Decision(NOTHING, Refusal(InvalidRequest.code, f"{text} to {self.end_offset}"))
         return self._drop_below(command.offset)
 
-    def _sweep(self, command: Sweep, now_us: int) -> Decision:
+    def _sweep(self, command: Sweep, now_us: int, wall_us: int) -> Decision:
         offset = min(command.retention_offset, self.end_offset)
         if self.options.ephemeral:
             offset = max(offset, min(self.ring.floor(), command.committed))
@@ -251,12 +255,14 @@ class Partition:
         assert view.count > 0
         assert time_us >= self.append_time_us, "append time goes back"
         if view.dedup_ids is not None:
-            remember = self.timetable.land if fact.released else self.dedup.add
-            remember(view.dedup_ids, base_offset, time_us)
+            if fact.released:
+                self.timetable.land(view.dedup_ids, base_offset, time_us, fact.wall_us or time_us)
+            else:
+                self.dedup.add(view.dedup_ids, base_offset, time_us)
         if view.keys is not None and self.keys is not None:
             self.keys.add(view.keys)
         if fact.producer_id:
-            result = BatchResult(base_offset, view.count, time_us)
+            result = BatchResult(base_offset, view.count, time_us, fact.wall_us or time_us)
             self.producers.advance(fact.producer_id, fact.producer_epoch, fact.producer_sequence, result)
         self.end_offset = base_offset + view.count
         self.append_time_us = time_us
@@ -268,7 +274,8 @@ class Partition:
     def _scheduled(self, fact: Scheduled) -> None:
         assert fact.append_time_us >= self.append_time_us, "append time goes back"
         if fact.producer_id:
-            result = BatchResult(-1, fact.view.count, fact.append_time_us)
+            wall_us = fact.wall_us or fact.append_time_us
+            result = BatchResult(-1, fact.view.count, fact.append_time_us, wall_us)
             self.producers.advance(fact.producer_id, fact.producer_epoch, fact.producer_sequence, result)
         self.append_time_us = fact.append_time_us
         self.timetable.schedule(fact)
@@ -278,7 +285,7 @@ class Partition:
         self.append_time_us = max(self.append_time_us, fact.time_us)
 
     def _producer_advanced(self, fact: ProducerAdvanced) -> None:
-        result = BatchResult(fact.base_offset, fact.count, fact.time_us)
+        result = BatchResult(fact.base_offset, fact.count, fact.time_us, fact.wall_us or fact.time_us)
         self.producers.advance(fact.producer_id, fact.epoch, fact.sequence, result)
         self.append_time_us = max(self.append_time_us, fact.time_us)
 

@@ -26,11 +26,14 @@ class PlainSelection:
     """One selection: `runs` (first, end, deliveries, failures) in the order of delivery, `lapsed` offsets
     with their keys (0: none), and the frame that is `missing` before there can be more."""
 
-    def __init__(self, ledger: Ledger, traits: FrameTraits, at_hand: AtHand, time_us: int) -> None:
+    def __init__(
+        self, ledger: Ledger, traits: FrameTraits, at_hand: AtHand, time_us: int, wall_us: int
+    ) -> None:
         self._ledger = ledger
         self._traits = traits
         self._at_hand = at_hand
         self._time_us = time_us
+        self._wall_us = wall_us
         self._strict = ledger.policy.ordering == "partition"
         self._to_dead_letters = ledger.policy.expired_to_dlq
         self._looks_at_keys = ledger.keyed and bool(ledger.backlog.blockers or self._to_dead_letters)
@@ -165,7 +168,7 @@ class PlainSelection:
         ended, keys = None, [key] * (end - first)
         if frame.expires_us is not None:
             times = frame.expires_us[part]
-            over = (times > 0) & (times <= self._time_us)
+            over = (times > 0) & (times <= self._wall_us)
             ended = over.tolist() if over.any() else None
         if kind != RETRY and frame.key_hashes is not None and self._ledger.keyed:
             keys = frame.key_hashes[part].tolist()

@@ -31,17 +31,21 @@ EPOCH_MAX = (1 << 32) - 1
 SEQUENCE_MAX = (1 << 32) - 1
 """What frame headers have room for; after that many batches a producer has to claim a new epoch."""
 
-_ROW = RESULTS_KEPT * 3
+_NUMBERS = 4
+"""Of a result: base offset, count, append time, wall time."""
+_ROW = RESULTS_KEPT * _NUMBERS
 _EMPTY_ROW = array("q", bytes(8 * _ROW))
 
 
 class BatchResult(msgspec.Struct, frozen=True):
     """What became of a batch: `count` rows stand from `base_offset` on (0 when all were duplicates). Of a
-    batch with delayed rows only those that got offsets count; when none did, `base_offset` is -1."""
+    batch with delayed rows only those that got offsets count; when none did, `base_offset` is -1. Which rows
+    were delayed follows from the wall time of then."""
 
     base_offset: int
     count: int
     append_time_us: int
+    wall_us: int
 
 
 class Producers:
@@ -53,7 +57,7 @@ class Producers:
         self.capacity = capacity
         self._rows: dict[int, int] = {}
         self._ids, self._epochs, self._last, self._active = array("Q"), array("q"), array("q"), array("q")
-        self._results = array("q")  # per row and slot: base offset, count, append time
+        self._results = array("q")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -84,8 +88,8 @@ class Producers:
         if last - sequence >= RESULTS_KEPT:
             text = f"batch {sequence} is stored, its result is not kept any more: the producer is at {last}"
             return Refusal(InvalidRequest.code, text, details={"last": last})
-        at = row * _ROW + sequence % RESULTS_KEPT * 3
-        return BatchResult(*self._results[at : at + 3])
+        at = row * _ROW + sequence % RESULTS_KEPT * _NUMBERS
+        return BatchResult(*self._results[at : at + _NUMBERS])
 
     def next_epoch(self, producer_id: int, time_us: int) -> int | Refusal:
         """The epoch that a claim gets: 1 at first, 0 is for those that never claim."""
@@ -126,12 +130,9 @@ class Producers:
             assert self._last[row] == sequence - 1, f"sequence {sequence} after {self._last[row]}"
         self._last[row] = sequence
         self._active[row] = result.append_time_us
-        at, results = row * _ROW + sequence % RESULTS_KEPT * 3, self._results
-        results[at], results[at + 1], results[at + 2] = (
-            result.base_offset,
-            result.count,
-            result.append_time_us,
-        )
+        at, results = row * _ROW + sequence % RESULTS_KEPT * _NUMBERS, self._results
+        results[at], results[at + 1] = result.base_offset, result.count
+        results[at + 2], results[at + 3] = result.append_time_us, result.wall_us
 
     def _admit(self, producer_id: int) -> int:
         if len(self._rows) < self.capacity:
@@ -166,6 +167,10 @@ class Producers:
         )
         for column, data in zip((self._epochs, self._last, self._active, self._results), others, strict=True):
             column.frombytes(data)
+        if self._ids and len(self._results) == len(self._ids) * RESULTS_KEPT * (_NUMBERS - 1):
+            # A snapshot of an earlier release: wall time and append time were the same.
+            results = np.frombuffer(self._results, np.int64).reshape(-1, _NUMBERS - 1)
+            self._results = array("q", np.column_stack((results, results[:, 2])).tobytes())
         self._rows = {producer_id: row for row, producer_id in enumerate(self._ids)}
 
     def verify(self) -> None:

@@ -26,7 +26,7 @@ from tailrace.core.topics import DURABILITIES, TopicOptions
 from tailrace.errors import InvalidRequest, TooLarge
 
 
-def over_limit(view: BatchView, options: TopicOptions, now_us: int) -> Refusal | None:
+def over_limit(view: BatchView, options: TopicOptions, wall_us: int) -> Refusal | None:
     """The first limit that a batch is above."""
     if (
         view.nbytes <= BATCH_BYTES_MAX
@@ -34,7 +34,7 @@ def over_limit(view: BatchView, options: TopicOptions, now_us: int) -> Refusal |
         and view.value_bytes_max <= options.message_bytes_max
         and view.key_bytes_max <= KEY_BYTES_MAX
         and view.header_bytes_max <= HEADER_BYTES_MAX
-        and view.timestamp_max_us <= now_us + TIMESTAMP_AHEAD_US_MAX
+        and view.timestamp_max_us <= wall_us + TIMESTAMP_AHEAD_US_MAX
     ):
         return None
     if not view.count:
@@ -52,7 +52,7 @@ def over_limit(view: BatchView, options: TopicOptions, now_us: int) -> Refusal |
                 f"{what.format(size)}, the limit is {most}",
                 details={"size": size, "limit": most},
             )
-    ahead = view.timestamp_max_us - now_us
+    ahead = view.timestamp_max_us - wall_us
     text = f"a timestamp lies {ahead} us ahead of the broker's clock, the limit is {TIMESTAMP_AHEAD_US_MAX}"
     return Refusal(InvalidRequest.code, text)
 
@@ -87,11 +87,11 @@ def unfit(publish: Publish, view: BatchView, options: TopicOptions) -> Refusal |
     return None
 
 
-def late_rows(view: BatchView, time_us: int) -> Mask | None:
-    """Which rows are due only after that time; None when none is. What is due in the past is due now."""
+def late_rows(view: BatchView, wall_us: int) -> Mask | None:
+    """Which rows are due only after that wall time; None when none is. What is due in the past is due now."""
     if view.deliver_at_us is None:
         return None
-    late: Mask = view.deliver_at_us > time_us
+    late: Mask = view.deliver_at_us > wall_us
     return late if late.any() else None
 
 

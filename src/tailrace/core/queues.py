@@ -73,9 +73,7 @@ class Queues:
             wire.Nack: self._settle,
             wire.Reject: self._settle,
             wire.Extend: self._settle,
-            wire.Reopen: self._reopen,
             wire.SettleOffsets: self._settle_offsets,
-            inner.LeaseRun: self._lease,
             inner.HoldRun: self._hold,
             inner.Enlist: self._enlist,
             inner.Delist: self._delist,
@@ -163,19 +161,24 @@ class Queues:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to."""
+    def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:
+        """What a command leads to. Only `expires_at` is compared with the wall clock."""
         time_us = max(now_us, self._partition.append_time_us)
         try:
+            if type(command) is inner.LeaseRun:
+                return self._lease(command, time_us, wall_us)
+            if type(command) is wire.Reopen:
+                return self._reopen(command, time_us, wall_us)
             return self._decide[type(command)](command, time_us)
         except FrameMissing as missing:
             return Decision(NOTHING, Done(), missing=missing.offset)
 
-    def _lease(self, command: inner.LeaseRun, time_us: int) -> Decision:
+    def _lease(self, command: inner.LeaseRun, time_us: int, wall_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
-        return LeaseRules(ledger, command, self.traits, self._partition.at_hand, time_us).decide()
+        at_hand = self._partition.at_hand
+        return LeaseRules(ledger, command, self.traits, at_hand, time_us, wall_us).decide()
 
     def _hold(self, command: inner.HoldRun, time_us: int) -> Decision:
         ledger = self._queue(command)
@@ -215,7 +218,7 @@ class Queues:
         found = self._settlement(ledger, time_us).give_back(leases)
         return Decision(found, Done(), soft=True) if found else DONE
 
-    def _reopen(self, command: wire.Reopen, time_us: int) -> Decision:
+    def _reopen(self, command: wire.Reopen, time_us: int, wall_us: int) -> Decision:
         ledger = self._queue(command)
         if isinstance(ledger, Refusal):
             return Decision(NOTHING, ledger)
@@ -233,7 +236,7 @@ class Queues:
         for first, end in here if any(expires_us for _, expires_us in known.values()) else ():
             busy = [run[:2] for run in ledger.leased.within(first, end)]
             for one, other in without(first, end, busy):
-                over = [o for o in range(one, other) if 0 < known.get(o, (0, 0))[1] <= time_us]
+                over = [o for o in range(one, other) if 0 < known.get(o, (0, 0))[1] <= wall_us]
                 gone += [(offset, offset + 1) for offset in over]
         if gone:
             spans = flat(gone)

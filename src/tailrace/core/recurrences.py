@@ -20,7 +20,7 @@ SCHEDULES_MAX = 10_000
 
 class Recurrence(msgspec.Struct, frozen=True, array_like=True):
     """A schedule and its last tick (0: none yet). `since_us` is when it was put: earlier ticks do not
-    count."""
+    count. Both are wall times."""
 
     put: PutSchedule
     since_us: int
@@ -42,9 +42,7 @@ class Recurrences:
         self.by_name: dict[str, Recurrence] = {}
 
     def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to."""
-        if isinstance(command, PutSchedule):
-            return self._put(command, now_us)
+        """What a command leads to; for `PutSchedule` see `put`."""
         known = self.by_name.get(command.name)
         if isinstance(command, TickDone):
             if known is None or command.tick_us <= known.last_us:
@@ -54,7 +52,8 @@ class Recurrences:
             return Decision(NOTHING, Refusal(NotFound.code, f"there is no schedule {command.name[:80]!r}"))
         return Decision((ScheduleDeleted(command.name, now_us),), Done())
 
-    def _put(self, put: PutSchedule, now_us: int) -> Decision:
+    def put(self, put: PutSchedule, now_us: int, wall_us: int) -> Decision:
+        """A schedule is made or replaced."""
         known = self.by_name.get(put.name)
         if known is None and len(self.by_name) >= SCHEDULES_MAX:
             text = f"this coordinator has {SCHEDULES_MAX} schedules, and that is the most there can be"
@@ -62,7 +61,7 @@ class Recurrences:
         if known is not None and known.put == put:
             return Decision(NOTHING, Done())
         fields = {field: getattr(put, field) for field in PutSchedule.__struct_fields__}
-        return Decision((SchedulePut(**fields, time_us=now_us),), Done())
+        return Decision((SchedulePut(**fields, time_us=now_us, wall_us=wall_us),), Done())
 
     def apply(self, fact: Any) -> None:
         """Let a fact happen."""
@@ -70,7 +69,7 @@ class Recurrences:
             fields = {field: getattr(fact, field) for field in PutSchedule.__struct_fields__}
             known = self.by_name.get(fact.name)
             last_us = 0 if known is None else known.last_us
-            self.by_name[fact.name] = Recurrence(PutSchedule(**fields), fact.time_us, last_us)
+            self.by_name[fact.name] = Recurrence(PutSchedule(**fields), fact.wall_us or fact.time_us, last_us)
         elif isinstance(fact, ScheduleTicked):
             known = self.by_name[fact.name]
             self.by_name[fact.name] = msgspec.structs.replace(known, last_us=fact.tick_us)

@@ -11,6 +11,7 @@ import msgspec
 class Want(msgspec.Struct, frozen=True):
     """A member wants up to `count_max` messages of about `bytes_max` bytes below `end_offset` now.
 
+    `now_us` is the partition's time, `wall_us` what `expires_at` is compared with.
     `keyed`: keys matter (ordering is by key, and some frame from the first unsettled message on has keys).
     """
 
@@ -19,6 +20,7 @@ class Want(msgspec.Struct, frozen=True):
     bytes_max: int
     end_offset: int
     now_us: int
+    wall_us: int
     keyed: bool
 
 

@@ -109,9 +109,9 @@ class Staging:
         """The version last applied for a writer; -1 when there is none."""
         return self._applied.get(writer, (-1, 0))[0]
 
-    def expired(self, now_us: int) -> list[int]:
+    def expired(self, time_us: int) -> list[int]:
         """Attempts that nothing was added to for a long time."""
-        since = now_us - STAGING_TTL_US
+        since = time_us - STAGING_TTL_US
         return [number for number, attempt in self._attempts.items() if attempt.time_us <= since]
 
     def lowest_entry(self) -> int | None:
@@ -120,22 +120,22 @@ class Staging:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int) -> Decision:
+    def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:
         """What a command leads to."""
         time_us = max(now_us, self._partition.append_time_us)
         match command:
             case StageBatch():
-                return self._stage(command, now_us, time_us)
+                return self._stage(command, time_us, wall_us)
             case CheckStaged():
                 return Decision(NOTHING, self._check(command))
             case ApplyStaged():
-                return self._apply_version(command, time_us)
+                return self._apply_version(command, time_us, wall_us)
             case DropStaged():
                 known = [number for number in command.attempts if number in self._attempts]
                 return Decision((StageDropped(known, time_us),) if known else NOTHING, Done())
         raise AssertionError(f"not a command of staging: {command!r}")
 
-    def _stage(self, command: StageBatch, now_us: int, time_us: int) -> Decision:
+    def _stage(self, command: StageBatch, time_us: int, wall_us: int) -> Decision:
         view, partition = command.view, self._partition
         problem = bad_name("writer", command.writer) or bad_name("attempt", command.attempt)
         if problem is not None:
@@ -148,7 +148,7 @@ class Staging:
         if command.number != have:
             text = f"batch {command.number} of an attempt that has {have} here: it expired, or was dropped"
             return Decision(NOTHING, Refusal(NotFound.code, text, details={"batches": have}))
-        problem = _unfit(view.columns) or over_limit(view, partition.options, now_us)
+        problem = _unfit(view.columns) or over_limit(view, partition.options, wall_us)
         if problem is None and view.keys is not None and partition.keys is not None:
             problem = partition.keys.check(view.keys, None)
         problem = problem or partition.ring.too_large(view.count, view.nbytes)
@@ -182,7 +182,7 @@ class Staging:
         text = f"{len(missing)} attempts are not staged, or not as many batches of them as were said"
         return Refusal(NotFound.code, text, details={"missing": missing})
 
-    def _apply_version(self, command: ApplyStaged, time_us: int) -> Decision:
+    def _apply_version(self, command: ApplyStaged, time_us: int, wall_us: int) -> Decision:
         if self.applied_version(command.writer) >= command.version:
             return Decision(NOTHING, Done())
         numbers = [attempt_number(command.writer, attempt) for attempt in command.attempts]
@@ -192,11 +192,11 @@ class Staging:
         facts: list[Stored | Fact] = []
         offset, entry = self._partition.end_offset, self._partition.next_entry
         for place, view in enumerate(command.views):
-            if late_rows(view, time_us) is None:
-                facts.append(Appended(offset, view, time_us, released=True))
+            if late_rows(view, wall_us) is None:
+                facts.append(Appended(offset, view, time_us, released=True, wall_us=wall_us))
                 offset += view.count
             else:  # Should some be due since the shell parted them, they are released at the next tick.
-                facts.append(Scheduled(entry + place, view, time_us, released=True))
+                facts.append(Scheduled(entry + place, view, time_us, released=True, wall_us=wall_us))
         known = [number for number in numbers if number in self._attempts]
         facts.append(StageApplied(command.writer, command.version, known, time_us))
         return self._partition.ring.admit(Decision(tuple(facts), Done()), accepted=True)

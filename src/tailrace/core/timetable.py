@@ -53,9 +53,9 @@ class Timetable:
         self.dedup = LateIds(options.dedup_window_ms, options.dedup_max)
         self.scheduled = 0
         """How many messages were ever delayed."""
-        self.released = (0, 0)
-        """Up to where rows were released since the start. Not stored: the shell looks here whether its
-        command was decided."""
+        self.releases = 0
+        """How often rows were released since the start. Not stored: the shell looks here whether its command
+        was decided."""
         self.soonest_us = NEVER
         """The earliest time that was scheduled since the shell last looked. Not stored."""
 
@@ -68,13 +68,13 @@ class Timetable:
         """When the next message is due."""
         return self.wheel.next_us()
 
-    def due_rows(self, now_us: int, limit: int) -> Rows:
+    def due_rows(self, wall_us: int, limit: int) -> Rows:
         """The first messages that are due, in the order of their release."""
-        return self.wheel.first(now_us, limit)
+        return self.wheel.first(wall_us, limit)
 
-    def due(self, now_us: int, limit: int) -> tuple[Times, int, int]:
+    def due(self, wall_us: int, limit: int) -> tuple[Times, int, int]:
         """Refs of the first messages that are due, and the place in the order up to which they are all."""
-        rows = self.due_rows(now_us, limit)
+        rows = self.due_rows(wall_us, limit)
         return rows[:, REF], *(rows[-1, :HIGH].tolist() if len(rows) else (0, 0))
 
     def lowest_entry(self) -> int | None:
@@ -84,7 +84,7 @@ class Timetable:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: ReleaseDue | CancelScheduled, now_us: int) -> Decision:
+    def decide(self, command: ReleaseDue | CancelScheduled, now_us: int, wall_us: int) -> Decision:
         """What a command leads to."""
         time_us = max(now_us, self._partition.append_time_us)
         if isinstance(command, CancelScheduled):
@@ -93,10 +93,10 @@ class Timetable:
         same = len(rows) == command.view.count
         if same and command.refs is not None:
             same = np.array_equal(rows[:, REF], command.refs)
-        if command.until_us > time_us or not same:
+        if command.until_us > wall_us or not same:
             return Decision(NOTHING, Done())  # Not these rows any more: the shell looks again.
         end_offset = self._partition.end_offset
-        appended = Appended(end_offset, command.view, time_us, released=True)
+        appended = Appended(end_offset, command.view, time_us, released=True, wall_us=wall_us)
         released = Released(command.until_us, command.until_ref, time_us)
         decision = Decision((appended, released), Published(end_offset, time_us))
         return self._partition.ring.admit(decision, accepted=True)
@@ -129,21 +129,21 @@ class Timetable:
         assert view.ids is not None
         assert count < 1 << ROW_BITS
         rows = np.empty((count, WIDTH), np.int64)
-        # Staged messages may have become due while they were applied: what was released already lies before
-        # them all the same.
-        rows[:, AT] = np.maximum(view.deliver_at_us, fact.append_time_us)
+        # Staged messages may have become due while they were applied.
+        wall_us = fact.wall_us or fact.append_time_us
+        rows[:, AT] = np.maximum(view.deliver_at_us, wall_us)
         rows[:, REF] = np.arange(count) + ref_of(fact.entry, 0)
         rows[:, HIGH : LOW + 1] = view.ids.view(np.int64)
-        self.wheel.advance(fact.append_time_us)
+        self.wheel.advance(wall_us)
         self.wheel.insert(rows)
         self.soonest_us = min(self.soonest_us, int(rows[:, AT].min()))
         if view.dedup_ids is not None:
             self.dedup.add(view.dedup_ids, ref_of(fact.entry, 0), fact.append_time_us)
         self.scheduled += count
 
-    def land(self, ids: Hashes, base_offset: int, time_us: int) -> None:
+    def land(self, ids: Hashes, base_offset: int, time_us: int, wall_us: int) -> None:
         """Messages with these dedup ids, the first of those that are due, got their offsets."""
-        refs = self.wheel.first(time_us, len(ids))[:, REF]
+        refs = self.wheel.first(wall_us, len(ids))[:, REF]
         assert len(refs) == len(ids), f"{len(ids)} were released, {len(refs)} are due"
         self.dedup.land(ids, refs, base_offset, time_us)
 
@@ -151,10 +151,10 @@ class Timetable:
         """Let a fact happen."""
         partition = self._partition
         partition.append_time_us = max(partition.append_time_us, fact.time_us)
-        self.wheel.advance(fact.time_us)
         if isinstance(fact, Released):
+            self.wheel.advance(fact.until_us)
             self.wheel.drop(fact.until_us, fact.until_ref)
-            self.released = fact.until_us, fact.until_ref
+            self.releases += 1
         else:
             rows = self.wheel.cancel(fact.refs)
             self.cancelled.add(row.tobytes() for row in rows[:, HIGH : LOW + 1].astype(">i8"))

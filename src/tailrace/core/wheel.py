@@ -28,6 +28,9 @@ BLOCK_ROWS = 4096
 MOVED_BLOCKS = 8
 """So many of the loose blocks are sorted out when the position moves."""
 SOON_TICKS = 64
+RUNS_MAX = 64
+"""So many sorted runs of ripe rows are kept apart. Rows that are ripe leave soon, unless the clock by which
+they are due was put back: then they come in many small runs."""
 ROW_BITS = 20
 """Bits of a ref for the row; the entry stands above them."""
 CANCELLED = 1 << 62
@@ -173,6 +176,10 @@ class Wheel:
         ripe = ticks <= self.position
         if ripe.any():
             self._ripe.append(in_order(some(rows, ripe)))
+            if len(self._ripe) > RUNS_MAX:
+                together = np.concatenate(self._ripe)
+                self._ripe = [in_order(some(together, together[:, REF] < CANCELLED))]
+                self._tombstones = False
             rows, ticks = some(rows, ~ripe), ticks[~ripe]
             if not len(rows):
                 return

@@ -41,8 +41,8 @@ RELEASED = 1 << 8
 """Flag of a data frame: its rows were delayed or staged before, and their dedup ids counted then."""
 
 #        magic version kind flags | length body_crc | entry base | span count | epoch time | pid | pepoch pseq
-# | max ts
-_LAYOUT = struct.Struct("<4sBBHIIQQIIQqQIIq")
+# | max ts wall
+_LAYOUT = struct.Struct("<4sBBHIIQQIIQqQIIqq")
 _CRC = struct.Struct("<I")
 _CRC_AT = HEADER_BYTES - 4
 _FILL = bytes(_CRC_AT - _LAYOUT.size)
@@ -70,6 +70,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     producer_epoch: int = 0
     producer_sequence: int = 0
     timestamp_max_us: int = 0
+    wall_us: int = 0
+    """What the wall clock showed when the frame was decided; 0: the same as the append time."""
 
     @property
     def size(self) -> int:
@@ -138,6 +140,7 @@ def pack(header: Header) -> bytes:
         header.producer_epoch,
         header.producer_sequence,
         header.timestamp_max_us,
+        header.wall_us,
     )
     raw += _FILL
     return raw + _CRC.pack(google_crc32c.value(raw))

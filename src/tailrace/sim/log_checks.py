@@ -31,6 +31,10 @@ class SimClock:
         """See `Clock.now_us`."""
         return self.time_us
 
+    def wall_us(self) -> int:
+        """See `Clock.wall_us`."""
+        return self.time_us
+
 
 class ContestedLock:
     """The lock of a log, before which another thread may come first."""

@@ -1,0 +1,64 @@
+"""The clock of one partition: durations run on it, across restarts, whatever the wall clock did meanwhile.
+
+Deadlines, back-offs and windows are kept in the log as times of this clock. So it must never show less than
+the last append time, or a lease of three seconds would be held until the wall clock has caught up; and it
+must go on, or nothing would ever end. At the start of a broker whose wall clock was put back it therefore
+*leads*:
+
+    partition time = now + lead        lead = max(0, last append time - now), when the partition is opened
+
+`now` is the broker's own steady time: wall time at its start plus monotonic time. A time during which no
+broker ran counts as long as the wall clock has not gone back over it. The lead is taken back at one part in a
+hundred: partition time then runs that much slower, so that a duration is at most 1.02 % longer than it should
+be, and times in the log come back to those of the wall. Faster would show in leases and back-offs; slower
+would leave times of appends wrong for longer, an hour for more than four days, which only those notice who
+look at them.
+
+Which time is meant where; "wall" is what the machine's clock shows at the moment, jumps included:
+
+    partition   append times; leases, back-offs, `starvation_ms`; receipts that are remembered; dedup windows,
+                also of delayed messages; idle producers and writers; staged batches that nobody decides;
+                retention by time; on coordinators the time that a member has to give a partition up
+    wall        `deliver_at` and the release of delayed messages; `expires_at`; ticks of cron schedules and
+                since when one counts; how far a `timestamp` may lie ahead
+    steady      whatever does not outlive the broker: sessions, polls, pauses before another attempt, syncs
+
+Facts hold partition times, and wall times under names of their own; `apply` uses nothing else.
+"""
+
+from __future__ import annotations
+
+SLEW = 100
+"""The lead shrinks by one part in so many of the time that passes."""
+
+
+class PartitionClock:
+    """Translates between the broker's steady time and the time of one partition; both only ever grow."""
+
+    __slots__ = ("_lead_us", "_since_us")
+
+    def __init__(self, append_time_us: int, now_us: int) -> None:
+        self._lead_us = max(0, append_time_us - now_us)
+        self._since_us = now_us
+
+    @property
+    def lead_us(self) -> int:
+        """How far the partition was ahead when it was opened; it never was more since."""
+        return self._lead_us
+
+    def time_us(self, now_us: int) -> int:
+        """The partition's time at a steady time."""
+        lead_us = self._lead_us
+        if lead_us:
+            lead_us -= (now_us - self._since_us) // SLEW
+            if lead_us > 0:
+                return now_us + lead_us
+        return now_us
+
+    def steady_us(self, time_us: int) -> int:
+        """The first steady time at which the partition's time is at least `time_us`."""
+        since_us, lead_us = self._since_us, self._lead_us
+        if time_us >= since_us + lead_us * SLEW:  # There is no lead any more then.
+            return time_us
+        ahead_us = time_us - since_us - lead_us
+        return since_us + max(0, -(-ahead_us * SLEW // (SLEW - 1)))
