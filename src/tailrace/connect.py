@@ -57,13 +57,14 @@ def _network(hosts: str) -> Opener:
 
 def _embedded(folder: str) -> Opener:
     from tailrace.broker.node import EmbeddedVerbs
+    from tailrace.client.machine_clock import MachineClock
     from tailrace.errors import InvalidRequest
 
     if not folder:
         raise InvalidRequest("url: embedded: needs a folder, as in embedded:./data")
 
     async def open_embedded(timeout_s: float) -> EmbeddedVerbs:
-        verbs = EmbeddedVerbs(folder)
+        verbs = EmbeddedVerbs(folder, MachineClock())
         await verbs.open()
         return verbs
 

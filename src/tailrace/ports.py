@@ -32,6 +32,20 @@ class Clock(Protocol):
         ...
 
 
+class ClientClock(Protocol):
+    """Time as a client sees it: the machine's own, or that of a test's broker, which is virtual. A client
+    never concludes from what a broker does how much time has passed."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970 UTC: what delays, lifetimes and expiry count by. Cheap to ask for."""
+        ...
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds since some moment, never less than before: what leases count by. The time that the
+        machine was suspended counts, too."""
+        ...
+
+
 class Disk(Protocol):
     """The file system calls that storage makes, so that a simulated disk can stand in.
 
@@ -326,6 +340,11 @@ Respond = Callable[[Reply, Sequence[Buffer]], None]
 
 class BrokerVerbs(Protocol):
     """The broker as its clients see it: over a socket, or inside the same process."""
+
+    @property
+    def clock(self) -> ClientClock:
+        """The time that clients of this broker live in."""
+        ...
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """Take a request; `respond` is called exactly once, later or at once, in the caller's thread."""

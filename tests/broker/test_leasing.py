@@ -14,6 +14,7 @@ from tailrace.core.delivery_commands import (
     Extend,
     Extended,
     Lease,
+    Leases,
     Nack,
     Reject,
     Reopen,
@@ -246,16 +247,50 @@ def test_a_nack_without_delay_wakes_at_once() -> None:
     assert (again.deliveries, again.failures) == (2, 0)
 
 
-def test_an_expired_lease_wakes_even_the_one_who_had_it() -> None:
-    broker = make(lease_ms=10_000)
+def test_whose_lease_ran_out_is_given_nothing_until_it_asks_again() -> None:
+    """It stands still, as far as can be told: it would hold the message for a second lease."""
+    broker = make(lease_ms=10_000, partitions=2)
     broker.send(b"a", b"b")
     first = broker.lease()
     waiting = broker.begin_lease(wait_ms=60_000)
+    elsewhere = broker.begin_lease(wait_ms=60_000, partitions=[1])
     broker.pass_s(9.9)
-    assert waiting == []
+    assert waiting == elsewhere == []
     broker.pass_s(0.2)
-    assert [(item.offset, item.deliveries, item.failures) for item in got(waiting)] == [(0, 2, 1), (1, 2, 1)]
+    assert waiting == elsewhere == [(Leases([]), b"")]
+    broker.send(b"c", partition=1)
+    again = broker.lease()
+    assert sorted((item.value, item.deliveries, item.failures) for item in again) == [
+        (b"a", 2, 1),
+        (b"b", 2, 1),
+        (b"c", 1, 0),
+    ]
     assert broker.ask(Ack("t", 0, "g", [(first[0].lease, [0, 2])])) == Settled([(first[0].lease, [0, 2])])
+
+
+def test_what_ran_out_goes_to_another_member_at_once() -> None:
+    broker = make(lease_ms=10_000, assignment="shared")
+    broker.enlist(member="other", assignment="shared", lease_ms=10_000)
+    broker.send(b"a")
+    broker.lease()
+    first = broker.begin_lease(wait_ms=60_000)
+    other = broker.begin_lease(member="other", wait_ms=60_000)
+    broker.pass_s(10.1)
+    assert first == [(Leases([]), b"")]
+    assert [(item.value, item.failures) for item in got(other)] == [(b"a", 1)]
+
+
+def test_an_answer_says_how_long_it_was_waited_for() -> None:
+    broker = make()
+    broker.send(b"a")
+    ((at_once, _),) = broker.begin_lease()
+    waiting = broker.begin_lease(wait_ms=60_000)
+    broker.pass_s(7)
+    broker.send(b"b")
+    ((late, _),) = waiting
+    assert isinstance(at_once, Leases)
+    assert isinstance(late, Leases)
+    assert (at_once.waited_ms, late.waited_ms) == (0, 7_000)
 
 
 def test_an_extended_lease_expires_later() -> None:
@@ -269,7 +304,8 @@ def test_an_extended_lease_expires_later() -> None:
     broker.pass_s(19.9)
     assert waiting == []
     broker.pass_s(0.2)
-    assert values(got(waiting)) == [b"a"]
+    assert got(waiting) == []
+    assert values(broker.lease()) == [b"a"]
 
 
 def test_a_lease_expires_with_nobody_waiting_and_is_counted() -> None:
@@ -290,7 +326,8 @@ def test_what_one_group_leaves_lying_does_not_hide_what_another_waits_for() -> N
     broker.pass_s(5)
     waiting = broker.begin_lease(wait_ms=60_000)
     broker.pass_s(5.1)
-    assert values(got(waiting)) == [b"a"]
+    assert got(waiting) == []
+    assert values(broker.lease()) == [b"a"]
 
 
 def test_credit_comes_back_with_an_ack() -> None:
@@ -582,7 +619,8 @@ def test_timers_go_on_after_a_restart() -> None:
     broker.pass_s(9.9)
     assert waiting == []
     broker.pass_s(0.2)
-    assert values(got(waiting)) == [b"a"]
+    assert got(waiting) == []
+    assert values(broker.lease()) == [b"a"]
 
 
 # ----------------------------------------------------------------------------------------- the other verbs

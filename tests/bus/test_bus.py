@@ -275,6 +275,34 @@ def test_what_a_batch_left_is_settled_by_the_policy(tailrace_broker: LocalBroker
     assert sum(row["failures"] for row in group.partitions) == 4
 
 
+def test_what_ended_while_others_of_its_batch_were_handled_is_not_handled(
+    tailrace_broker: LocalBroker,
+) -> None:
+    bus, calls, handled = make(), [], asyncio.Event()
+
+    async def note(batch: Batch[Message[Any]]) -> None:
+        calls.extend((message.name, message._delivery.deliveries) for message in batch)
+        if len(calls) == 1:
+            tailrace_broker.clock.advance(31)  # As if the process had stood still.
+        if len(calls) == 3:
+            handled.set()
+
+    bus.handler(Paid, group="g", batch=10)(note)
+    bus.handler(Shipped, group="g", batch=10)(note)
+
+    async def script(client: tailrace.Client) -> None:
+        async with client.producer("shop.events") as producer:
+            rows = [bus._registry.encode(event) for event in (Paid(1), Shipped(1))]
+            headers = [h for _, _, h in rows]
+            await (await producer.send_many([body for _, body, _ in rows], headers=headers, partition=0))
+        await asyncio.wait_for(handled.wait(), 10)
+
+    play(tailrace_broker, bus, script)
+    assert calls[0] == ("Paid", 1)
+    assert set(calls[1:]) == {("Paid", 2), ("order.shipped", 2)}
+    assert tailrace_broker.group("g").lag == 0
+
+
 def test_requests_are_answered(tailrace_broker: LocalBroker) -> None:
     bus = make()
 

@@ -244,6 +244,7 @@ class LossyVerbs:
     """A connection on which the first answers to one kind of request get lost, after the broker has acted."""
 
     def __init__(self, inner: BrokerVerbs, kind: type, losses: int) -> None:
+        self.clock = inner.clock
         self._inner = inner
         self._kind = kind
         self.left = losses

@@ -14,7 +14,7 @@ from tailrace.core.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membe
 from tailrace.core.model import Refusal
 from tailrace.errors import Corrupt, Denied, Fenced, LeaseLost, Timeout
 from tests.client.test_reader import frame_of
-from tests.client.virtual_loop import rounds, run
+from tests.client.virtual_loop import LoopClock, rounds, run
 
 LOST = Refusal("unavailable", "the connection broke", "unknown")
 DOWN = Refusal("unavailable", "not connected", "none")
@@ -25,6 +25,7 @@ class Script:
     """See `BrokerVerbs`: one member on `t`; scripted answers come first, None means silence."""
 
     def __init__(self) -> None:
+        self.clock = LoopClock()
         self.requests: list[Any] = []
         self.answers: dict[type[Any], list[Answer]] = {}
         self.waiting: dict[type[Any], list[tuple[Any, Callable[..., None]]]] = {}
@@ -57,6 +58,17 @@ class Script:
     def of(self, kind: type[Any]) -> list[Any]:
         return [request for request in self.requests if isinstance(request, kind)]
 
+    def _timed(self, respond: Any) -> Callable[..., None]:
+        """Its answer says how long it waited, as a broker's does."""
+        came_ms = self.clock.elapsed_ms()
+
+        def answer(reply: Any, parts: Any) -> None:
+            if isinstance(reply, Leases) and not reply.waited_ms:
+                reply = Leases(reply.grants, int(self.clock.elapsed_ms() - came_ms))
+            respond(reply, parts)
+
+        return answer
+
     def submit(self, request: Request, body: Any, respond: Any) -> None:
         self.requests.append(request)
         scripted = self.answers.get(type(request))
@@ -70,8 +82,10 @@ class Script:
             isinstance(request, Heartbeat) and request.version != self.version
         ):
             respond(self.membership(), ())
-        elif isinstance(request, Heartbeat | Lease):
-            self.waiting.setdefault(type(request), []).append((request, respond))
+        elif isinstance(request, Lease):
+            self.waiting.setdefault(Lease, []).append((request, self._timed(respond)))
+        elif isinstance(request, Heartbeat):
+            self.waiting.setdefault(Heartbeat, []).append((request, respond))
         elif isinstance(request, Extend):
             respond(Extended(0), ())
         else:

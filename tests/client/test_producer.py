@@ -26,7 +26,7 @@ from tailrace.errors import (
     Unavailable,
 )
 from tailrace.format import batch as arrow
-from tests.client.virtual_loop import rounds, run
+from tests.client.virtual_loop import LoopClock, rounds, run
 
 CONFLICT = Refusal("sequence_conflict", "taken", "none", {"current_sequence": 3})
 GONE = Refusal("not_found", "no such topic", "none")
@@ -38,6 +38,7 @@ class Verbs:
     """See `BrokerVerbs`: publishes wait until the test answers them, or are answered by `auto`."""
 
     def __init__(self, partitions: int = 1, auto: Reply | None = None) -> None:
+        self.clock = LoopClock()
         self.partitions = partitions
         self.auto = auto
         self.waiting: list[tuple[Publish, bytes, Respond]] = []

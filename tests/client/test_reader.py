@@ -16,7 +16,7 @@ from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Header, crc32c
 from tailrace.testing import LocalBroker
-from tests.client.virtual_loop import rounds, run
+from tests.client.virtual_loop import LoopClock, rounds, run
 
 LOST = Refusal("unavailable", "the connection broke", "unknown")
 GONE = Refusal("not_found", "offset 0 is trimmed", "none", {"start_offset": 5})
@@ -34,6 +34,7 @@ class Verbs:
     """See `BrokerVerbs`: partitions are lists of batches; fetches wait while there is nothing."""
 
     def __init__(self, partitions: int = 1) -> None:
+        self.clock = LoopClock()
         self.logs: list[list[tuple[int, bytes]]] = [[] for _ in range(partitions)]
         self.ends = [0] * partitions
         self.parked: list[tuple[Fetch, Callable[[Reply, tuple[bytes, ...]], None]]] = []

@@ -35,6 +35,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now_s
 
 
+class LoopClock:
+    """See `ClientClock`: the time of the running loop."""
+
+    def wall_ns(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1e9)
+
+    def elapsed_ms(self) -> float:
+        return asyncio.get_running_loop().time() * 1000
+
+
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """Run to the end; what fails in a callback fails the test."""
     loop = VirtualLoop()

@@ -11,7 +11,7 @@ import pytest
 import tailrace
 from tailrace.broker.node import EmbeddedVerbs
 from tailrace.client.aio import Client
-from tailrace.client.reader import REFRESH_S
+from tailrace.client.reader import REFRESH_MS
 from tailrace.errors import InvalidRequest, NotFound
 from tests.e2e.broker_process import BrokerProcess
 
@@ -217,7 +217,7 @@ def test_running_reader_notices_new_partitions(broker: BrokerProcess) -> None:
                 await producer.publish(payload(0))
             assert (await anext(aiter(reader))).value == payload(0)
             await client.admin().alter_topic("noticed", partitions=2)
-            reader._refreshed_s -= REFRESH_S + 1  # As if that much time had passed.
+            reader._refreshed_ms -= REFRESH_MS + 1  # As if that much time had passed.
             async with client.producer("noticed") as producer:
                 await producer.publish(payload(1), partition=1)
                 await producer.publish(payload(2), partition=0)

@@ -96,6 +96,7 @@ class Engine:
     def _opened(self, shard: Shard) -> None:
         shard.buries = self.burial.take_up
         shard.reopened = self.coordination.reopened
+        shard.overslept = self.leasing.overslept
         shard.start()
 
     def _sync(self, now_us: int) -> None:

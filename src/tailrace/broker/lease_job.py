@@ -35,7 +35,7 @@ _STORAGE = frozenset(("storage_fault", "corrupt", "full"))
 class _Place:
     """One partition of a lease request."""
 
-    __slots__ = ("asked", "generation", "ill", "job", "partition", "shard", "waits")
+    __slots__ = ("asked", "asked_us", "generation", "ill", "job", "partition", "shard", "waits")
 
     def __init__(self, job: LeaseJob, partition: int, generation: int, shard: Shard) -> None:
         self.job = job
@@ -44,6 +44,8 @@ class _Place:
         self.shard = shard
         self.asked = True
         """Whether it shall be asked or was, and has not answered."""
+        self.asked_us = 0
+        """When it was last asked, and may have leased something."""
         self.waits = False
         self.ill: Refusal | None = None
         """Why its storage is of no use now."""
@@ -85,6 +87,7 @@ class LeaseJob:
         self._bytes_left = min(request.bytes_max, LEASE_BYTES_MAX)
         self._expired = request.wait_ms <= 0
         self._waited = False
+        self._waited_ms = 0
         self._timer: Timer | None = None
         self._pace: Timer | None = None
         self._parked = False
@@ -194,6 +197,7 @@ class LeaseJob:
         if self._respond is not None and count > 0 and self._bytes_left > 0:
             credit = self._leasing.credit(request, self._all_shards)
             if credit > 0:
+                place.asked_us = self._pump.clock.now_us()
                 return LeaseRun(
                     request.group,
                     request.member,
@@ -245,6 +249,8 @@ class LeaseJob:
             self._parts += item.parts()
             size += item.size
         rows = spans.count(leased.spans)
+        waited_ms = (place.asked_us - self._started_us) // 1000
+        self._waited_ms = min(self._waited_ms, waited_ms) if self._grants else waited_ms
         self._count_left -= rows
         self._bytes_left -= size
         self._taken.append((place, leased))
@@ -291,7 +297,7 @@ class LeaseJob:
         if self._under_way or self._respond is None:
             return
         if self._grants or (self._expired and not self._pending):
-            self._answer(self._damage() or Leases(self._grants))
+            self._answer(self._damage() or Leases(self._grants, self._waited_ms))
         elif self._short:
             self._short = False
             self._elsewhere = tuple(self._all_shards)
@@ -336,7 +342,8 @@ class LeaseJob:
         self._end(refusal)
 
     def hang_up(self) -> None:
-        """The receiver sends nothing more, so nobody would settle what it was given: it is given nothing."""
+        """The receiver sends nothing more, or lets its leases end, so nobody would settle what it was given:
+        it is given nothing."""
         self._end(Leases([]))
 
     def _end(self, reply: Leases | Refusal) -> None:

@@ -79,6 +79,14 @@ class Leasing:
             if job.request.group == group and job.request.member == member:
                 job.evict(refusal)
 
+    def overslept(self, group: str, member: str) -> None:
+        """A lease of a member has run out, so it seems to stand still. Polls that it sent before are over:
+        otherwise it would be given that very message again, and hold it for another lease. If it lives, it
+        asks anew."""
+        for job in list(self.jobs):
+            if job.request.group == group and job.request.member == member:
+                job.hang_up()
+
     def shard(self, topic: str, partition: int) -> Shard:
         """A partition whose messages can be leased."""
         shards = self.topics.get(topic).shards

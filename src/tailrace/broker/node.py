@@ -22,7 +22,7 @@ from tailrace.core.commands import Request
 from tailrace.errors import InvalidRequest
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
-from tailrace.ports import LogStore, Respond
+from tailrace.ports import ClientClock, LogStore, Respond
 from tailrace.protocols.http import HttpListener
 from tailrace.protocols.native import Listener
 from tailrace.storage.disk import RealDisk
@@ -187,7 +187,8 @@ async def serve(options: ServerOptions, *, ready: Callable[[Node], None] | None 
 class EmbeddedVerbs:
     """`BrokerVerbs` of an engine in this very process, without sockets."""
 
-    def __init__(self, data: str) -> None:
+    def __init__(self, data: str, clock: ClientClock) -> None:
+        self.clock = clock
         self._data = data
 
     async def open(self) -> None:

@@ -104,6 +104,8 @@ class Shard:
         self.releases = Releases(self)
         self.buries: Callable[[Shard], None] = lambda shard: None
         """Called when messages of it have to go to the dead letters; set by who takes them there."""
+        self.overslept: Callable[[str, str], None] = lambda group, member: None
+        """Called with the group and the member whose lease has run out, before that is decided."""
         self.reopened: Callable[[Shard], None] = lambda shard: None
         """Called when it was built anew from its log and takes commands again."""
         self.clock = PartitionClock(0, pump.clock.now_us())

@@ -200,7 +200,7 @@ class Subscription:
         if handler.policy is AckPolicy.ACK_FIRST:
             acknowledged = [m for m in messages if await self._acknowledged(m)]
             messages = [Message(m._delivery, m.name, m.version, m.data) for m in acknowledged]
-        batch = Batch(messages)
+        batch = Batch([message for message in messages if not _is_over(message._delivery)])
         while len(batch):
             before = len(batch)
             _, error = await self._caller.call(handler, batch)
@@ -245,6 +245,11 @@ class Subscription:
                 if gone:
                     return False
                 await asyncio.sleep(PAUSE_S)
+
+
+def _is_over(delivery: Delivery) -> bool:
+    """Whether its lease has ended while others of its batch were handled: it comes again."""
+    return delivery.rows.settling.is_over(delivery.rows.lease)
 
 
 def _place(delivery: Delivery) -> str:

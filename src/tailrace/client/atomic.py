@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
@@ -77,8 +75,7 @@ class Atomic:
         self.applied = False
         """Whether all partitions have it already. If not, the broker goes on until they have."""
         self._verbs = verbs
-        self._now_us: Callable[[], int] = getattr(verbs, "now_us", _wall_us)
-        """Time for delays and lifetimes: a broker for tests has a clock of its own."""
+        self._wall_ns = verbs.clock.wall_ns
         self._timeout = timeout
         self._topics: dict[str, _Topic] = {}
         self._parts: dict[tuple[str, int], _Part] = {}
@@ -145,7 +142,7 @@ class Atomic:
             expires_at=expires_at,
             delay=delay,
             deliver_at=deliver_at,
-            now_us=self._now_us(),
+            now_us=self._wall_ns() // 1000,
         )
         at = _place(known, fields.get("key"), partition)
         part = self._parts.get((topic, at))
@@ -186,7 +183,7 @@ class Atomic:
         """One batch; delayed messages are batches of their own, because in those every row has its time."""
         number = part.batches
         part.batches += 1
-        columns, body = _encode(rows, self._now_us())
+        columns, body = _encode(rows, self._wall_ns() // 1000)
         request = Stage(part.topic, part.partition, self.writer, self.attempt, columns, crc32c(body), number)
         await ask(self._verbs, request, self._timeout, body=body)
 
@@ -210,10 +207,6 @@ def _place(topic: _Topic, key: bytes | None, partition: int | None) -> int:
             raise NotFound(f"partition: 0 to {topic.partitions - 1}, not {partition!r}")
         return partition
     return topic.turn if key is None else partition_of(key, topic.partitions)
-
-
-def _wall_us() -> int:
-    return time.time_ns() // 1000
 
 
 def _encode(rows: list[Fields], now_us: int) -> tuple[int, Buffer]:

@@ -104,13 +104,15 @@ class Consumer:
     async def __anext__(self) -> Delivery:
         intake = self._intake if self._closed is None else self._open()
         message: Delivery
-        try:
-            message = next(intake.current)
-        except StopIteration:
-            await intake.take()
-            message = next(intake.current)
-        intake.last = message
-        return message
+        while True:
+            try:
+                message = next(intake.current)
+            except StopIteration:
+                await intake.take()
+                message = next(intake.current)
+            intake.last = message
+            if intake.calm_ns <= intake.wall_ns() < intake.until_ns or not intake.is_over(message.rows.lease):
+                return message
 
     async def batches(self, size: int | None = None) -> AsyncIterator[Batch]:
         """Messages as they come, up to `size` at once (default: `batch_size`); waits only for the first."""

@@ -52,6 +52,10 @@ class Settling(Protocol):
         """Move the deadline."""
         ...
 
+    def is_over(self, lease: HeldLease) -> bool:
+        """Whether a lease has ended, as far as can be told here."""
+        ...
+
     def give_back(self, lease: HeldLease, offsets: Iterable[int] | None = None) -> None:
         """Return messages without a failure, and without waiting for it."""
         ...

@@ -7,7 +7,6 @@ refused here, by the name of the field.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -63,10 +62,10 @@ def check_fields(
     dedup_id: Buffer | None = None,
     delay: Delay | None = None,
     deliver_at: datetime | int | None = None,
-    now_us: int | None = None,
+    now_us: int,
 ) -> Fields:
     """The fields that are there, as they will be stored; raises `InvalidRequest` or `TooLarge`. Spans of time
-    count from `now_us`, by default the wall clock's."""
+    count from `now_us`."""
     fields: Fields = {"value": value}
     size = value_bytes(value)
     if size > value_max:
@@ -93,9 +92,7 @@ def check_fields(
     return fields
 
 
-def add_delay(
-    fields: Fields, delay: Delay | None, deliver_at: datetime | int | None, now_us: int | None
-) -> None:
+def add_delay(fields: Fields, delay: Delay | None, deliver_at: datetime | int | None, now_us: int) -> None:
     """Say when a message is due, unless that is at once; refuses what is no time."""
     if delay is None:
         assert deliver_at is not None
@@ -108,7 +105,6 @@ def add_delay(
             )
         if not seconds:
             return
-        now_us = time.time_ns() // 1000 if now_us is None else now_us
         if not seconds < (arrow.TIME_US_END - now_us) / 1e6:
             raise InvalidRequest("delay: too far, it would end after the year 9999")
         at_us = now_us + math.ceil(seconds * 1e6)
@@ -122,9 +118,8 @@ def _check_times(
     timestamp: datetime | int | None,
     ttl: float | None,
     expires_at: datetime | int | None,
-    now_us: int | None,
+    now_us: int,
 ) -> None:
-    now_us = time.time_ns() // 1000 if now_us is None else now_us
     if timestamp is not None:
         fields["timestamp"] = at_us = to_us(timestamp, "timestamp", InvalidRequest)
         if not 0 <= at_us <= now_us + TIMESTAMP_AHEAD_US_MAX:
@@ -270,11 +265,10 @@ def add_columns(
     return more
 
 
-def encode_batch(batch: Batch, ids: bytes, compression: str | None) -> None:
-    """Turn the lists of a batch into its body."""
+def encode_batch(batch: Batch, ids: bytes, compression: str | None, now_us: int) -> None:
+    """Turn the lists of a batch into its body; `now_us` is the time of messages without one."""
     values, rows = batch.values, len(batch.values)
     batch.ids = ids
-    now_us = time.time_ns() // 1000
     if not batch.fielded and compression is None:
         if rows == 1 and type(values[0]) is bytes:
             batch.body = arrow.encode_one(values[0], ids, now_us)

@@ -99,7 +99,8 @@ class Runner:
                 delivery = parked.popleft()
                 self._parked_count -= 1
                 self._room.set()
-                if not delivery.rows.lease.is_lost(delivery.offset):
+                lease = delivery.rows.lease
+                if not (delivery.rows.settling.is_over(lease) or lease.is_lost(delivery.offset)):
                     await self._handle(delivery)
             if not parked:
                 del self._parked[key]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.calls import PAUSE_S_MAX, error_of
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.deliveries import Delivery, Leased, LeasedRows, foreign_rows, unpack
-from tailrace.client.leases import HeldLease
+from tailrace.client.leases import HeldLease, deadline_ms
 from tailrace.client.membership import Member
+from tailrace.client.retries import Retries
 from tailrace.client.settling import Settlement
 from tailrace.core.commands import Reply
 from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
@@ -28,6 +29,8 @@ from tailrace.ports import BrokerVerbs
 
 WAIT_MS = 30_000
 HELD_MAX = 5_000
+CALM_MS = 50
+"""So long after a look at a lease, messages of it are handed out without another."""
 YIELD_ROWS = 256
 """After so many messages in a row the loop gets a turn, so that the next ones can arrive meanwhile."""
 
@@ -60,7 +63,7 @@ class Intake:
         """Topics of which an answer was lost: it may have granted leases that nobody here knows. The next
         poll says what is held, and until it is answered no other goes out."""
         self._clearing: set[str] = set()
-        self._pause_s = PAUSE_S_MIN
+        self._retries = Retries(self._poll)
         self._hungry = False
         self._buffer: deque[LeasedRows] = deque()
         self._ahead = 0
@@ -68,6 +71,11 @@ class Intake:
         self.current: Iterator[Any] = iter(())
         self.last: Leased | None = None
         self.kind: type[Leased] = Delivery
+        self.wall_ns = verbs.clock.wall_ns
+        self.calm_ns = self.until_ns = 0
+        """While the wall clock is in this span, the current rows need no look at their lease; see
+        `is_over`."""
+        self._safe_ms = 0.0
         self.guard: AbstractContextManager[object] = nullcontext()
         """Held by whoever takes from `current` in another thread (see `tailrace.sync`)."""
         self._streak = 0
@@ -108,14 +116,12 @@ class Intake:
         if self._stopping:
             raise StopAsyncIteration
         self._rows = self.last = None
-        now_ms = self.settlement.now_ms()
         while self._buffer:
             rows = self._buffer.popleft()
             self._ahead -= len(rows)
-            if rows.lease.error is not None:
-                continue
-            if rows.lease.deadline_ms <= now_ms:
-                self.settlement.lose(rows.lease)  # This process slept, and nobody extended it.
+            lease = rows.lease
+            calm = self.calm_ns <= self.wall_ns() < self.until_ns and lease.deadline_ms > self._safe_ms
+            if lease.error is not None if calm else self.is_over(lease):
                 continue
             self._rows = rows
             self.current = rows.deliveries(self.kind)
@@ -123,6 +129,19 @@ class Intake:
             self._poll()
             return True
         return False
+
+    def is_over(self, lease: HeldLease) -> bool:
+        """Whether the lease of the rows that are handed out is over.
+
+        Asked for each message, this would cost more than the message. So it says for how long it need not be
+        asked: whatever makes this process stand still moves the wall clock, too, which is cheap to read."""
+        now_ms = self.settlement.now_ms()
+        self.calm_ns = self.until_ns = 0
+        self._safe_ms = now_ms + CALM_MS
+        if lease.deadline_ms > self._safe_ms:
+            self.calm_ns = self.wall_ns()
+            self.until_ns = self.calm_ns + CALM_MS * 1_000_000
+        return self.settlement.is_over(lease)
 
     def more(self) -> bool:
         """The same for who has messages in hand already: trouble, or the end, waits until they are used."""
@@ -133,12 +152,15 @@ class Intake:
         """Hand out the next message when one is at hand and nobody else is waiting for it; else None."""
         if self._taking:
             return None
-        message = next(self.current, None)
-        if message is None and self.more():
-            message = next(self.current)
-        if message is not None:
+        while True:
+            message = next(self.current, None)
+            if message is None and self.more():
+                message = next(self.current)
+            if message is None:
+                return None
             self.last = message
-        return message
+            if self.calm_ns <= self.wall_ns() < self.until_ns or not self.is_over(message.rows.lease):
+                return message
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -156,6 +178,7 @@ class Intake:
     def refuse(self, error: TailraceError) -> None:
         """Nothing is handed out or leased from now on; what is settled still counts."""
         self.closed = error
+        self._retries.at_once()
         self._wake()
 
     def end(self, error: TailraceError) -> None:
@@ -277,9 +300,9 @@ class Intake:
         self._not_ready(places)
         self._drop(_all_of(places))
 
-    def passed(self, ms: float) -> None:
+    def tick(self) -> None:
         """See `membership.Holder`."""
-        self.settlement.passed(ms)
+        self.settlement.tick()
 
     def failed(self, error: BaseException) -> None:
         """See `membership.Holder`."""
@@ -296,6 +319,7 @@ class Intake:
         """What is asked for has changed: polls under way are still answered, but not repeated."""
         self._epoch += 1
         self._polling.clear()
+        self._retries.at_once()
         self._poll()
 
     def _poll(self) -> None:
@@ -312,7 +336,7 @@ class Intake:
         else:
             room = options.batch_size
         for topic, partitions in self._ready.items():
-            if topic in self._polling or topic in self._clearing:
+            if topic in self._polling or topic in self._clearing or self._retries.waits(topic):
                 continue
             wanted = [(p, g) for p, g in partitions.items() if (topic, p) not in self._paused]
             if wanted:
@@ -320,7 +344,7 @@ class Intake:
                 self._submit(topic, wanted, min(options.batch_size, room))
 
     def _submit(self, topic: str, wanted: list[tuple[int, int]], count_max: int) -> None:
-        epoch = self._epoch
+        epoch, sent_ms = self._epoch, self.settlement.now_ms()
         generations = dict(wanted)
         held = self._held(topic) if topic in self._doubtful else None
         if held is not None:
@@ -335,13 +359,13 @@ class Intake:
                 if reply.outcome != "none":
                     self._doubtful.add(topic)
                 if epoch == self._epoch or held is not None:
-                    self._refused(reply)
+                    self._refused(topic, reply)
                 return
             if held is not None:
                 self._doubtful.discard(topic)
             assert isinstance(reply, Leases)
-            self._pause_s = PAUSE_S_MIN
-            self._arrived(topic, generations, reply, parts)
+            self._retries.served(topic)
+            self._arrived(topic, generations, reply, parts, sent_ms + reply.waited_ms)
             # Later, not now: a broker in this process may answer from within `submit`.
             self._loop.call_soon(self._poll)
 
@@ -358,32 +382,40 @@ class Intake:
         held = [lease.id for lease in leases if lease.place[0] == topic and lease.error is None]
         return held if len(held) <= HELD_MAX else None
 
-    def _refused(self, reply: Refusal) -> None:
+    def _refused(self, topic: str, reply: Refusal) -> None:
         error = error_of(reply)
         if self.closed is not None:
             return
         if isinstance(error, Fenced | NotFound):
+            self._retries.refused(topic)
             self.membership.rejoin()
         elif error.retriable:
-            self._loop.call_later(self._pause_s, self._poll)
-            self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+            self._retries.refused(topic)
         else:
+            self._retries.refused(topic, PAUSE_S_MAX)
             self.failed(error)
-            self._loop.call_later(PAUSE_S_MAX, self._poll)
 
     def _arrived(
-        self, topic: str, generations: dict[int, int], reply: Leases, parts: Sequence[Buffer]
+        self,
+        topic: str,
+        generations: dict[int, int],
+        reply: Leases,
+        parts: Sequence[Buffer],
+        granted_ms: float,
     ) -> None:
+        """Leases were granted, at that time or later. They may be over already: this process stood still
+        before it looked at the answer."""
         data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
         ready = self._ready.get(topic, {})
+        in_time = deadline_ms(granted_ms, self.settlement.lease_ms) > self.settlement.now_ms()
         at = 0
         for grant in reply.grants:
             piece = data[at : at + grant.nbytes]
             at += grant.nbytes
             place, generation = (topic, grant.partition), generations.get(grant.partition, -1)
             useful = ready.get(grant.partition) == generation and place not in self._paused
-            if useful and self.closed is None and not self._stopping:
-                self._add(place, generation, grant, piece)
+            if useful and in_time and self.closed is None and not self._stopping:
+                self._add(place, generation, grant, piece, granted_ms)
             else:
                 self._give_back(topic, grant)
         self._wake()
@@ -395,15 +427,19 @@ class Intake:
         request = Nack(topic, grant.partition, group, grant.lease, spans, failure=False)
         self._verbs.submit(request, b"", lambda reply, parts: None)
 
-    def _add(self, place: Place, generation: int, grant: Grant, data: Buffer) -> None:
+    def _add(self, place: Place, generation: int, grant: Grant, data: Buffer, granted_ms: float) -> None:
+        for older, offsets in self.settlement.leases.superseded(place, grant.runs).items():
+            self._drop(_of_lease(older, offsets))
+            self.settlement.leases.forget(older, offsets)
         lease = self.settlement.leases.add(place, generation, grant)
         try:
             found = unpack(lease, self.settlement, grant, data)
         except TailraceError as error:
             self.settlement.lose(lease)
+            self.settlement.leases.drop_done(lease)
             self.failed(error)
             return
-        self.settlement.started(lease)
+        self.settlement.started(lease, granted_ms)
         for rows in found:
             foreign = foreign_rows(rows, self._request.group)
             if foreign:
@@ -418,6 +454,15 @@ class Intake:
 
 def _all_of(places: set[Place]) -> Callable[[LeasedRows], Sequence[int]]:
     return lambda rows: range(len(rows)) if rows.lease.place in places else ()
+
+
+def _of_lease(lease: HeldLease, offsets: set[int]) -> Callable[[LeasedRows], Sequence[int]]:
+    def chosen(rows: LeasedRows) -> Sequence[int]:
+        if rows.lease is not lease:
+            return ()
+        return [row for row, offset in enumerate(rows.offsets()) if offset in offsets]
+
+    return chosen
 
 
 def _later(rows: LeasedRows, offset: int, key: bytes | None) -> Sequence[int]:

@@ -17,8 +17,16 @@ from tailrace.core.delivery_commands import Grant, Settled
 from tailrace.core.group_commands import Place
 from tailrace.errors import LeaseLost, TailraceError
 
+Run = tuple[int, int, int, int]
+"""First offset, count, deliveries and failures of messages that were leased."""
 Told = Callable[[TailraceError | None], None]
 """Called with None when it is done, or with why it is not."""
+
+
+UNDER_WAY = float("inf")
+"""When to extend a lease for which that is asked at the moment."""
+DRIFT = 0.02
+"""A broker's clock that is set right runs up to one part in a hundred fast; twice that is left out."""
 
 
 class FailedAck(msgspec.Struct, frozen=True):
@@ -101,7 +109,7 @@ class HeldLease:
         run = self._run(offset)
         return run[0] <= offset < run[0] + run[1]
 
-    def _run(self, offset: int) -> tuple[int, int, int, int]:
+    def _run(self, offset: int) -> Run:
         if self._starts is None:  # Most messages are never asked.
             self._runs = sorted(self._runs)
             self._starts = [run[0] for run in self._runs]
@@ -154,11 +162,11 @@ class HeldLease:
 class AckRun:
     """Acknowledgements of one partition on their way, and who waits for them."""
 
-    __slots__ = ("place", "since_ms", "taken", "waiters")
+    __slots__ = ("place", "since_s", "taken", "waiters")
 
-    def __init__(self, place: Place, since_ms: float) -> None:
+    def __init__(self, place: Place, since_s: float) -> None:
         self.place = place
-        self.since_ms = since_ms
+        self.since_s = since_s
         self.taken: list[tuple[HeldLease, list[int]]] = []
         self.waiters: list[tuple[HeldLease, int, Told]] = []
 
@@ -202,6 +210,17 @@ class Leases:
         )
         return min(again, default=lease.failed.get(offset, self.granted) + 1)
 
+    def superseded(self, place: Place, runs: Iterable[Run]) -> dict[HeldLease, set[int]]:
+        """What older leases still have open although it is delivered again: the broker has taken it back, and
+        nobody here has heard of it."""
+        found: dict[HeldLease, set[int]] = {}
+        for first, count, deliveries, _ in runs:
+            if deliveries > 1:
+                for lease in self.of(place):
+                    if again := lease.open.intersection(range(first, first + count)):
+                        found.setdefault(lease, set()).update(again)
+        return found
+
     def drop_done(self, lease: HeldLease) -> None:
         """Forget a lease once nothing is left of it."""
         if lease.done and not lease.kept:
@@ -233,12 +252,12 @@ class Leases:
             if lease.idle:
                 lease.wake()
 
-    def take(self, place: Place, now_ms: float) -> tuple[AckRun | None, list[FailedAck]]:
+    def take(self, place: Place, now_s: float) -> tuple[AckRun | None, list[FailedAck]]:
         """What has gathered on a partition, to be sent; None when there is nothing, or a request is under
         way. Also what cannot be sent because it was lost meanwhile."""
         if place in self._under_way or place not in self._dirty:
             return None, []
-        run = AckRun(place, now_ms)
+        run = AckRun(place, now_s)
         failed: list[FailedAck] = []
         for lease in self._dirty.pop(place):
             offsets, lease.acks = lease.acks, []
@@ -362,10 +381,10 @@ class Leases:
 
     # -- extension
 
-    def started(self, lease: HeldLease, now_ms: float, lease_ms: float) -> None:
-        """The deadline of a lease has just been set to now + `lease_ms`: it is extended at half of that."""
-        lease.extend_ms = now_ms + lease_ms / 2
-        lease.deadline_ms = now_ms + lease_ms
+    def started(self, lease: HeldLease, since_ms: float, lease_ms: float) -> None:
+        """A lease counts `lease_ms` from then, or a little later: it is extended at half of that."""
+        lease.extend_ms = since_ms + lease_ms / 2
+        lease.deadline_ms = deadline_ms(since_ms, lease_ms)
 
     def due(self, now_ms: float) -> dict[Place, list[HeldLease]]:
         """Leases to extend now, by partition."""
@@ -375,9 +394,15 @@ class Leases:
                 due.setdefault(lease.place, []).append(lease)
         return due
 
-    def next_due_ms(self) -> float | None:
-        """When the first lease wants to be extended."""
-        return min((lease.extend_ms for lease in self._held.values() if lease.error is None), default=None)
+    def next_due_ms(self) -> float:
+        """When the first lease wants to be extended; `UNDER_WAY` when none does."""
+        dues = (lease.extend_ms for lease in self._held.values() if lease.error is None)
+        return min(dues, default=UNDER_WAY)
+
+
+def deadline_ms(since_ms: float, lease_ms: float) -> float:
+    """When a lease may be over: a little early, because the broker's clock may be faster than this one."""
+    return since_ms + lease_ms * (1 - DRIFT)
 
 
 def failures(place: Place, offsets: Iterable[int], error: TailraceError) -> list[FailedAck]:

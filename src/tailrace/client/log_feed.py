@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.calls import error_of
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.deliveries import foreign_rows
 from tailrace.client.results import Message, Rows
+from tailrace.client.retries import Retries
 from tailrace.core.commands import Fetch, Fetched, Reply
 from tailrace.core.group_commands import Place
 from tailrace.core.model import HAS_EXPIRES_AT, Refusal
@@ -54,7 +54,7 @@ class LogFeed:
         self._leaving: set[Place] = set()
         self._epoch = 0
         self._fetching: set[str] = set()
-        self._pause_s = PAUSE_S_MIN
+        self._retries = Retries(self._fetch)
         self._buffer: deque[tuple[Rows, int]] = deque()
         self._ahead = 0
         self._rows: Rows | None = None
@@ -68,9 +68,6 @@ class LogFeed:
         """Whether the rest of the current rows is not to be handed out."""
         self.guard: AbstractContextManager[object] = nullcontext()
         """Held by whoever takes from `current` in another thread (see `tailrace.sync`)."""
-        self.skew_ms = 0.0
-        self._now_us: Callable[[], int] = getattr(verbs, "now_us", self._wall_us)
-        """The time that expiry counts by: virtual on a test's broker."""
         self._taking = False
         self._stopping = False
         self._error: BaseException | None = None
@@ -120,12 +117,9 @@ class LogFeed:
             messages = (m for m in messages if m.row not in foreign)
         if not self._options.skip_expired or not rows.header.columns & HAS_EXPIRES_AT:
             return messages
-        now_us = self._now_us()
+        now_us = self._verbs.clock.wall_ns() // 1000
         expires = rows.values("expires_at") or []
         return (m for m in messages if expires[m.row] is None or expires[m.row] > now_us)
-
-    def _wall_us(self) -> int:
-        return time.time_ns() // 1000 + round(self.skew_ms * 1000)
 
     def _finish_current(self) -> None:
         """The application has asked for more: what it had in hand is done."""
@@ -166,6 +160,7 @@ class LogFeed:
         """It is over."""
         self.closed = error
         self._epoch += 1
+        self._retries.at_once()
         self._buffer.clear()
         self._cut_short()
         self._wake()
@@ -250,6 +245,7 @@ class LogFeed:
         self._epoch += 1
         self._unread = None
         self._fetching.clear()
+        self._retries.at_once()
         places = self.position()
         ahead = [rows for rows, _ in self._buffer]
         if self._rows is not None and not self._cut:
@@ -267,7 +263,9 @@ class LogFeed:
         by_topic: dict[str, list[tuple[int, int]]] = {}
         for place, cursor in self.cursors.items():
             topic, partition = place
-            if topic not in self._fetching and place not in self._paused and place not in self._leaving:
+            if topic in self._fetching or self._retries.waits(topic):
+                continue
+            if place not in self._paused and place not in self._leaving:
                 by_topic.setdefault(topic, []).append((partition, cursor.fetched))
         for topic, positions in by_topic.items():
             self._fetching.add(topic)
@@ -284,7 +282,7 @@ class LogFeed:
                 self._refused(topic, reply)
                 return
             assert isinstance(reply, Fetched)
-            self._pause_s = PAUSE_S_MIN
+            self._retries.served(topic)
             try:
                 self._unpack(topic, reply, parts)
             except TailraceError as error:
@@ -299,8 +297,7 @@ class LogFeed:
     def _refused(self, topic: str, reply: Refusal) -> None:
         error = error_of(reply)
         if error.retriable:
-            self._loop.call_later(self._pause_s, self._fetch)
-            self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+            self._retries.refused(topic)
             return
         place = (topic, error.details.get("partition", -1))
         cursor, start = self.cursors.get(place), error.details.get("start_offset", 0)

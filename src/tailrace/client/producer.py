@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -69,8 +68,7 @@ class Producer:
     ) -> None:
         self.topic = topic
         self._verbs = verbs
-        self._now_us: Callable[[], int] = getattr(verbs, "now_us", _wall_us)
-        """Time for delays and lifetimes: a broker for tests has a clock of its own."""
+        self._wall_ns = verbs.clock.wall_ns
         self._timeout = timeout
         self._named_id = None if name is None else (mmh3.hash64(name.encode(), 1, True, signed=False)[0] or 1)
         self._linger_s = linger_ms / 1000
@@ -285,7 +283,7 @@ class Producer:
         """
         due: Fields = {}
         if delay is not None or deliver_at is not None:
-            add_delay(due, delay, deliver_at, self._now_us())
+            add_delay(due, delay, deliver_at, self._wall_ns() // 1000)
         if all(column is None for column in (headers, timestamps, dedup_ids, expected_key_sequence)):
             plain = keys is None and priorities is None
             one_place = keys is None or partition is not None or len(self._flows) == 1
@@ -364,7 +362,7 @@ class Producer:
             self._check_open()
             ids = self._ids(piece.num_rows)
             columns, body = tabular.encode_table(
-                piece, ids=ids, timestamp=time.time_ns() // 1000, compression=self._compression
+                piece, ids=ids, timestamp=self._wall_ns() // 1000, compression=self._compression
             )
             batch = self._follow(self._choose(None, target))
             batch.columns, batch.body, batch.ids, batch.crc = columns, body, ids, crc32c(body)
@@ -412,7 +410,7 @@ class Producer:
     def _check(self, value: Buffer | None, **given: Any) -> Fields:
         """The fields of a message, checked; raises what is wrong with them, or with this producer."""
         self._check_open()
-        return check_fields(value, self._value_max, now_us=self._now_us(), **given)
+        return check_fields(value, self._value_max, now_us=self._wall_ns() // 1000, **given)
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -517,12 +515,12 @@ class Producer:
 
     def _ids(self, count: int) -> bytes:
         bits = random.getrandbits(74)
-        return arrow.make_ids(count, time.time_ns() // 1_000_000, bits & ((1 << 62) - 1), bits >> 62)
+        return arrow.make_ids(count, self._wall_ns() // 1_000_000, bits & ((1 << 62) - 1), bits >> 62)
 
     def _enqueue(self, batch: Batch) -> None:
         """Encode a batch and send it, or fail it alone."""
         try:
-            encode_batch(batch, self._ids(len(batch.values)), self._compression)
+            encode_batch(batch, self._ids(len(batch.values)), self._compression, self._wall_ns() // 1000)
         except TailraceError as error:
             batch.settle(None, error)
             return
@@ -573,10 +571,6 @@ class Producer:
             _wake(self._room)
         if self._idle and not self._buffered:
             _wake(self._idle)
-
-
-def _wall_us() -> int:
-    return time.time_ns() // 1000
 
 
 def _place(batch: Batch) -> int:

@@ -16,8 +16,9 @@ from types import TracebackType
 import pyarrow as pa
 
 from tailrace.client.admin import point
-from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, ask, error_of
+from tailrace.client.calls import ask, error_of
 from tailrace.client.results import Message, Rows, public_batch
+from tailrace.client.retries import Retries
 from tailrace.core.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model import Refusal
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, TailraceError, Unavailable
@@ -29,7 +30,7 @@ from tailrace.ports import BrokerVerbs
 FETCH_BYTES = 4 * 1024 * 1024
 AHEAD_BYTES = 12 * 1024 * 1024
 WAIT_MS = 30_000
-REFRESH_S = 30.0
+REFRESH_MS = 30_000
 
 Start = str | int | datetime | Mapping[int, int]
 
@@ -50,6 +51,7 @@ class Reader:
     ) -> None:
         self.topic = topic
         self._verbs = verbs
+        self._clock = verbs.clock
         self._timeout = timeout
         self._start = start
         self._only = None if partitions is None else sorted(set(partitions))
@@ -64,13 +66,13 @@ class Reader:
         self._fetching = False
         self._taking = False
         self._generation = 0
-        self._pause_s = PAUSE_S_MIN
+        self._retries: Retries
         self._error: TailraceError | None = None
         self._astray: NotFound | None = None
         """What is wrong with the start, where no fetch would tell."""
         self._waiters: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop
-        self._refreshed_s = 0.0
+        self._refreshed_ms = 0.0
         self._last: Message | None = None
         self._closed: TailraceError | None = Unavailable(
             "the reader is not open: use `async with client.reader(…)`"
@@ -78,6 +80,7 @@ class Reader:
 
     async def __aenter__(self) -> Reader:
         self._loop = asyncio.get_running_loop()
+        self._retries = Retries(self._fetch)
         self._closed = None
         if self._end is not None:
             self._ends = await self._places(self._end, "end")
@@ -91,6 +94,8 @@ class Reader:
 
     def kill(self, error: TailraceError) -> None:
         """Stop for good."""
+        if self._closed is None:
+            self._retries.at_once()
         self._closed = error
         self._generation += 1
         self._buffer.clear()
@@ -135,7 +140,8 @@ class Reader:
         self._rows = self._last = self._error = None
         self._next = dict(places)
         self._fetched = dict(places)
-        self._refreshed_s = self._loop.time()
+        self._retries.at_once()
+        self._refreshed_ms = self._clock.elapsed_ms()
         self._fetch()
 
     async def _missing(self, places: dict[int, int]) -> NotFound | None:
@@ -252,12 +258,13 @@ class Reader:
         """Ask for more, if none is asked for and the buffer has room."""
         if (
             self._fetching
+            or self._retries.waits(self.topic)
             or self._ahead >= AHEAD_BYTES
             or self._closed is not None
             or self._error is not None
         ):
             return
-        if self._only is None and self._loop.time() - self._refreshed_s > REFRESH_S:
+        if self._only is None and self._clock.elapsed_ms() - self._refreshed_ms > REFRESH_MS:
             self._grow()
         ends = self._ends
         positions = [(p, o) for p, o in self._fetched.items() if ends is None or o < ends.get(p, 0)]
@@ -278,12 +285,11 @@ class Reader:
         if isinstance(reply, Refusal):
             error = error_of(reply)
             if error.retriable:
-                self._loop.call_later(self._pause_s, self._fetch)
-                self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+                self._retries.refused(self.topic)
                 return
             self._error = error
         else:
-            self._pause_s = PAUSE_S_MIN
+            self._retries.served(self.topic)
             assert isinstance(reply, Fetched)
             try:
                 self._unpack(reply, parts)
@@ -318,7 +324,7 @@ class Reader:
 
     def _grow(self) -> None:
         """Learn of partitions that were added; they are read from their beginning."""
-        self._refreshed_s = self._loop.time()
+        self._refreshed_ms = self._clock.elapsed_ms()
 
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             if isinstance(reply, TopicInfo) and self._only is None:

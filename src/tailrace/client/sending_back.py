@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -120,7 +119,7 @@ class SendingBack:
         message, info = letter.message, await self._topic(letter.topic)
         headers = [pair for pair in message.headers if pair[0] not in _ADDED]
         bits = random.getrandbits(74)
-        now_us = time.time_ns() // 1000
+        now_us = self._verbs.clock.wall_ns() // 1000
         columns, body = arrow.encode(
             [message.value],
             ids=arrow.make_ids(1, now_us // 1000, bits & ((1 << 62) - 1), bits >> 62),

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
 from tailrace.client.deliveries import Leased
-from tailrace.client.leases import AckRun, FailedAck, HeldLease, Leases, failures, offsets_of, spans_of
+from tailrace.client.leases import (
+    UNDER_WAY,
+    AckRun,
+    FailedAck,
+    HeldLease,
+    Leases,
+    failures,
+    offsets_of,
+    spans_of,
+)
 from tailrace.core.commands import Reply, Request
 from tailrace.core.delivery_commands import Ack, Extend, Extended, Nack, Reject, Settled
 from tailrace.core.group_commands import Place
@@ -47,7 +56,7 @@ class Settlement:
         self._went_back = went_back
         self._lost = lost
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self._skew_ms = 0.0
+        self._clock = verbs.clock
         self._timer: asyncio.TimerHandle | None = None
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
@@ -56,13 +65,14 @@ class Settlement:
 
     def now_ms(self) -> float:
         """Time as far as leases are concerned."""
-        return self._loop.time() * 1000 + self._skew_ms
+        return self._clock.elapsed_ms()
 
-    def passed(self, ms: float) -> None:
-        """So much time has passed at the broker although our clock did not see it (a test's virtual
-        time)."""
-        self._skew_ms += ms
-        self.tick()
+    def is_over(self, lease: HeldLease) -> bool:
+        """Whether a lease is over, or may be: this process stood still, and nobody extended it. Then nothing
+        of it is handed out any more."""
+        if lease.error is None and lease.deadline_ms <= self.now_ms():
+            self.lose(lease)
+        return lease.error is not None
 
     # -- acknowledgements
 
@@ -70,7 +80,7 @@ class Settlement:
         self._loop.call_soon(self._flush, place)
 
     def _flush(self, place: Place) -> None:
-        run, failed = self.leases.take(place, self.now_ms())
+        run, failed = self.leases.take(place, self._loop.time())
         self._add_failures(failed)
         if run is not None:
             self._send(run, PAUSE_S_MIN)
@@ -85,7 +95,7 @@ class Settlement:
                 return
             if isinstance(reply, Refusal):
                 error = error_of(reply)
-                late = self.now_ms() - run.since_ms >= self._timeout * 1000
+                late = self._loop.time() - run.since_s >= self._timeout
                 if error.retriable and not late:
                     self._loop.call_later(pause_s, self._send, run, min(pause_s * 2, PAUSE_S_MAX))
                     return
@@ -254,7 +264,7 @@ class Settlement:
         """Whatever ends the wait, the request goes on by itself until it is answered."""
         answer = self._loop.create_future()
         request = make(lease, spans_of(offsets))
-        since_ms = self.now_ms()
+        since_s = self._loop.time()
         doubtful = False
 
         def answered(reply: Reply, pause_s: float = PAUSE_S_MIN) -> None:
@@ -262,7 +272,8 @@ class Settlement:
             if isinstance(reply, Refusal):
                 error = error_of(reply)
                 doubtful = doubtful or error.outcome == "unknown"
-                if error.retriable and self.now_ms() - since_ms < self._timeout * 1000 and not self._closed:
+                late = self._loop.time() - since_s >= self._timeout
+                if error.retriable and not late and not self._closed:
                     again = min(pause_s * 2, PAUSE_S_MAX)
                     self._loop.call_later(
                         pause_s, self._submit, request, lambda reply: answered(reply, again)
@@ -317,17 +328,22 @@ class Settlement:
 
     # -- extension
 
-    def started(self, lease: HeldLease) -> None:
-        """A lease has just been granted."""
-        self.leases.started(lease, self.now_ms(), self.lease_ms)
+    def started(self, lease: HeldLease, granted_ms: float) -> None:
+        """A lease has been granted, at that time or later."""
+        self.leases.started(lease, granted_ms, self.lease_ms)
         self._schedule()
 
     def _schedule(self) -> None:
         if self._timer is None and not self._closed:
             due_ms = self.leases.next_due_ms()
-            if due_ms is not None:
+            if due_ms < UNDER_WAY:
                 wait_s = max(TICK_S_MIN, (due_ms - self.now_ms()) / 1000)
                 self._timer = self._loop.call_later(wait_s, self._on_timer)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -335,18 +351,19 @@ class Settlement:
         self._schedule()
 
     def tick(self) -> None:
-        """Extend what wants to be extended; what could not be for a whole lease time is lost."""
-        now_ms = self.now_ms()
-        for place, leases in self.leases.due(now_ms).items():
+        """Extend what wants to be extended, one request for each partition. The next one leaves when it is
+        answered, so that they do not pile up while the broker is away."""
+        for place, leases in self.leases.due(self.now_ms()).items():
             for lease in leases:
-                lease.extend_ms = now_ms + self.lease_ms / 6  # The next try, if no answer comes.
+                lease.extend_ms = UNDER_WAY
             self._extend(place, leases, self.lease_ms)
 
     def _suspect(self) -> None:
         """A receipt was stale. If this process slept, others are, too: find out, before more of what is
         buffered is handed out in vain."""
         for lease in self.leases.of():
-            lease.extend_ms = 0
+            if lease.extend_ms != UNDER_WAY:
+                lease.extend_ms = 0
         self.tick()
 
     def _extend(
@@ -360,7 +377,12 @@ class Settlement:
 
         def answered(reply: Reply) -> None:
             if isinstance(reply, Refusal):
-                told(error_of(reply))  # The next tick tries again.
+                again_ms = self.now_ms() + self.lease_ms / 6
+                for lease in leases:
+                    lease.extend_ms = min(lease.extend_ms, again_ms)
+                told(error_of(reply))
+                self._cancel_timer()  # It may be set for a later moment.
+                self._schedule()
                 return
             assert isinstance(reply, Extended)
             stale = set(reply.lost)
@@ -387,8 +409,7 @@ class Settlement:
         """Nothing is settled any more; who tries hears why not."""
         self._closed = True
         self._add_failures(self.leases.abandon(error))
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         for lease in self.leases.of():
             self.leases.lose(lease, error)
         self._wake()

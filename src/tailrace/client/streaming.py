@@ -190,6 +190,7 @@ class _Source:
         timeout: float,
         options: ConsumerOptions,
         every_ms: int,
+        now_ms: Callable[[], float],
         group: str | None = None,
     ) -> None:
         self._verbs = verbs
@@ -199,7 +200,8 @@ class _Source:
         self.feed = LogFeed(verbs, options, group)
         self.sought: dict[Place, int] = {}
         self._every_ms = every_ms
-        self._due_ms = self._loop.time() * 1000 + every_ms
+        self._now_ms = now_ms
+        self._due_ms = now_ms() + every_ms
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -215,10 +217,10 @@ class _Source:
             self.feed.failed(error)
 
     def tick(self) -> None:
-        """See whether it is time."""
+        """See whether it is time; also `membership.Holder`."""
         if self.feed.closed is not None or not self._every_ms:
             return
-        now_ms = self._loop.time() * 1000 + self.feed.skew_ms
+        now_ms = self._now_ms()
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + self._every_ms
             if not self._tasks:
@@ -246,7 +248,8 @@ class _Everything(_Source):
     def __init__(
         self, verbs: BrokerVerbs, topics: Sequence[str], timeout: float, options: ConsumerOptions
     ) -> None:
-        super().__init__(verbs, timeout, options, REFRESH_MS)
+        loop = asyncio.get_running_loop()
+        super().__init__(verbs, timeout, options, REFRESH_MS, lambda: loop.time() * 1000)
         self._topics = topics
 
     async def open(self) -> None:
@@ -293,7 +296,7 @@ class _Seat(_Source):
         timeout: float,
         options: ConsumerOptions,
     ) -> None:
-        super().__init__(verbs, timeout, options, options.auto_commit_ms, group)
+        super().__init__(verbs, timeout, options, options.auto_commit_ms, verbs.clock.elapsed_ms, group)
         self._group = group
         asked = {"mode": options.mode, **options.group}
         request = JoinGroup(group, options.member, list(topics), asked, options.wait, client_name())
@@ -398,11 +401,6 @@ class _Seat(_Source):
     def dropped(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
         self.feed.remove(places)
-
-    def passed(self, ms: float) -> None:
-        """See `membership.Holder`."""
-        self.feed.skew_ms += ms
-        self.tick()
 
     def failed(self, error: BaseException) -> None:
         """See `membership.Holder`."""

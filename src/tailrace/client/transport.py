@@ -14,6 +14,7 @@ from typing import cast
 
 import msgspec
 
+from tailrace.client.machine_clock import MachineClock
 from tailrace.core.commands import Ping, Reply, Request
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable, from_code
@@ -129,6 +130,7 @@ class NetworkVerbs:
     """`BrokerVerbs` over whichever of the hosts answers."""
 
     def __init__(self, hosts: Sequence[tuple[str, int]]) -> None:
+        self.clock = MachineClock()
         self._hosts = list(hosts)
         self._wire: Wire | None = None
         self._keeper: asyncio.Task[None] | None = None

@@ -278,9 +278,11 @@ class Grant(Command, frozen=True):
 
 
 class Leases(Command, frozen=True, tag="leases"):
-    """What was leased; empty when there was nothing in time."""
+    """What was leased; empty when there was nothing in time. The request had waited for `waited_ms` when the
+    first of it was leased: a lease counts from then, on whatever clock its holder has."""
 
     grants: list[Grant]
+    waited_ms: int = 0
 
 
 class Settled(Command, frozen=True, tag="settled"):

@@ -159,6 +159,17 @@ class Queues:
         dues = [due for ledger in self._ledgers.values() if (due := ledger.next_due_us()) is not None]
         return min(dues, default=None)
 
+    def overdue(self, now_us: int) -> set[tuple[str, str]]:
+        """The groups and members whose leases are over and have not been expired yet."""
+        time_us = max(now_us, self._partition.append_time_us)
+        found: set[tuple[str, str]] = set()
+        for ledger in self._ledgers.values():
+            next_us = ledger.receipts.next_deadline_us()
+            if next_us is not None and next_us <= time_us:
+                leases = ledger.receipts.live.values()
+                found.update((ledger.name, lease.member) for lease in leases if lease.deadline_us <= time_us)
+        return found
+
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:

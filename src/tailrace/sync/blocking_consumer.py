@@ -131,15 +131,24 @@ class Consumer:
     def _next(self) -> Delivery:
         intake = self._inner._open()
         while True:
+            delivery = None
             with intake.guard:
                 for delivery in intake.current:
-                    assert isinstance(delivery, Delivery)
                     intake.last = delivery
+                    break
+            if delivery is not None:
+                assert isinstance(delivery, Delivery)
+                if intake.calm_ns <= intake.wall_ns() < intake.until_ns or not self._is_over(delivery):
                     return delivery
+                continue
             try:
                 self._portal.call(intake.take)
             except StopAsyncIteration:
                 raise StopIteration from None
+
+    def _is_over(self, delivery: Delivery) -> bool:
+        intake = self._inner._intake
+        return self._portal.call(lambda: _on_loop(lambda: intake.is_over(delivery.rows.lease)))
 
     def batches(self, size: int | None = None) -> Iterator[Batch]:
         """Messages as they come, up to `size` at once; see `tailrace.Consumer.batches`."""

@@ -71,6 +71,14 @@ class VirtualClock(ManualClock):
         """The virtual time."""
         return moment(self.now_us())
 
+    def wall_ns(self) -> int:
+        """See `ClientClock`: clients live in the virtual time, too."""
+        return self.now_us() * 1000
+
+    def elapsed_ms(self) -> float:
+        """See `ClientClock`."""
+        return self.now_us() / 1000
+
     def advance(self, duration: float | timedelta) -> None:
         """Let time pass, in seconds or as a timedelta: all that falls due happens in order, each at its own
         time.
@@ -364,6 +372,7 @@ class _Link:
 
     def __init__(self, broker: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
         self._broker = broker
+        self.clock = broker.clock
         self.loop = loop
         self.thread = threading.get_ident()
         self.waiting: dict[int, Respond] = {}
@@ -372,10 +381,6 @@ class _Link:
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`; the reply comes in a later round of the loop."""
         self._broker.submit(self, request, body, respond)
-
-    def now_us(self) -> int:
-        """The broker's time: delays and lifetimes that a client gives count from it."""
-        return self._broker.clock.now_us()
 
     async def close(self) -> None:
         """Let go; what waits for an answer is told that it is unknown."""
