@@ -11,6 +11,7 @@ import pytest
 import tailrace
 from tailrace.broker.node import EmbeddedVerbs
 from tailrace.client.aio import Client
+from tailrace.client.machine_clock import MachineClock
 from tailrace.client.reader import REFRESH_MS
 from tailrace.errors import InvalidRequest, NotFound
 from tests.e2e.broker_process import BrokerProcess
@@ -241,7 +242,7 @@ def test_running_reader_notices_new_partitions(broker: BrokerProcess) -> None:
 )
 def test_retention_trims(tmp_path: Path, options: dict[str, int], later_s: int, start: int) -> None:
     async def run() -> None:
-        verbs = EmbeddedVerbs(str(tmp_path))
+        verbs = EmbeddedVerbs(str(tmp_path), MachineClock())
         await verbs.open()
 
         async def opened(timeout_s: float) -> EmbeddedVerbs:
