@@ -6,12 +6,13 @@ ARGS ?=
 PYTEST_ARGS ?=
 SUITE ?= foundation
 SEEDS ?= 200
+MINUTES ?= 60
 CHECK_BUDGET_S ?= 120
 TEST_PROCESSES ?= 2
 TEST_BUDGET_S ?= 800
 TEST_LONG_BUDGET_S ?= 2700
 
-.PHONY: help run test test-long check bench sim table format clean setup-base setup-dev
+.PHONY: help run test test-long check bench soak sim table format clean setup-base setup-dev
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -30,6 +31,9 @@ check: setup-dev ## style, types, direction of imports, sizes and documents
 
 bench: setup-dev ## measure; SUITE=foundation, delivery or spark
 	@exec .venv/bin/python -m bench $(SUITE)
+
+soak: setup-dev ## 10,000 msg/s with delays and retries for MINUTES=60: the broker's memory over time, and its slope
+	@exec .venv/bin/python -m bench.soak --minutes $(MINUTES)
 
 sim: setup-base ## run the seeded simulator; SEEDS=200
 	@exec .venv/bin/python -m tailrace.sim --seeds $(SEEDS)

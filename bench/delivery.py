@@ -7,8 +7,10 @@ from bench.cases import (
     queue_cost,
     queue_plain,
     queue_steady,
+    repeated_kills,
     settled_log,
     snapshot_pause,
+    steady_memory,
     timer_load,
 )
 from bench.harness import Suite
@@ -27,6 +29,8 @@ BARS = (
     Bar(name="fact_bytes_per_msg", sense="<=", value=8),
     Bar(name="snapshot_pause_ms_p99", sense="<=", value=5),
     Bar(name="restart_s", sense="<=", value=2),
+    Bar(name="restart_after_kills_s", sense="<=", value=1),
+    Bar(name="soak_mb_per_hour", sense="<=", value=10),
     Bar(name="rebalance_s", sense="<=", value=1),
     Bar(name="kept_partition_gap_ms", sense="<=", value=200),
 )
@@ -43,7 +47,9 @@ SUITE = Suite(
         queue_cost.CASE,
         timer_load.CASE,
         settled_log.CASE,
+        repeated_kills.CASE,
         snapshot_pause.CASE,
         member_joins.CASE,
+        steady_memory.CASE,
     ),
 )

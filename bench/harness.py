@@ -32,6 +32,8 @@ class Case(msgspec.Struct, frozen=True):
     figures: tuple[str, ...]
     seconds: float
     measure: Callable[[Run], list[Sample]]
+    runs_max: int = RUNS
+    """A case that takes very long is not repeated."""
 
 
 class Suite(msgspec.Struct, frozen=True):
@@ -189,7 +191,7 @@ def execute(suite: Suite, plan: Plan, console: Console) -> Report:
         for number in range(1, plan.runs + 1):
             limits: Limits = {}
             for case in cases:
-                if case in failures:
+                if case in failures or number > case.runs_max:
                     continue
                 try:
                     found = _once(case, plan, limits)

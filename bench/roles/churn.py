@@ -14,10 +14,12 @@ import msgspec
 import uvloop
 
 import tailrace
+from tailrace.errors import LeaseLost
 
 TOPIC, GROUP = "churn", "bench"
 TICK_S = 0.01
 DRAIN_S = 120.0
+SETTLED_S = 0.5
 UNACKNOWLEDGED_MAX = 64
 """Batches. A broker that falls behind slows the load down instead of growing this process."""
 
@@ -38,25 +40,25 @@ class ChurnJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Churned(msgspec.Struct, frozen=True):
-    """Counts at the end: everything that was sent has been received and acknowledged."""
+    """Counts at the end, when everything that was sent is settled. `lost` acknowledgements came too late: an
+    earlier message of the key had been given back, or this process stood still. Those messages came again."""
 
     sent: int
     delayed: int
     nacked: int
-    received: int
+    lost: int
     seconds: float
 
 
 class Counts:
-    """What has happened so far; `over` says that nothing more is sent."""
+    """What has happened so far."""
 
     def __init__(self) -> None:
-        self.sent = self.delayed = self.nacked = self.acked = 0
-        self.over = False
+        self.sent = self.delayed = self.nacked = self.acked = self.lost = 0
 
 
-async def produce(producer: Any, job: ChurnJob, counts: Counts) -> float:
-    """Send what is due, tick by tick; returns the seconds that it took."""
+async def produce(producer: Any, job: ChurnJob, counts: Counts, consuming: asyncio.Task[None]) -> float:
+    """Send what is due, tick by tick; returns the seconds that it took. A consumer that fails ends it."""
     draw = random.Random(20260101)
     keys = [f"key-{number:06d}".encode() for number in range(job.keys)]
     values = [os.urandom(job.value_bytes) for _ in range(500)]
@@ -74,6 +76,8 @@ async def produce(producer: Any, job: ChurnJob, counts: Counts) -> float:
         while len(receipts) > UNACKNOWLEDGED_MAX:
             await receipts.popleft()
         await asyncio.sleep(TICK_S)
+        if consuming.done():
+            consuming.result()
     for receipt in receipts:
         await receipt
     return time.perf_counter() - began
@@ -82,34 +86,51 @@ async def produce(producer: Any, job: ChurnJob, counts: Counts) -> float:
 async def consume(consumer: Any, job: ChurnJob, counts: Counts) -> None:
     """Acknowledge; give a share of the first deliveries back for a while."""
     draw = random.Random(20260102)
-    async for message in consumer:
-        if message.deliveries == 1 and draw.random() < job.nacked_share:
-            await message.nack(delay=draw.uniform(0.0, job.nack_s_max), failure=False)
-            counts.nacked += 1
-            continue
-        message.ack_nowait()
-        counts.acked += 1
-        if counts.over and counts.acked >= counts.sent:
+    while True:
+        try:
+            async for message in consumer:
+                if message.deliveries == 1 and draw.random() < job.nacked_share:
+                    await message.nack(delay=draw.uniform(0.0, job.nack_s_max), failure=False)
+                    counts.nacked += 1
+                    continue
+                message.ack_nowait()
+                counts.acked += 1
+        except LeaseLost:  # Raised once for all that were lost since the last time, or by the nack itself.
+            counts.lost += 1
+
+
+async def until_settled(client: tailrace.Client) -> None:
+    """Wait until the group has nothing left to do, delayed messages and those given back included."""
+    while True:
+        lag = (await client.groups().describe(GROUP)).lag
+        if not lag and not await client.scheduled(TOPIC, limit=1):
             return
+        await asyncio.sleep(SETTLED_S)
+
+
+async def run(client: tailrace.Client, other: tailrace.Client, job: ChurnJob, counts: Counts) -> float:
+    """Produce and consume for the time of the job, then wait until everything is settled."""
+    async with client.producer(TOPIC) as producer, other.consumer(TOPIC, GROUP) as consumer:
+        consuming = asyncio.create_task(consume(consumer, job, counts))
+        print("{}", flush=True)
+        seconds = await produce(producer, job, counts, consuming)
+        await asyncio.wait_for(until_settled(client), job.delay_s_max + DRAIN_S)
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
+        counts.lost += len(consumer.failures)
+        consumer.failures.clear()
+    return seconds
 
 
 async def work(job: ChurnJob) -> None:
-    """Run the load for its time, wait until the last message is settled, and report."""
+    """Run the load, and report."""
     counts = Counts()
     async with tailrace.connect(job.url) as client, tailrace.connect(job.url) as other:
         await client.admin().create_topic(
             TOPIC, partitions=job.partitions, durability="interval", if_missing=True
         )
-        async with client.producer(TOPIC) as producer, other.consumer(TOPIC, GROUP) as consumer:
-            consuming = asyncio.create_task(consume(consumer, job, counts))
-            print("{}", flush=True)
-            seconds = await produce(producer, job, counts)
-            counts.over = True
-            # One more, so that the consumer looks at the counts when all the others have come already.
-            counts.sent += 1
-            await producer.publish(b"the last")
-            await asyncio.wait_for(consuming, job.delay_s_max + DRAIN_S)
-    report = Churned(counts.sent, counts.delayed, counts.nacked, counts.acked, seconds)
+        seconds = await run(client, other, job, counts)
+    report = Churned(counts.sent, counts.delayed, counts.nacked, counts.lost, seconds)
     print(msgspec.json.encode(report).decode(), flush=True)
 
 

@@ -154,3 +154,38 @@ def test_a_partition_never_takes_more_than_its_own_bound(share: int) -> None:
     shard = make(batches=1).shard()
     shard.limit_cold(share)
     assert shard.at_hand.bytes_max == min(share, 8 << 20)
+
+
+def test_what_nobody_uses_for_some_seconds_is_let_go() -> None:
+    broker = make(batches=200, ring_buffer_bytes=0)
+    at_hand = broker.shard().at_hand
+    for offset in (0, 300):
+        load(broker, offset)
+    assert at_hand.columns(0) is not None
+    assert at_hand.cold_bytes > 0
+    for _ in range(4):
+        broker.pass_s(4)
+        assert at_hand.columns(0) is not None  # What is used stays.
+    broker.pass_s(11)
+    assert at_hand.cold_bytes == 0
+    assert at_hand.columns(0) is None
+    assert load(broker, 0) == [None]
+    assert at_hand.columns(0) is not None
+
+
+def test_what_is_known_of_frames_goes_with_them() -> None:
+    broker = make(batches=100, ring_buffer_bytes=20_000)
+    at_hand = broker.shard().at_hand
+    first = broker.shard().tail.start_offset
+    assert first > 0
+    for offset in range(first, 300, 3):
+        assert at_hand.columns(offset) is not None
+        found = at_hand.frames([offset, offset + 1])
+        assert not isinstance(found, int)
+        at_hand.opened(found[0])
+    for number in range(300):
+        broker.publish(b"%d" % number)
+    broker.pass_s(11)
+    lowest = broker.shard().tail.start_offset
+    assert lowest > 300
+    assert all(base >= lowest for base in (*at_hand._columns, *at_hand._opened))

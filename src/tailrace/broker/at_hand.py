@@ -1,4 +1,10 @@
-"""The committed frames that a partition has in memory for deciding about deliveries and making them."""
+"""The committed frames that a partition has in memory for deciding about deliveries and making them.
+
+Two bounds keep what was read from the log: bytes, and time. `age` is called every few seconds and lets go of
+runs that nobody has used since the call before, and of everything that was derived from frames which are not
+at hand any more. With the first bound alone, a message that is retried now and then would fill the memory of
+every partition to its bound in the course of hours, for nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +40,26 @@ _UNBOUNDED = 1 << 62
 Loaded = Callable[[Exception | None], None]
 
 
+class ColdRun:
+    """A run of frames that was read from the log, and its bytes."""
+
+    __slots__ = ("frames", "size", "used")
+
+    def __init__(self, frames: Tail, size: int) -> None:
+        self.frames = frames
+        self.size = size
+        self.used = True
+        """Whether somebody wanted it since the last `age`."""
+
+
 class FramesAtHand:
     """The hot tail, and a few runs of frames that were read from the log lately."""
 
     def __init__(self, shard: Shard, bytes_max: int = COLD_BYTES) -> None:
         self._shard = shard
         self.bytes_max = bytes_max
-        self._cold: list[tuple[Tail, int]] = []
-        """Runs of frames and their bytes, the one used last at the end."""
+        self._cold: list[ColdRun] = []
+        """The one used last is at the end."""
         self._columns: dict[int, Columns] = {}
         self._opened: dict[int, tuple[Frame, RecordBatch]] = {}
         self._loading: dict[int, list[Loaded]] = {}
@@ -126,8 +144,9 @@ class FramesAtHand:
             return tail
         cold = self._cold
         for index in range(len(cold) - 1, -1, -1):
-            run = cold[index][0]
+            run = cold[index].frames
             if run.start_offset <= offset < run.end_offset:
+                cold[index].used = True
                 if index < len(cold) - 1:
                     cold.append(cold.pop(index))
                 if 2 * offset > run.start_offset + run.end_offset:
@@ -139,9 +158,8 @@ class FramesAtHand:
         """Whoever goes through the log in its order finds the next frames at hand."""
         if offset in self._loading or offset >= self._shard.tail.start_offset:
             return
-        for run, _ in self._cold:
-            if run.start_offset <= offset < run.end_offset:
-                return
+        if self._is_cold(offset):
+            return
         self.load(offset, lambda error: None)
 
     # -- what is not at hand
@@ -177,9 +195,29 @@ class FramesAtHand:
 
         shard.pump.threads.read(work, done)
 
-    def _keep(self, run: Tail, size: int) -> None:
+    def _keep(self, frames: Tail, size: int) -> None:
         """The run read last always stays, whatever its size: who asked for it gets to see it."""
-        self._cold.append((run, size))
-        held = sum(nbytes for _, nbytes in self._cold)
+        self._cold.append(ColdRun(frames, size))
+        held = sum(run.size for run in self._cold)
         while len(self._cold) > 1 and (held > self.bytes_max or len(self._cold) > _RUNS_MAX):
-            held -= self._cold.pop(0)[1]
+            held -= self._cold.pop(0).size
+
+    # -- what nobody needs any more
+
+    @property
+    def cold_bytes(self) -> int:
+        """Bytes of the runs that were read from the log."""
+        return sum(run.size for run in self._cold)
+
+    def age(self) -> None:
+        """Let go of what was not used since the last call."""
+        self._cold = [run for run in self._cold if run.used]
+        for run in self._cold:
+            run.used = False
+        lowest = self._shard.tail.start_offset
+        for derived in (self._columns, self._opened):
+            for base in [base for base in derived if base < lowest and not self._is_cold(base)]:
+                del derived[base]
+
+    def _is_cold(self, offset: int) -> bool:
+        return any(run.frames.start_offset <= offset < run.frames.end_offset for run in self._cold)

@@ -35,6 +35,8 @@ log = logging.getLogger("tailrace.engine")
 
 SWEEP_US = 60_000_000
 SYNC_CHECK_US = 100_000
+AGE_US = 5_000_000
+"""Frames that were read for delivery are let go between this and twice this after their last use."""
 
 
 class Engine:
@@ -89,6 +91,7 @@ class Engine:
             self._opened(shard)
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
+        self.pump.every(AGE_US, self._age)
         self.staged_writes.start()
         self.coordination.start()
         self.cron.start()
@@ -105,6 +108,10 @@ class Engine:
             upkeep.sync(now_us)
         for upkeep in due((upkeep for upkeep in upkeeps if upkeep.replayed), now_us):
             upkeep.shorten_replay()
+
+    def _age(self, now_us: int) -> None:
+        for shard in self.topics.shards():
+            shard.at_hand.age()
 
     def _sweep(self, now_us: int) -> None:
         for shard in self.topics.shards():

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tailrace.broker.clock import SystemClock
 from tailrace.broker.engine import Engine
+from tailrace.broker.spare_memory import SparePages
 from tailrace.broker.turns import NOTHING, refuse
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.config import ServerOptions, split_address
@@ -33,8 +34,6 @@ from tailrace.storage.threads import StorageThreads
 log = logging.getLogger("tailrace.node")
 
 LAG_S = 0.1
-POOL_SPARE_BYTES = 64 * 1024 * 1024
-"""Arrow's pool keeps what was freed for ever; when it is this much, it goes back to the system."""
 CLOSE_S = 60.0
 SWITCH_S = 1e-4
 """Storage threads return from blocking calls beside a busy loop; at the default of 5 ms they would wait that
@@ -136,16 +135,13 @@ class Node:
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
-        pool, peak = pa.default_memory_pool(), 0
+        pool = pa.default_memory_pool()
+        spare = SparePages(pool.release_unused, loop.time())
         while True:
             before = loop.time()
             await asyncio.sleep(LAG_S)
             self._host.engine.metrics.loop_lag(max(0.0, loop.time() - before - LAG_S))
-            in_use = pool.bytes_allocated()
-            peak = max(peak, in_use)
-            if peak - in_use > POOL_SPARE_BYTES:
-                pool.release_unused()
-                peak = in_use
+            spare.note(pool.bytes_allocated(), loop.time())
 
     async def stop(self) -> None:
         """Graceful: refuse new requests, answer those under way, sync, close."""

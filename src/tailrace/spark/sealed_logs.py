@@ -31,7 +31,7 @@ from tailrace.storage.frame_scan import scan_frames
 from tailrace.storage.inspect import ViewedDisk
 from tailrace.storage.log_reader import LogReader
 from tailrace.storage.opening import check_segment
-from tailrace.storage.segment import Point, Segment, decode_index, first_entry, index_name, log_name
+from tailrace.storage.segment import Point, Points, Segment, decode_index, first_entry, index_name, log_name
 from tailrace.storage.snapshots import load_snapshot, snapshot_entry
 
 TOPICS = "topics"
@@ -142,7 +142,8 @@ def _active(disk: ViewedDisk, folder: str, entry: int) -> Segment:
         disk.close(handle)
     segment = Segment(entry, base)
     segment.size, segment.frames, segment.end_entry = size, 1, 1 << 62
-    segment.points = [Point(base, 0, entry, 0, 0, 0)]
+    segment.points = Points()
+    segment.points.append(Point(base, 0, entry, 0, 0, 0))
     return segment
 
 

@@ -19,7 +19,7 @@ from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import BARRIER, DATA, HEADER_BYTES, Buffer, Header, check_body, parse
 from tailrace.ports import Disk
 from tailrace.storage.scan import CHUNK, damaged, scan
-from tailrace.storage.segment import INDEX_STEP, Point, Segment, decode_index, last_false
+from tailrace.storage.segment import INDEX_STEP, Point, Points, Segment, decode_index, last_false
 
 _INDEXES_KEPT = 8
 COPIED_BYTES_MAX = 8 * 1024 * 1024
@@ -41,7 +41,7 @@ class LogReader:
         self.generation = 0
         self.lost: Corrupt | None = None
         """Told to whoever reads below the first segment, when that was not trimmed but is missing."""
-        self._indexes: OrderedDict[tuple[int, int], list[Point]] = OrderedDict()
+        self._indexes: OrderedDict[tuple[int, int], Points] = OrderedDict()
         self._lock = threading.Lock()
 
     def publish(self, segments: tuple[Segment, ...], *, shrunk: bool = False) -> None:
@@ -164,7 +164,7 @@ class LogReader:
             finally:
                 self.disk.close(handle)
 
-    def points(self, segment: Segment) -> list[Point]:
+    def points(self, segment: Segment) -> Points:
         """The sparse index of a segment: from memory, from its file, or rebuilt."""
         points = segment.points
         if points is not None:
@@ -182,7 +182,7 @@ class LogReader:
                 self._indexes.popitem(last=False)
         return points
 
-    def _load_points(self, segment: Segment) -> list[Point]:
+    def _load_points(self, segment: Segment) -> Points:
         try:
             handle = self.disk.open(f"{self.folder}/{segment.index_name}")
             try:
@@ -202,7 +202,7 @@ class LogReader:
                 rebuilt.note(header, position)
         finally:
             self.disk.close(handle)
-        return rebuilt.points or []
+        return rebuilt.points or Points()
 
     def _steady(self, work: Callable[[], T]) -> T:
         """Run a read again when the log shrank beneath it."""
@@ -351,7 +351,7 @@ class LogReader:
         return segments[-1].end_offset
 
 
-def _pieces(points: list[Point], wanted: list[int], limit: int) -> list[tuple[int, int]]:
+def _pieces(points: Sequence[Point], wanted: list[int], limit: int) -> list[tuple[int, int]]:
     """The parts of a segment between points of its index in which the wanted entries lie, neighbours joined.
 
     A point stands where a frame begins, so each part holds whole frames.

@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, overload
 
 from tailrace.errors import Corrupt
 from tailrace.format.frame import BARRIER, DATA, Buffer, Header, crc32c
@@ -40,6 +40,44 @@ class Point(NamedTuple):
     append_time_us: int
     data_bytes: int
     """Bytes of the data frames of this segment before this place."""
+
+
+_COLUMNS = len(Point._fields)
+
+
+class Points(Sequence[Point]):
+    """The points of an index in one buffer: as tuples of numbers they would take six times the memory, for
+    every segment that is written or was read lately."""
+
+    __slots__ = ("_values", "last_position")
+
+    def __init__(self, raw: bytes = b"") -> None:
+        self._values = array("q", raw)
+        self.last_position = self[-1].position if self._values else -INDEX_STEP
+
+    def __len__(self) -> int:
+        return len(self._values) // _COLUMNS
+
+    @overload
+    def __getitem__(self, index: int) -> Point: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Point]: ...
+    def __getitem__(self, index: int | slice) -> Point | list[Point]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = index if index >= 0 else index + len(self)
+        if not 0 <= at < len(self):
+            raise IndexError(f"point {index} of {len(self)}")
+        return Point(*self._values[at * _COLUMNS : (at + 1) * _COLUMNS])
+
+    def append(self, point: Point) -> None:
+        """Add a point in one piece: readers in other threads never see a part of it."""
+        self._values.extend(array("q", point))
+        self.last_position = point.position
+
+    def tobytes(self) -> bytes:
+        """The points as they lie in an index file."""
+        return self._values.tobytes()
 
 
 class Segment:
@@ -73,7 +111,7 @@ class Segment:
         self.first_append_us = 0
         self.last_append_us = 0
         self.sealed = False
-        self.points: list[Point] | None = []
+        self.points: Points | None = Points()
         """None when the index of a sealed segment is on the disk only."""
 
     @property
@@ -93,7 +131,7 @@ class Segment:
             return
         points = self.points
         assert points is not None, "a sealed segment does not grow"
-        if not points or position - points[-1].position >= INDEX_STEP:
+        if position - points.last_position >= INDEX_STEP:
             append_time = max(header.append_time_us, self.last_append_us)
             points.append(
                 Point(self.end_offset, position, header.entry, self.time_max, append_time, self.data_bytes)
@@ -129,7 +167,7 @@ def first_entry(name: str) -> int | None:
     return None
 
 
-def last_false(points: list[Point], holds: Callable[[Point], bool]) -> int:
+def last_false(points: Sequence[Point], holds: Callable[[Point], bool]) -> int:
     """Number of the last point for which a condition that turns true once does not hold yet; 0 when it holds
     from the start."""
     return max(bisect_right(points, False, key=holds) - 1, 0)
@@ -154,7 +192,7 @@ def encode_index(segment: Segment) -> bytes:
         segment.last_append_us,
         len(points),
     )
-    raw = head + array("q", [value for point in points for value in point]).tobytes()
+    raw = head + points.tobytes()
     return raw + _CRC.pack(crc32c(raw))
 
 
@@ -169,15 +207,12 @@ def decode_index(raw: Buffer) -> Segment:
     magic, version, first, end_entry, base, end, size, data_bytes, frames, *times, count = _HEAD.unpack_from(
         raw
     )
-    columns = len(Point._fields)
-    if magic != _MAGIC or version != _VERSION or len(raw) != _HEAD.size + count * columns * 8 + _CRC.size:
+    if magic != _MAGIC or version != _VERSION or len(raw) != _HEAD.size + count * _COLUMNS * 8 + _CRC.size:
         raise Corrupt("the index is of another version")
     segment = Segment(first, base)
     segment.end_entry, segment.end_offset = end_entry, end
     segment.size, segment.data_bytes, segment.frames = size, data_bytes, frames
     segment.time_max, segment.first_append_us, segment.last_append_us = times
-    values = array("q")
-    values.frombytes(raw[_HEAD.size : -_CRC.size])
-    segment.points = [Point(*values[at : at + columns]) for at in range(0, len(values), columns)]
+    segment.points = Points(raw[_HEAD.size : -_CRC.size])
     segment.sealed = True
     return segment
