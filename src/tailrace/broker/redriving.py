@@ -3,7 +3,8 @@
 A redrive is a move that the client drives: the message is opened again at its origin (`Reopen`), or a copy of
 it is appended there (`Republish`), and then its dead letter is settled (`SettleOffsets`). Each is answered
 when it is synced, whatever the topics promise (`broker.assurance`). A crash before the second leaves the dead
-letter on the list; redriving it again finds the message open, or recognises the copy by its dedup id.
+letter on the list; redriving it again finds the message open, or recognises the copy by its dedup id. If its
+group has settled the message in between, it is delivered once more.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Redriving:
             raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
         first, end = max(request.offset, shard.start_offset), shard.end_offset
         spans = shard.state.queues.unsettled(request.group, first, end, request.count_max)
-        shard.answer(respond, UnsettledFound(spans))
+        # Whoever sends letters back names them by their offsets: those must not become other letters.
+        shard.answer(shard.surely(respond), UnsettledFound(spans))
 
     def _hold(self, request: HoldOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
         shard = self._shard(request.topic, request.partition)

@@ -206,12 +206,14 @@ class DeliveryWorld(VirtualTime):
             self.run_for(0.1)
         raise AssertionError(f"no answer to {request}")
 
+    def _topic_options(self) -> dict[str, Any]:
+        return {"partitions": self.partitions, "ring_buffer_bytes": self.random.choice((700, 100_000))}
+
     def _set_up(self) -> None:
         """The topic, and groups that are enlisted before anybody comes."""
         assert self.life is not None
         self.life.threads.full = self.life.threads.sync_fails = 0
-        options = {"partitions": self.partitions, "ring_buffer_bytes": self.random.choice((700, 100_000))}
-        reply = self._ask(CreateTopic(TOPIC, options))
+        reply = self._ask(CreateTopic(TOPIC, self._topic_options()))
         assert isinstance(reply, TopicInfo), reply
         for name, chosen in self.options.items():
             made = self._ask(groups.CreateGroup(name, [TOPIC], chosen))

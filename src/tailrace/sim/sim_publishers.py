@@ -55,9 +55,10 @@ class SimPublisher:
             if random.random() < 0.3:
                 delay_us = random.choice((10_000, 300_000, SECOND_US, 4 * SECOND_US))
                 world.later(delay_us, lambda: self.cancel(messages))
-        self._publish(messages)
+        self.publish(messages)
 
-    def _publish(self, messages: list[Message]) -> None:
+    def publish(self, messages: list[Message]) -> None:
+        """Send messages of one partition as one batch."""
         world = self.world
         columns, body = arrow.encode(
             [message.value for message in messages],
@@ -83,7 +84,7 @@ class SimPublisher:
                 if message.outcome in ("pending", "none") or outcome == "ok":
                     message.outcome = outcome
             if again and (outcome != "ok" or (not world.healed and world.chance(0.2))):
-                world.later(world.random.choice((1_000, 500_000)), lambda: self._publish(messages))
+                world.later(world.random.choice((1_000, 500_000)), lambda: self.publish(messages))
 
         self.line.submit(request, body, answered)
 

@@ -1,0 +1,157 @@
+"""The world of moves holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tailrace.broker.assurance import Assurance
+from tailrace.broker.redriving import Redriving
+from tailrace.core.commands import Done
+from tailrace.core.decisions import Decision
+from tailrace.core.delivery_commands import Reopen, UnsettledFound
+from tailrace.core.queues import Queues
+from tailrace.sim import move_world
+from tailrace.sim.sim_clients import Violation
+from tailrace.sim.sim_operators import Letter, SimOperator
+
+SEEDS = 25
+BUG_SEEDS = 300
+EVENTS = 1_100
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Simulated brokers fail by the hundred, and say so."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_seed_holds_and_most_states_are_reached() -> None:
+    reached: set[str] = set()
+    for seed in range(SEEDS):
+        reached |= set(move_world.run(seed))
+    assert len(move_world.STATES - reached) <= 2, move_world.STATES - reached
+
+
+def test_same_seed_same_run() -> None:
+    assert move_world.run(3) == move_world.run(3)
+
+
+@pytest.mark.parametrize("step", [97, pytest.param(5, marks=pytest.mark.long)])
+def test_power_fails_once_after_any_event(step: int) -> None:
+    """Events are steps: a request arrives, a turn is decided, a write or sync is done, its owner hears."""
+    for after in range(1, EVENTS, step):  # Those of this seed.
+        move_world.run(4, cut_after=after)
+
+
+# ------------------------------------------------------------------------------------------- planted bugs
+
+
+def _only_written(step: str) -> Plant:
+    """One step of a move does not wait for the sync: the one whose answer this function waits for."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        surely = Assurance.surely
+
+        def hasty(self: Assurance, respond: Any) -> Any:
+            return respond if respond.__qualname__.startswith(step) else surely(self, respond)
+
+        monkeypatch.setattr(Assurance, "surely", hasty)
+
+    return plant
+
+
+def _reopened_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    surely = Redriving._surely
+
+    def hasty(self: Redriving, request: Any, body: Any, respond: Any, gate: Any) -> None:
+        if isinstance(request, Reopen):
+            self._leasing.shard(request.topic, request.partition).submit(request, b"", respond)
+        else:
+            surely(self, request, body, respond, gate)
+
+    monkeypatch.setattr(Redriving, "_surely", hasty)
+
+
+def _letter_taken_off_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    surely = Redriving._surely
+
+    def hasty(self: Redriving, request: Any, body: Any, respond: Any, gate: Any) -> None:
+        if isinstance(request, Reopen):
+            surely(self, request, body, respond, gate)
+        else:
+            self._leasing.shard(request.topic, request.partition).submit(request, b"", respond)
+
+    monkeypatch.setattr(Redriving, "_surely", hasty)
+
+
+def _letters_found_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters are sent back that may become others at their offsets."""
+
+    def find(self: Redriving, request: Any, body: Any, respond: Any, gate: Any) -> None:
+        shard = self._shard(request.topic, request.partition)
+        spans = shard.state.queues.unsettled(request.group, 0, shard.end_offset, request.count_max)
+        respond(UnsettledFound(spans), ())
+
+    monkeypatch.setattr(Redriving, "_find", find)
+
+
+def _redrive_settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(self: SimOperator, letter: Letter) -> None:
+        self._settle(letter, lambda: self._send_back(letter, self._later))
+
+    monkeypatch.setattr(SimOperator, "send", send)
+
+
+def _dying_ones_redriven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reopening a message that is on its way to the dead letters changes nothing, and is a success."""
+    reopen = Queues._reopen
+
+    def blind(self: Queues, command: Reopen, time_us: int) -> Any:
+        decision = reopen(self, command, time_us)
+        refused = getattr(decision.reply, "code", "") == "unavailable"
+        return Decision((), Done()) if refused else decision
+
+    monkeypatch.setattr(Queues, "_reopen", blind)
+
+
+BUGS: dict[str, Plant] = {
+    "letter only written": _only_written("_Funeral._publish"),
+    "death only written": _only_written("_Funeral._begin"),
+    "staged batches only written": _only_written("_on_each"),
+    "staged done when written": _only_written("RollForward._read"),
+    "tick recorded when written": _only_written("Cron._tick"),
+    "grant told when written": _only_written("Granting._send"),
+    "reopened when written": _reopened_when_written,
+    "letter taken off when written": _letter_taken_off_when_written,
+    "letters found when written": _letters_found_when_written,
+    "redrive settles first": _redrive_settles_first,
+    "dying ones redriven": _dying_ones_redriven,
+}
+
+
+def _all_hold() -> bool:
+    try:
+        for seed in range(BUG_SEEDS):
+            move_world.run(seed)
+    except Violation:
+        return False
+    return True
+
+
+RARE = ("dying ones redriven", "letters found when written", "tick recorded when written")
+"""Several things have to happen at once: it takes many seeds."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in RARE else []) for name in BUGS]
+)
+def test_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[name](monkeypatch)
+    assert not _all_hold()
