@@ -22,7 +22,7 @@ GOLDEN = [
     (ProducerClaimed(7, 1, 2), "9401070102"),
     (ProducerAdvanced((1 << 64) - 1, 1, 2, 3, 4, 5), "9702cfffffffffffffffff0102030405"),
     (Trimmed(300), "9203cd012c"),
-    (facts.Enlisted(1, "g", GroupPolicy(max_attempts=3), 5, 6), "960401a167" + POLICY + "0506"),
+    (facts.Enlisted(1, "g", GroupPolicy(max_attempts=3), 5, 6, 7), "970401a167" + POLICY + "050607"),
     (facts.Delisted(1, 2), "93050102"),
     (facts.Granted(1, "m", 2, 3), "950601a16d0203"),
     (

@@ -17,6 +17,14 @@ from tailrace.core.commands import (
     TopicInfo,
     TopicList,
 )
+from tailrace.core.group_commands import (
+    CreateGroup,
+    GroupInfo,
+    GroupList,
+    ListGroups,
+    ResetGroup,
+    ResetPlan,
+)
 from tailrace.core.model import Refusal
 from tailrace.sim.sim_disk import Crash, SimDisk
 from tailrace.storage.file_store import FileStore
@@ -42,6 +50,7 @@ class CatalogWorld:
         """Another process on the same folder."""
         store = FileStore(self.disk, CLOCK, segment_bytes=SEGMENT_BYTES)
         self.broker = HeldEngine(store, FileCoordinator(self.disk))
+        self.broker.settle()
         return self.broker
 
     def stop(self) -> None:
@@ -164,3 +173,32 @@ class CatalogWorld:
         info = self.broker.ask(DescribeTopic(name))
         assert not isinstance(info, Refusal), info
         return info.partitions[partition]["fault"] or ""
+
+    # -- groups
+
+    def enlist(self, group: str, *topics: str) -> None:
+        """Make a group."""
+        reply = self.broker.ask(CreateGroup(group, list(topics)))
+        assert isinstance(reply, GroupInfo), reply
+
+    def move(self, group: str, topic: str, *offsets: int) -> None:
+        """Let a group have settled all below these offsets, one for each partition."""
+        reply = self.broker.ask(ResetGroup(group, topic, offsets=list(enumerate(offsets))))
+        assert isinstance(reply, ResetPlan), reply
+
+    def places(self, group: str, topic: str) -> list[int | None]:
+        """Where a group stands on the partitions of a topic."""
+        host = self.broker.engine.topics.find(topic)
+        assert host is not None
+        return [shard.state.queues.committed(group) for shard in host.shards]
+
+    def groups(self) -> dict[str, GroupInfo]:
+        """All groups."""
+        reply = self.broker.ask(ListGroups())
+        assert isinstance(reply, GroupList)
+        return {info.group: info for info in reply.groups}
+
+    def deletions(self) -> int:
+        """Deletions of groups that some partition has not confirmed."""
+        machines = self.broker.engine.coordinators.machines()
+        return sum(len(list(machine.deletions.pending())) for _, machine in machines)

@@ -7,10 +7,12 @@ itself knows it, so that their first lease is not refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tailrace.broker.coordinators import Coordinators
+from tailrace.broker.delisting import Delisting
 from tailrace.broker.delivery import Gate
 from tailrace.broker.granting import Granting
 from tailrace.broker.host import Topics
@@ -20,6 +22,7 @@ from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core import group_commands as verbs
 from tailrace.core.commands import Done, Reply
 from tailrace.core.coordination_commands import (
+    ConfirmEnlisted,
     ConfirmReleased,
     DropGroup,
     Join,
@@ -39,6 +42,8 @@ from tailrace.core.topics import NAME_MAX, check_name
 from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
+
+log = logging.getLogger("tailrace.groups")
 
 TOPICS_MAX = 1_000
 SETTLE_US = 5_000_000
@@ -69,6 +74,9 @@ class Coordination:
         self.coordinators = coordinators
         self.seats = Seats(pump, self._silent)
         self.granting = Granting(topics, pump, self.find, self._touch, self._raise)
+        self.granting.deleted = self._deleted
+        self.granting.enlisted = self._enlisted
+        self.delisting = Delisting(topics, pump, coordinators)
         self._touched: dict[str, None] = {}
         self._waiters: dict[_Waiter, None] = {}
         self._force_timers: dict[str, Timer] = {}
@@ -84,18 +92,18 @@ class Coordination:
     def start(self) -> None:
         """After recovery: bring every partition to what the coordinators know, and give every member a whole
         session to show itself."""
-        known = set()
         for _, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
-                known.add(group.name)
                 for member in group.members:
                     self.seats.take(group.name, member, group.policy)
                 self.granting.adopt(group)
-                sizes = self._present([*group.topics])
-                if any(count != group.topics[topic].partitions for topic, count in sizes):
-                    self._command(group.name, ResizeTopics(group.name, sizes), lambda reply: None)
-                self.settle(group.name)
-        self._delist_strangers(known)
+                resize = self._resize_of(group, group.topics)
+                if resize is None:
+                    self.settle(group.name)
+                else:
+                    self._command(group.name, resize, lambda reply: None)
+        self.delisting.carry_all()
+        self.delisting.report()
 
     def reopened(self, shard: Shard) -> None:
         """A partition was built anew from its log, without what was decided last: what others were told of
@@ -108,19 +116,7 @@ class Coordination:
                 elif home is not shard:
                     continue
                 self.settle(group.name)
-
-    def _delist_strangers(self, known: set[str]) -> None:
-        """Groups that were deleted just before a crash are forgotten by partitions that had no time to."""
-        if any(shard.fault is not None for shard in self.coordinators.shards()):
-            return  # What that one knows cannot be told from what nobody knows.
-        strangers: dict[str, list[Any]] = {}
-        for shard in self._topics.shards():
-            if shard.machine.delivers:
-                for name in shard.state.queues.names():
-                    if name not in known:
-                        strangers.setdefault(name, []).append(shard)
-        for name, shards in strangers.items():
-            self.granting.delist(name, shards)
+        self.delisting.carry_all()
 
     def close(self) -> None:
         """Answer all that waits."""
@@ -148,10 +144,40 @@ class Coordination:
             raise NotFound(f"there is no group {group[:80]!r}", group=group[:80])
         return found
 
-    def _present(self, topics: list[str]) -> Sizes:
-        """How many partitions topics have; 0 for those that are not there."""
-        hosts = [(topic, self._topics.find(topic)) for topic in topics]
-        return [(topic, 0 if host is None else len(host.shards)) for topic, host in hosts]
+    def _resize_of(self, group: Group, topics: Iterable[str]) -> ResizeTopics | None:
+        """What a group has to hear about topics; None when there is nothing. A topic that is not there was
+        deleted only if the catalog says so, by its id; else it is kept, whatever became of it."""
+        resize = ResizeTopics(group.name, [], {})
+        for topic in topics:
+            host, extent = self._topics.find(topic), group.topics.get(topic)
+            if host is not None:
+                known = extent is not None and (extent.partitions, extent.id) == (
+                    len(host.shards),
+                    host.info.id,
+                )
+                count, number = len(host.shards), host.info.id
+            elif extent is None or not self._topics.catalog.was_deleted(extent.id):
+                known, count, number = True, 0, 0
+                if extent is not None:
+                    log.error("group %s is on topic %r, which nobody knows: that is kept", group.name, topic)
+            else:
+                known, count, number = False, 0, extent.id
+            if not known:
+                resize.topics.append((topic, count))
+                resize.topic_ids[topic] = number
+        return resize if resize.topics else None
+
+    def _deleted(self, group: str, place: verbs.Place) -> list[int]:
+        machine = self.coordinators.of(group)
+        return [] if machine is None else machine.deletions.ids(group, place)
+
+    def _enlisted(self, group: str, place: verbs.Place) -> None:
+        found = self.find(group)
+        if found is not None and place not in found.enlisted:
+            self.coordinators.submit(group, ConfirmEnlisted(group, [place]), lambda reply, parts: None)
+
+    def _ids(self, sizes: Sizes) -> dict[str, int]:
+        return {topic: self._topics.get(topic).info.id for topic, _ in sizes}
 
     def _sizes(self, group: str, topics: list[str]) -> Sizes:
         """The topics of a request, checked."""
@@ -181,7 +207,7 @@ class Coordination:
 
     def _after_leaving(self, group: str, action: Callable[[], None], respond: Respond) -> None:
         """Act at once, or when partitions have forgotten a deleted group of the same name."""
-        if not self.granting.leaving(group):
+        if not self.delisting.leaving(group):
             action()
             return
 
@@ -191,7 +217,7 @@ class Coordination:
             except TailraceError as error:
                 respond(refuse(error), NOTHING)
 
-        self.granting.when_left(group, later)
+        self.delisting.when_left(group, later)
 
     def settle(self, group: str) -> None:
         """Carry what a coordinator decided to the partitions and, in the next turn, to the members."""
@@ -263,7 +289,7 @@ class Coordination:
         if isinstance(policy, Refusal):
             respond(policy, NOTHING)
             return
-        command = MakeGroup(request.group, policy, sizes, request.if_missing)
+        command = MakeGroup(request.group, policy, sizes, request.if_missing, self._ids(sizes))
         existed = self.find(request.group) is not None
 
         def made(reply: Reply) -> None:
@@ -288,8 +314,11 @@ class Coordination:
         name = request.group
         if name in OWN_GROUPS:
             raise Denied(f"group {name!r} is internal")
-        group = self.must_find(name)
-        shards = [shard for place in group.all_places() if (shard := self.granting.shard(place)) is not None]
+        strangers = self.delisting.strangers().get(name) if self.find(name) is None else None
+        if strangers:
+            self.delisting.expel(name, strangers, respond)
+            return
+        self.must_find(name)
 
         def dropped(reply: Reply) -> None:
             if isinstance(reply, Refusal):
@@ -297,8 +326,9 @@ class Coordination:
                 return
             for member in self.seats.members(name):
                 self.seats.leave(name, member, Refusal(NotFound.code, f"group {name!r} was deleted"))
-            self.granting.when_left(name, lambda: respond(Done(), NOTHING))
-            self.granting.delist(name, shards)
+            self.granting.forget(name)
+            self.delisting.carry(name)
+            self.delisting.when_left(name, lambda: respond(Done(), NOTHING))
 
         self._command(name, DropGroup(name, request.force), dropped)
 
@@ -317,14 +347,16 @@ class Coordination:
         """A topic was created, has more partitions, or is gone: the groups that care follow."""
         if topic == TOPIC:
             return
-        sizes = self._present([topic])
-        if not sizes[0][1]:
+        if self._topics.find(topic) is None:
             self.granting.forget_topic(topic)
         for _, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
                 wanted = any(topic in member.topics for member in group.members.values())
                 if wanted or topic in group.topics:
-                    self._command(group.name, ResizeTopics(group.name, sizes), lambda reply: None)
+                    resize = self._resize_of(group, [topic])
+                    if resize is not None:
+                        self._command(group.name, resize, lambda reply: None)
+        self.delisting.carry_all()
 
     # -- members
 
@@ -340,7 +372,8 @@ class Coordination:
         if request.again and self.seats.taken(name, member, request.incarnation):
             raise _superseded(name, member)
         client = request.client[:NAME_MAX]
-        command = Join(name, member, sizes, policy, request.options, request.wait, client)
+        ids = self._ids(sizes)
+        command = Join(name, member, sizes, policy, request.options, request.wait, client, ids)
 
         def joined(reply: Reply) -> None:
             group = self.find(name)

@@ -11,7 +11,7 @@ waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from tailrace.broker.host import Topics
@@ -64,8 +64,10 @@ class Granting:
         self._changed = changed
         self._raised = raised
         self._groups: dict[str, _Carried] = {}
-        self._leaving: dict[str, int] = {}
-        self._left: dict[str, list[Callable[[], None]]] = {}
+        self.deleted: Callable[[str, Place], Collection[int]] = lambda group, place: ()
+        """The deleted groups of that name that a partition has still to forget."""
+        self.enlisted: Callable[[str, Place], None] = lambda group, place: None
+        """Called when a partition has confirmed that it has a group."""
         self.evicted: Callable[[str, str], None] = lambda group, member: None
         """Called with the group and the member that is gone."""
 
@@ -149,7 +151,8 @@ class Granting:
         carried = self._groups.setdefault(group.name, _Carried())
         queues = shard.state.queues
         reached = queues.grant(group.name)
-        if reached is not None and queues.policy(group.name) == group.policy:
+        same = group.id in (0, queues.id_of(group.name))
+        if reached is not None and same and queues.policy(group.name) == group.policy:
             owned = ("", 0) if group.shared else reached
             carried.confirmed[place] = Grant(*owned, queues.is_paused(group.name))
         else:
@@ -185,6 +188,9 @@ class Granting:
         if shard.fault is not None:
             return
         reached = shard.state.queues.grant(group.name)
+        old = self.deleted(group.name, place)
+        if shard.state.queues.id_of(group.name) in old:
+            reached = None  # That is of a group which was deleted before this one was made.
         if held is not None and reached is not None and _astray(reached, held):
             if reached[0] == held.owner and have is not None:
                 carried.confirmed[place] = Grant(*reached, have.paused)
@@ -194,8 +200,14 @@ class Granting:
             return
         commands: list[Any] = []
         if have is None:
+            commands += [Delist(group.name, number) for number in old]
             late = place[1] >= group.topics[place[0]].first
-            commands.append(Enlist(group.name, group.policy, shard.state.start_offset if late else None))
+            if reached is None and place in group.enlisted:
+                text = "%s/%d has lost its place in group %s: it begins with the first message that is there"
+                log.error(text, *place, group.name)
+                late = True
+            start = shard.state.start_offset if late else None
+            commands.append(Enlist(group.name, group.policy, start, group.id))
         if have is None or have.paused != want.paused:
             commands.append(PauseLeases(group.name, want.paused))
         if held is not None and (have is None or have[:2] != want[:2]) and want.generation:
@@ -226,6 +238,7 @@ class Granting:
             return  # Deleted meanwhile; its end is carried by itself.
         if problem is None:
             carried.confirmed[place] = want
+            self.enlisted(name, place)
             carried.warned = False
             self._changed(name)
         else:
@@ -260,48 +273,16 @@ class Granting:
             if shard is not None:
                 shard.submit(EvictMember(group.name, member), b"", _unheard)
 
+    def forget(self, group: str) -> None:
+        """A group was deleted: one that is made again under its name is another."""
+        self._groups.pop(group, None)
+
     def forget_topic(self, topic: str) -> None:
         """A topic was deleted: one that is made again under its name is another."""
         for carried in self._groups.values():
             carried.confirmed = {
                 place: have for place, have in carried.confirmed.items() if place[0] != topic
             }
-
-    # -- deleting
-
-    def leaving(self, group: str) -> bool:
-        """Whether partitions still have to forget a group that was deleted."""
-        return group in self._leaving
-
-    def when_left(self, group: str, action: Callable[[], None]) -> None:
-        """Call when the last partition has forgotten a group."""
-        self._left.setdefault(group, []).append(action)
-
-    def delist(self, group: str, shards: list[Shard]) -> None:
-        """A group was deleted: partitions forget it, as soon as each of them can."""
-        self._groups.pop(group, None)
-        working = [shard for shard in shards if shard.fault is None]
-        self._leaving[group] = self._leaving.get(group, 0) + len(working)
-        for shard in working:
-            self._delist(group, shard)
-        self._check_left(group)
-
-    def _delist(self, group: str, shard: Shard) -> None:
-        def answered(reply: Reply, parts: Any) -> None:
-            if isinstance(reply, Refusal) and reply.code != "not_found" and shard.fault is None:
-                later_us = self._pump.clock.now_us() + RETRY_US
-                self._pump.at(later_us, lambda now_us: self._delist(group, shard))
-                return
-            self._leaving[group] -= 1
-            self._check_left(group)
-
-        shard.submit(Delist(group), b"", shard.surely(answered))
-
-    def _check_left(self, group: str) -> None:
-        if not self._leaving[group]:
-            del self._leaving[group]
-            for action in self._left.pop(group, ()):
-                action()
 
 
 def _astray(reached: tuple[str, int], held: Holding) -> bool:

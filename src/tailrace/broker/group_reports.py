@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tailrace.broker.coordination import Coordination, info_of
 from tailrace.broker.delivery import Gate
 from tailrace.broker.gateway import locate
@@ -15,6 +17,7 @@ from tailrace.core.commands import EARLIEST, LATEST, Reply
 from tailrace.core.coordination_commands import Look
 from tailrace.core.group_commands import (
     DescribeGroup,
+    GroupInfo,
     GroupList,
     ListGroups,
     ResetGroup,
@@ -23,7 +26,8 @@ from tailrace.core.group_commands import (
 from tailrace.core.groups import in_use
 from tailrace.core.inner_commands import ResetTo
 from tailrace.core.model import Refusal
-from tailrace.core.rosters import Group
+from tailrace.core.policy import GroupPolicy
+from tailrace.core.rosters import Extent, Group
 from tailrace.errors import InvalidRequest, NotFound, StorageFault
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
@@ -72,8 +76,31 @@ class GroupReports:
             and (not name.startswith("_") or request.prefix.startswith("_"))
             and (request.topic is None or request.topic in group.topics)
         ]
-        found.sort(key=lambda group: group.name)
-        respond(GroupList([info_of(group, lag=self._lag(group)) for group in found]), NOTHING)
+        infos = [self._shown(group, lag=self._lag(group)) for group in found]
+        for name, shards in self._coordination.delisting.strangers().items():
+            topics = {shard.topic for shard in shards}
+            if name.startswith(request.prefix) and (request.topic is None or request.topic in topics):
+                infos.append(self._stranger(name, shards))
+        respond(GroupList(sorted(infos, key=lambda info: info.group)), NOTHING)
+
+    def _shown(self, group: Group, **fields: Any) -> GroupInfo:
+        """A group, and which of its topics nobody knows."""
+        info = info_of(group, **fields)
+        lost = [topic for topic in group.topics if self._topics.find(topic) is None]
+        lost_text = "topic {!r} is not known: what the group has there is kept, see `/readyz`"
+        return msgspec.structs.replace(info, warnings=info.warnings + [lost_text.format(t) for t in lost])
+
+    @staticmethod
+    def _stranger(name: str, shards: list[Shard], rows: list[dict[str, Any]] | None = None) -> GroupInfo:
+        """A group that only partitions know."""
+        policy = shards[0].state.queues.policy(name)
+        assert policy is not None
+        group = Group(name, policy, 0)
+        group.topics = {shard.topic: Extent(0, 0) for shard in shards}
+        lag = sum(figures_of(shard, name).get("lag", 0) for shard in shards)
+        info = info_of(group, lag=lag, partitions=rows or [], known=False)
+        text = "no coordinator knows this group; it is kept: enlist it or join it to go on, or delete it"
+        return msgspec.structs.replace(info, warnings=[text])
 
     def _lag(self, group: Group) -> int:
         shards = (self._coordination.granting.shard(place) for place in group.all_places())
@@ -82,6 +109,13 @@ class GroupReports:
     # -- one group
 
     def _describe(self, request: DescribeGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if self._coordination.find(request.group) is None:
+            strangers = self._coordination.delisting.strangers().get(request.group)
+            if strangers:
+                none = Group(request.group, GroupPolicy(), 0)
+                rows = [self._row(none, shard.topic, shard.partition, shard) for shard in strangers]
+                respond(self._stranger(request.group, strangers, rows), NOTHING)
+                return
         self._coordination.must_find(request.group)
 
         def looked(reply: Reply, parts: Any) -> None:
@@ -107,7 +141,7 @@ class GroupReports:
             if shard.lost is None and row["committed"] < shard.end_offset:
                 oldest.append((row, shard.log, row["committed"], shard.end_offset, shard.time_us()))
         lag = sum(row["lag"] or 0 for row in rows)
-        info = info_of(group, members=self._members(group), partitions=rows, lag=lag)
+        info = self._shown(group, members=self._members(group), partitions=rows, lag=lag)
 
         def work() -> object:
             return [_appended_or_fault(log, offset, end) for _, log, offset, end, _ in oldest]

@@ -63,7 +63,7 @@ def list_(
                 group.options.get("mode"),
                 group.member_count,
                 group.lag,
-                "paused" if group.paused else None,
+                _state(group),
             ]
             for group in found
         ]
@@ -237,6 +237,7 @@ def _record(group: Group) -> dict[str, Any]:
         ],
         "partitions": [{**row, "member": row["member"] or None} for row in group.partitions],
         "warnings": group.warnings,
+        "known": group.known,
     }
 
 
@@ -247,12 +248,18 @@ def _time(time_us: int) -> str | None:
     return iso(moment(time_us)) if time_us else None
 
 
+def _state(group: Group) -> str | None:
+    if not group.known:
+        return "unknown"
+    return "paused" if group.paused else None
+
+
 def _show(output: Output, group: Group) -> None:
     output.pairs(
         {
             "group": group.name,
             "topics": ", ".join(group.topics),
-            "state": "paused" if group.paused else "active",
+            "state": _state(group) or "active",
             "lag": group.lag,
             "members": group.member_count,
             **group.options,

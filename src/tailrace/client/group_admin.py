@@ -38,7 +38,10 @@ class Group(msgspec.Struct, frozen=True):
     members: list[dict[str, Any]] = []
     partitions: list[dict[str, Any]] = []
     warnings: list[str] = []
-    """What its options mean that may surprise."""
+    """What its options mean that may surprise, and what is not as it should be."""
+    known: bool = True
+    """False: partitions know it, and the broker's list of groups does not. It is kept, and nobody consumes
+    as it until it is enlisted or joined again."""
 
     @classmethod
     def of(cls, info: GroupInfo) -> Group:

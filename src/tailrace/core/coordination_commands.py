@@ -28,6 +28,7 @@ class MakeGroup(msgspec.Struct, frozen=True):
     policy: GroupPolicy
     topics: Sizes
     if_missing: bool = False
+    topic_ids: dict[str, int] = {}
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -40,6 +41,7 @@ class Join(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     wait: bool = True
     client: str = ""
+    topic_ids: dict[str, int] = {}
 
 
 class Leave(msgspec.Struct, frozen=True):
@@ -65,10 +67,12 @@ class TakeByForce(msgspec.Struct, frozen=True):
 
 
 class ResizeTopics(msgspec.Struct, frozen=True):
-    """Topics have so many partitions now; 0: they were deleted."""
+    """Topics have so many partitions now; 0: they were deleted, those with these ids. A topic with another id
+    than the group knows was deleted and made again."""
 
     group: str
     topics: Sizes
+    topic_ids: dict[str, int] = {}
 
 
 class RaiseGenerations(msgspec.Struct, frozen=True):
@@ -90,6 +94,21 @@ class DropGroup(msgspec.Struct, frozen=True):
 
     group: str
     force: bool = False
+
+
+class ConfirmForgotten(msgspec.Struct, frozen=True):
+    """Partitions have nothing of a deleted group any more."""
+
+    group: str
+    id: int
+    places: list[Place]
+
+
+class ConfirmEnlisted(msgspec.Struct, frozen=True):
+    """Partitions have the group."""
+
+    group: str
+    places: list[Place]
 
 
 class TickDone(msgspec.Struct, frozen=True):

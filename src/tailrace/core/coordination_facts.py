@@ -19,6 +19,9 @@ class GroupCreated(msgspec.Struct, frozen=True, array_like=True, tag=101):
     policy: GroupPolicy
     topics: list[tuple[str, int]]
     time_us: int
+    id: int = 0
+    """Tells it from others of its name; 0: of a release that gave no ids."""
+    topic_ids: dict[str, int] = {}
 
 
 class TopicsEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=102):
@@ -27,6 +30,7 @@ class TopicsEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=102):
     group: str
     topics: list[tuple[str, int]]
     time_us: int
+    topic_ids: dict[str, int] = {}
 
 
 class TopicsDropped(msgspec.Struct, frozen=True, array_like=True, tag=103):
@@ -91,9 +95,29 @@ class PauseChanged(msgspec.Struct, frozen=True, array_like=True, tag=109):
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=110):
-    """A group is gone with all its members."""
+    """A group is gone with all its members. Its partitions have still to forget it, one by one; those of a
+    release without ids were told at once."""
 
     group: str
+    time_us: int
+    id: int = 0
+
+
+class GroupForgotten(msgspec.Struct, frozen=True, array_like=True, tag=114):
+    """Soft. Partitions have nothing of a deleted group any more: (topic, partition)."""
+
+    group: str
+    id: int
+    places: list[tuple[str, int]]
+    time_us: int
+
+
+class PlacesEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=115):
+    """Soft. Partitions have confirmed that they have the group: (topic, partition). One that has it no more
+    has lost it."""
+
+    group: str
+    places: list[tuple[str, int]]
     time_us: int
 
 
@@ -141,7 +165,8 @@ GroupFact = (
     | GenerationsRaised
     | PauseChanged
     | GroupDeleted
+    | PlacesEnlisted
 )
 ScheduleFact = SchedulePut | ScheduleDeleted | ScheduleTicked
-CoordinationFact = GroupFact | ScheduleFact | StagedDecisionFact
+CoordinationFact = GroupFact | GroupForgotten | ScheduleFact | StagedDecisionFact
 """What a facts frame of the internal topic holds, for the codec."""

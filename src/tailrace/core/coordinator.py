@@ -14,6 +14,7 @@ import msgspec
 from tailrace.core.commands import Done
 from tailrace.core.coordination_commands import Look
 from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.deletions import Deletions
 from tailrace.core.group_commands import PutSchedule
 from tailrace.core.groups import Groups
 from tailrace.core.model import AtHand, partition_of
@@ -78,11 +79,13 @@ class Coordinator:
         self.end_offset = 0
         self.append_time_us = 0
         self.leader_epoch = 0
-        self.groups = Groups()
+        self.deletions = Deletions()
+        self.groups = Groups(self.deletions)
         self.recurrences = Recurrences()
         self.staged = StagedDecisions()
         self.parts: dict[str, Part] = {
             "groups": self.groups,
+            "deletions": self.deletions,
             "recurrences": self.recurrences,
             "staged": self.staged,
         }

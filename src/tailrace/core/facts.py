@@ -97,6 +97,8 @@ class Enlisted(msgspec.Struct, frozen=True, array_like=True, tag=4):
     policy: GroupPolicy
     start: int
     time_us: int
+    id: int = 0
+    """Of the group, as its coordinator gave it; 0: of a release that gave none."""
 
 
 class Delisted(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -173,7 +173,10 @@ class GroupInfo(Command, frozen=True, tag="group"):
     members: list[dict[str, Any]] = []
     partitions: list[dict[str, Any]] = []
     warnings: list[str] = []
-    """What its options mean that may surprise; see `core.policy.warnings_of`."""
+    """What its options mean that may surprise, see `core.policy.warnings_of`, and what is not as it should
+    be."""
+    known: bool = True
+    """False: only partitions know it, and no coordinator does."""
 
 
 class GroupList(Command, frozen=True, tag="groups"):

@@ -8,7 +8,7 @@ assignment have no owners: every member takes from every partition.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from tailrace.core import coordination_facts as facts
 from tailrace.core.assignment import assign, one_for_all
 from tailrace.core.commands import Done
 from tailrace.core.coordination_commands import (
+    ConfirmEnlisted,
     ConfirmReleased,
     DropGroup,
     Join,
@@ -29,6 +30,7 @@ from tailrace.core.coordination_commands import (
     TakeByForce,
 )
 from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.deletions import Deletions
 from tailrace.core.group_commands import Place
 from tailrace.core.model import Refusal
 from tailrace.core.policy import contradictions
@@ -53,11 +55,14 @@ class Groups:
         RaiseGenerations,
         SetPaused,
         DropGroup,
+        ConfirmEnlisted,
     )
     FACTS: tuple[type, ...] = facts.GroupFact.__args__
 
-    def __init__(self) -> None:
+    def __init__(self, deletions: Deletions) -> None:
         self.by_name: dict[str, Group] = {}
+        self._deletions = deletions
+        self._last_id = 0
         self._decide: dict[type, Callable[[Group, Any, int], Decision]] = {
             Leave: self._leave,
             ConfirmReleased: self._confirm,
@@ -66,6 +71,7 @@ class Groups:
             RaiseGenerations: self._raise,
             SetPaused: self._pause,
             DropGroup: self._drop,
+            ConfirmEnlisted: self._confirm_enlisted,
         }
         self._apply: dict[type, Callable[[Group, Any], None]] = {
             facts.TopicsEnlisted: self._topics_enlisted,
@@ -77,6 +83,7 @@ class Groups:
             facts.GenerationsRaised: self._generations_raised,
             facts.PauseChanged: self._pause_changed,
             facts.GroupDeleted: self._group_deleted,
+            facts.PlacesEnlisted: self._places_enlisted,
         }
 
     # ---------------------------------------------------------------------------------------------- decide
@@ -95,15 +102,21 @@ class Groups:
     def _make(self, group: Group | None, command: MakeGroup, now_us: int) -> Decision:
         if group is None:
             full = self._full()
-            created = facts.GroupCreated(command.group, command.policy, command.topics, now_us)
-            return Decision(NOTHING, full) if full else Decision((created,), Done())
+            return Decision(NOTHING, full) if full else Decision((self._created(command, now_us),), Done())
         if not command.if_missing:
             return Decision(NOTHING, Refusal(AlreadyExists.code, f"group {group.name!r} exists already"))
-        new = _grown(group, command.topics)
+        new = _grown(group, command.topics, command.topic_ids)
         if not new:
             return Decision(NOTHING, Done())
-        enlisted = facts.TopicsEnlisted(group.name, new, now_us)
+        enlisted = facts.TopicsEnlisted(group.name, new, now_us, _of(new, command.topic_ids))
         return Decision((enlisted, *_moves(group, _members(group), _extended(group, new), now_us)), Done())
+
+    def _created(self, command: MakeGroup | Join, now_us: int) -> facts.GroupCreated:
+        """Ids follow the clock, so that they differ also from those of a log that was replaced by an older
+        one."""
+        number = max(now_us, self._last_id + 1, self._deletions.last_id + 1)
+        ids = _of(command.topics, command.topic_ids)
+        return facts.GroupCreated(command.group, command.policy, command.topics, now_us, number, ids)
 
     def _full(self) -> Refusal | None:
         if len(self.by_name) < GROUPS_MAX:
@@ -117,15 +130,16 @@ class Groups:
             full = self._full()
             if full is not None:
                 return Decision(NOTHING, full)
-            made.append(facts.GroupCreated(command.group, command.policy, command.topics, now_us))
-            group = Group(command.group, command.policy, now_us)
-            self._topics_enlisted(group, facts.TopicsEnlisted(command.group, command.topics, now_us))
+            created = self._created(command, now_us)
+            made.append(created)
+            group = Group(command.group, command.policy, now_us, created.id)
+            self._topics_enlisted(group, created)
         refusal = _unwelcome(group, command)
         if refusal is not None:
             return Decision(NOTHING, refusal)
-        new = _grown(group, command.topics)
+        new = _grown(group, command.topics, command.topic_ids)
         if new:
-            made.append(facts.TopicsEnlisted(group.name, new, now_us))
+            made.append(facts.TopicsEnlisted(group.name, new, now_us, _of(new, command.topic_ids)))
         topics = [topic for topic, _ in command.topics]
         known = group.members.get(command.member)
         if known is None or set(known.topics) != set(topics):
@@ -163,16 +177,21 @@ class Groups:
 
     def _resize(self, group: Group, command: ResizeTopics, now_us: int) -> Decision:
         wanted = {topic for member in group.members.values() for topic in member.topics} | set(group.topics)
-        gone = [topic for topic, count in command.topics if not count and topic in group.topics]
-        new = _grown(group, [(topic, count) for topic, count in command.topics if count and topic in wanted])
+        ids = command.topic_ids
+        gone = [
+            topic
+            for topic, count in command.topics
+            if topic in group.topics and (_replaced(group, topic, ids) if count else _same(group, topic, ids))
+        ]
+        present = [(topic, count) for topic, count in command.topics if count and topic in wanted]
+        new = _grown(group, present, ids, gone)
         made: list[Any] = []
         if gone:
             made.append(facts.TopicsDropped(group.name, gone, now_us))
         if new:
-            made.append(facts.TopicsEnlisted(group.name, new, now_us))
+            made.append(facts.TopicsEnlisted(group.name, new, now_us, _of(new, ids)))
         if made:
-            places = {place: held for place, held in _extended(group, new).items() if place[0] not in gone}
-            made += _moves(group, _members(group), places, now_us)
+            made += _moves(group, _members(group), _extended(group, new, gone), now_us)
         return Decision(tuple(made), Done())
 
     def _raise(self, group: Group, command: RaiseGenerations, now_us: int) -> Decision:
@@ -193,14 +212,21 @@ class Groups:
     def _drop(self, group: Group, command: DropGroup, now_us: int) -> Decision:
         if group.members and not command.force:
             return Decision(NOTHING, in_use(group, "it is deleted"))
-        return Decision((facts.GroupDeleted(group.name, now_us),), Done())
+        return Decision((facts.GroupDeleted(group.name, now_us, group.id),), Done())
+
+    def _confirm_enlisted(self, group: Group, command: ConfirmEnlisted, now_us: int) -> Decision:
+        new = [place for place in command.places if place[0] in group.topics and place not in group.enlisted]
+        if not new:
+            return Decision(NOTHING, Done())
+        return Decision((facts.PlacesEnlisted(group.name, new, now_us),), Done(), soft=True)
 
     # ----------------------------------------------------------------------------------------------- apply
 
     def apply(self, fact: Any) -> None:
         """Let a fact happen."""
         if isinstance(fact, facts.GroupCreated):
-            group = self.by_name[fact.group] = Group(fact.group, fact.policy, fact.time_us)
+            group = self.by_name[fact.group] = Group(fact.group, fact.policy, fact.time_us, fact.id)
+            self._last_id = max(self._last_id, fact.id)
             self._topics_enlisted(group, fact)
         else:
             self._apply[type(fact)](self.by_name[fact.group], fact)
@@ -209,12 +235,16 @@ class Groups:
         group.places = _extended(group, fact.topics)
         for topic, count in fact.topics:
             known = group.topics.get(topic)
-            group.topics[topic] = Extent(count, count if known is None else known.first)
+            if known is None:
+                group.topics[topic] = Extent(count, count, fact.topic_ids.get(topic, 0))
+            else:
+                group.topics[topic] = Extent(count, known.first, fact.topic_ids.get(topic, known.id))
 
     def _topics_dropped(self, group: Group, fact: facts.TopicsDropped) -> None:
         for topic in fact.topics:
             del group.topics[topic]
         group.places = {place: held for place, held in group.places.items() if place[0] not in fact.topics}
+        group.enlisted = {place for place in group.enlisted if place[0] not in fact.topics}
 
     def _member_joined(self, group: Group, fact: facts.MemberJoined) -> None:
         known = group.members.get(fact.member)
@@ -245,6 +275,12 @@ class Groups:
 
     def _group_deleted(self, group: Group, fact: facts.GroupDeleted) -> None:
         del self.by_name[group.name]
+        if fact.id:
+            places = ((*place, group.topics[place[0]].id) for place in group.all_places())
+            self._deletions.add(group.name, group.id, places)
+
+    def _places_enlisted(self, group: Group, fact: facts.PlacesEnlisted) -> None:
+        group.enlisted.update((topic, number) for topic, number in fact.places)
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -256,6 +292,7 @@ class Groups:
         """The state that a snapshot holds."""
         stored = msgspec.msgpack.decode(data, type=list[StoredGroup])
         self.by_name = {item.name: Group.of(item) for item in stored}
+        self._last_id = max((group.id for group in self.by_name.values()), default=0)
 
     def verify(self) -> None:
         """Assert the invariants."""
@@ -292,18 +329,35 @@ def _members(group: Group) -> dict[str, tuple[str, ...]]:
     return {member.id: member.topics for member in group.members.values()}
 
 
-def _grown(group: Group, topics: Sizes) -> Sizes:
-    """Those topics that the group is not on yet, or only with fewer partitions."""
+def _grown(group: Group, topics: Sizes, ids: dict[str, int], gone: Collection[str] = ()) -> Sizes:
+    """Those topics that the group is not on yet, or only with fewer partitions, or without their id."""
     return [
         (topic, count)
         for topic, count in dict(topics).items()
-        if topic not in group.topics or group.topics[topic].partitions < count
+        if topic not in group.topics
+        or topic in gone
+        or group.topics[topic].partitions < count
+        or (ids.get(topic) and not group.topics[topic].id)
     ]
 
 
-def _extended(group: Group, topics: Sizes) -> dict[Place, Holding]:
-    """The places of a group when these topics have so many partitions."""
-    places = dict(group.places)
+def _same(group: Group, topic: str, ids: dict[str, int]) -> bool:
+    """Whether a group is on just that topic, and not on another of its name."""
+    return 0 in (group.topics[topic].id, ids.get(topic, 0)) or group.topics[topic].id == ids[topic]
+
+
+def _replaced(group: Group, topic: str, ids: dict[str, int]) -> bool:
+    """Whether another topic has the name of one that a group is on."""
+    return not _same(group, topic, ids)
+
+
+def _of(topics: Sizes, ids: dict[str, int]) -> dict[str, int]:
+    return {topic: ids[topic] for topic, _ in topics if topic in ids}
+
+
+def _extended(group: Group, topics: Sizes, gone: Collection[str] = ()) -> dict[Place, Holding]:
+    """The places of a group when these topics have so many partitions, and those are gone."""
+    places = {place: held for place, held in group.places.items() if place[0] not in gone}
     if not group.shared:
         for topic, count in topics:
             for number in range(count):

@@ -67,17 +67,20 @@ class HoldRun(msgspec.Struct, frozen=True):
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Add a group; does nothing when it is there with the same policy. `start` None: as the policy says."""
+    """Add a group; does nothing when it is there with the same policy and id. `start` None: as the policy
+    says. What is there under another id is kept, and goes on under this one."""
 
     group: str
     policy: GroupPolicy
     start: int | None = None
+    id: int = 0
 
 
 class Delist(msgspec.Struct, frozen=True):
-    """Forget a group."""
+    """Forget a group, but not another of the same name; `id` None: whichever is there."""
 
     group: str
+    id: int | None = None
 
 
 class GrantTo(msgspec.Struct, frozen=True):

@@ -57,6 +57,8 @@ class Ledger:
         self.member = ""
         self.generation = 0
         self.paused = False
+        self.id = 0
+        """Tells the group from others of its name."""
         self.counters = Counters()
         self.backlog = Backlog()
         self.backlog.clear(start)

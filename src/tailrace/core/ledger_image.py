@@ -31,6 +31,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     counters: Counters
     cursor: int
     texts: list[tuple[int, str, int]]
+    id: int = 0
 
 
 def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
@@ -45,6 +46,7 @@ def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
         ledger.counters,
         ledger.cursor,
         ledger.texts.rows(),
+        ledger.id,
     )
     backlog = ledger.backlog
     small: list[Buffer] = [msgspec.msgpack.encode(head), *ledger.receipts.columns()]
@@ -57,7 +59,7 @@ def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
     head = msgspec.msgpack.decode(columns[0], type=_Head)
     ledger = Ledger(head.number, head.name, head.policy, head.cursor)
     ledger.member, ledger.generation, ledger.paused = head.member, head.generation, head.paused
-    ledger.counters = head.counters
+    ledger.counters, ledger.id = head.counters, head.id
     ledger.texts.fill(head.texts)
     ledger.receipts.fill(*columns[1:4])
     backlog = ledger.backlog

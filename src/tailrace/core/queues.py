@@ -118,6 +118,11 @@ class Queues:
         ledger = self._ledgers.get(group)
         return None if ledger is None else ledger.policy
 
+    def id_of(self, group: str) -> int | None:
+        """Which of the groups of that name it is; None when there is none here."""
+        ledger = self._ledgers.get(group)
+        return None if ledger is None else ledger.id
+
     def grant(self, group: str) -> tuple[str, int] | None:
         """The member that the partition belongs to and its generation; None when the group is not here."""
         ledger = self._ledgers.get(group)
@@ -298,9 +303,10 @@ class Queues:
         partition = self._partition
         ledger = self._ledgers.get(command.group)
         if ledger is not None:
-            if ledger.policy == command.policy:
+            if ledger.policy == command.policy and command.id in (0, ledger.id):
                 return DONE
-            fact = facts.Enlisted(ledger.number, command.group, command.policy, ledger.cursor, time_us)
+            number, id_ = ledger.number, command.id or ledger.id
+            fact = facts.Enlisted(number, command.group, command.policy, ledger.cursor, time_us, id_)
             return Decision((fact,), Done())
         start = command.start
         if start is None:
@@ -310,12 +316,12 @@ class Queues:
         if problem is not None:
             return Decision(NOTHING, problem)
         start = max(start, partition.start_offset)
-        fact = facts.Enlisted(self._next_number, command.group, command.policy, start, time_us)
+        fact = facts.Enlisted(self._next_number, command.group, command.policy, start, time_us, command.id)
         return Decision((fact,), Done())
 
     def _delist(self, command: inner.Delist, time_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)
-        if ledger is None:
+        if ledger is None or command.id not in (None, ledger.id):
             return DONE
         return Decision((facts.Delisted(ledger.number, time_us + ANEW_US),), Done())
 
@@ -410,9 +416,12 @@ class Queues:
     def _enlisted(self, fact: facts.Enlisted) -> None:
         ledger = self._by_number.get(fact.group)
         if ledger is not None:
-            ledger.change_policy(fact.policy, fact.time_us)
+            ledger.id = fact.id
+            if ledger.policy != fact.policy:
+                ledger.change_policy(fact.policy, fact.time_us)
             return
         ledger = Ledger(fact.group, fact.name, fact.policy, fact.start)
+        ledger.id = fact.id
         self._ledgers[fact.name] = self._by_number[fact.group] = ledger
         self._next_number = max(self._next_number, fact.group + 1)
 

@@ -42,6 +42,8 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
 
     partitions: int
     first: int
+    id: int = 0
+    """Of the topic; 0: of a release that did not note it."""
 
 
 class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -54,13 +56,17 @@ class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
     topics: list[tuple[str, Extent]]
     members: list[Member]
     places: list[tuple[str, int, Holding]]
+    id: int = 0
+    enlisted: list[Place] = []
 
 
 class Group:
     """One group. Only `Groups.apply` changes it."""
 
-    def __init__(self, name: str, policy: GroupPolicy, created_us: int) -> None:
+    def __init__(self, name: str, policy: GroupPolicy, created_us: int, number: int = 0) -> None:
         self.name = name
+        self.id = number
+        """Tells it from another of the same name, before or after it."""
         self.policy = policy
         self.created_us = created_us
         self.paused = False
@@ -68,6 +74,8 @@ class Group:
         self.members: dict[str, Member] = {}
         self.places: dict[Place, Holding] = {}
         """Empty when the assignment is shared."""
+        self.enlisted: set[Place] = set()
+        """Partitions that have confirmed that they have the group."""
 
     @property
     def shared(self) -> bool:
@@ -105,12 +113,23 @@ class Group:
         """The group for a snapshot."""
         places = [(topic, number, held) for (topic, number), held in self.places.items()]
         topics, members = list(self.topics.items()), list(self.members.values())
-        return StoredGroup(self.name, self.policy, self.created_us, self.paused, topics, members, places)
+        return StoredGroup(
+            self.name,
+            self.policy,
+            self.created_us,
+            self.paused,
+            topics,
+            members,
+            places,
+            self.id,
+            sorted(self.enlisted),
+        )
 
     @classmethod
     def of(cls, stored: StoredGroup) -> Group:
         """The group that a snapshot holds."""
-        group = cls(stored.name, stored.policy, stored.created_us)
+        group = cls(stored.name, stored.policy, stored.created_us, stored.id)
+        group.enlisted = set(stored.enlisted)
         group.paused = stored.paused
         group.topics = dict(stored.topics)
         group.members = {member.id: member for member in stored.members}
