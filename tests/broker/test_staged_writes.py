@@ -266,6 +266,28 @@ def test_a_deleted_target_does_not_hold_up_the_writer() -> None:
     assert pending(broker) == 0
 
 
+def test_a_target_that_is_only_unknown_is_waited_for() -> None:
+    broker = broker_with("a", "b")
+    writer = Writer(broker)
+    writer.stage("a", "x", b"1")
+    writer.stage("b", "x", b"2")
+    broker.threads.holding = True
+    broker.submit(writer.request(1, ("a", "x"), ("b", "x")))
+    while not pending(broker):
+        broker.threads.run_held(1)
+        broker.settle()
+    known = broker.engine.topics._hosts.pop("a")  # As with an older catalog.
+    broker.threads.holding = False
+    broker.threads.run_held()
+    broker.settle()
+    broker.pass_s(1)
+    assert pending(broker) == 1
+    broker.engine.topics._hosts["a"] = known
+    broker.pass_s(60)
+    assert pending(broker) == 0
+    assert broker.values("a") == [b"1"]
+
+
 def test_nothing_is_dropped_while_a_coordinator_cannot_say_what_it_decided() -> None:
     broker = broker_with("a")
     writer = Writer(broker)

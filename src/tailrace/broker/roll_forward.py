@@ -1,7 +1,8 @@
 """Applying decided versions of staged writes: every target appends what it holds, until all of them have.
 
 A target that fails is asked again, after longer and longer pauses, for as long as it takes: what is decided
-is never undone. A target whose topic was deleted counts as done.
+is never undone. A target whose topic was deleted counts as done, and only the catalog says that it was, by
+the topic's id: one that is merely unknown is waited for.
 
 A target has confirmed when what it appended is synced (`broker.assurance`); only then is the decision done,
 and forgotten with what was staged, and the writer told that it is applied. A crash before that asks every
@@ -106,26 +107,40 @@ class RollForward:
     def _advance(self) -> None:
         while self._queue:
             roll, place = self._queue[0]
-            shard = self._shard(place)
+            shard = self._shard(roll, place)
             numbers = [attempt_number(roll.writer, attempt) for attempt in roll.todo[place]]
             size = 0 if shard is None else min(shard.state.staging.size(numbers), TARGET_BYTES_MAX)
             if self._bytes and self._bytes + size > READ_BYTES_MAX:
                 return
             self._queue.popleft()
             if shard is None:
-                self._confirmed(roll, place)
+                self._missed(roll, place)
             elif shard.lost is not None:
                 self._heard_of(roll, place)  # What it holds is not known now: it is asked again.
             else:
                 self._bytes += size
                 self._read(roll, place, shard, size)
 
-    def _shard(self, place: Place) -> Shard | None:
-        try:
-            shards = self._topics.get(place[0]).shards
-        except NotFound:
+    def _id(self, roll: _Roll, topic: str) -> int:
+        """Which topic was meant; 0 in decisions of a release that did not note it."""
+        machine = self._coordinators.of(roll.writer)
+        last = None if machine is None else machine.staged.last(roll.writer)
+        return 0 if last is None else last.topic_ids.get(topic, 0)
+
+    def _shard(self, roll: _Roll, place: Place) -> Shard | None:
+        host = self._topics.find(place[0])
+        if host is None or self._id(roll, place[0]) not in (0, host.info.id):
             return None
-        return shards[place[1]] if place[1] < len(shards) else None
+        return host.shards[place[1]] if place[1] < len(host.shards) else None
+
+    def _missed(self, roll: _Roll, place: Place) -> None:
+        """A target is not there: it went with its topic, or it is only unknown."""
+        if self._topics.catalog.was_deleted(self._id(roll, place[0])):
+            self._confirmed(roll, place)
+            return
+        text = "%s/%d is not known: version %d of writer %r waits for it"
+        log.error(text, *place, roll.version, roll.writer)
+        self._heard_of(roll, place)
 
     def _read(self, roll: _Roll, place: Place, shard: Shard, size: int) -> None:
         """Read what is staged back from the log, and hand it to the partition to append."""

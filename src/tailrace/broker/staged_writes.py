@@ -30,11 +30,11 @@ from tailrace.broker.roll_forward import RollForward
 from tailrace.broker.shard import NOTHING, Shard
 from tailrace.broker.turns import error_of
 from tailrace.core.commands import Done, Reply
-from tailrace.core.coordinator import home_of
+from tailrace.core.coordinator import TOPIC, home_of
 from tailrace.core.delivery_commands import AbortStaged, DecideStaged, Stage, StagedDecision
 from tailrace.core.inner_commands import CheckStaged, DropStaged, StageBatch
 from tailrace.core.model import Refusal
-from tailrace.core.staged_decisions import Settled, Target, malformed, targets_of
+from tailrace.core.staged_decisions import ChooseStaged, Settled, Target, malformed, targets_of
 from tailrace.core.staging import attempt_number
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import frame
@@ -184,7 +184,10 @@ class StagedWrites:
             if not reply.won:
                 self._drop(writer, set(targets_of(request.attempts, request.grouped)) - set(winners))
 
-        self._coordinators.submit(writer, request, decided)
+        topics = {topic for topic, _, _ in targets_of(request.attempts, request.grouped)}
+        hosts = [host for topic in sorted(topics) if (host := self._topics.find(topic)) is not None]
+        ids = {host.info.name: host.info.id for host in hosts}
+        self._coordinators.submit(writer, ChooseStaged(request, ids), decided)
 
     def _abort(self, request: AbortStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
         problem = malformed(DecideStaged(request.writer, 0, request.attempts, grouped=request.grouped))
@@ -222,8 +225,9 @@ class StagedWrites:
         _on_each(targets, over)
 
     def expire(self) -> None:
-        """Drop what nobody decided within the time to live of staged batches."""
-        if not all(_well(shard) for shard in self._coordinators.shards()):
+        """Drop what nobody decided within the time to live of staged batches; not while somebody may have,
+        and cannot be asked."""
+        if not all(_well(shard) for shard in self._coordinators.shards()) or self._topics.kept_of(TOPIC):
             return
         kept: set[int] | None = None
         for shard in self._topics.shards():

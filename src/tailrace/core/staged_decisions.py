@@ -49,6 +49,8 @@ class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
     grouped: list[Group] = []
     attempt: str = ""
     """Of a decision without targets: whose it is."""
+    topic_ids: dict[str, int] = {}
+    """Which topics the names meant: one that is made again under its name is another."""
 
 
 class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
@@ -60,6 +62,13 @@ class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
 
 
 StagedDecisionFact = StagedDecided | StagedDone
+
+
+class ChooseStaged(msgspec.Struct, frozen=True):
+    """A writer's request, with the ids of the topics that it names. Never travels."""
+
+    request: DecideStaged
+    topic_ids: dict[str, int]
 
 
 class FinishStaged(msgspec.Struct, frozen=True):
@@ -79,6 +88,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
     done: bool
     grouped: list[Group] = []
     attempt: str = ""
+    topic_ids: dict[str, int] = {}
 
     @property
     def targets(self) -> list[Target]:
@@ -96,7 +106,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
 class StagedDecisions:
     """The last decision of each writer."""
 
-    COMMANDS: tuple[type, ...] = (DecideStaged, FinishStaged)
+    COMMANDS: tuple[type, ...] = (DecideStaged, ChooseStaged, FinishStaged)
     FACTS: tuple[type, ...] = (StagedDecided, StagedDone)
 
     def __init__(self) -> None:
@@ -123,6 +133,9 @@ class StagedDecisions:
             if last is None or last.version != command.version or last.done:
                 return Decision(NOTHING, Done())
             return Decision((StagedDone(command.writer, command.version, now_us),), Done(), soft=True)
+        topic_ids: dict[str, int] = {}
+        if isinstance(command, ChooseStaged):
+            command, topic_ids = command.request, command.topic_ids
         assert isinstance(command, DecideStaged)
         problem = malformed(command)
         if problem is not None:
@@ -142,7 +155,7 @@ class StagedDecisions:
             return Decision(NOTHING, Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000}))
         grouped = grouped_of(targets_of(command.attempts, command.grouped))
         attempt = "" if grouped else command.attempt
-        fact = StagedDecided(command.writer, command.version, [], now_us, grouped, attempt)
+        fact = StagedDecided(command.writer, command.version, [], now_us, grouped, attempt, topic_ids)
         return Decision((fact,), Settled(command.version, [], now_us, False, grouped).answer(True))
 
     def _bytes_after(self, command: DecideStaged, now_us: int) -> int:
@@ -176,7 +189,8 @@ class StagedDecisions:
         if last is not None:
             del self._last[fact.writer]
             self._bytes -= _size(fact.writer, last)
-        settled = Settled(fact.version, fact.attempts, fact.time_us, False, fact.grouped, fact.attempt)
+        names = (fact.grouped, fact.attempt, fact.topic_ids)
+        settled = Settled(fact.version, fact.attempts, fact.time_us, False, *names)
         self._bytes += _size(fact.writer, settled)
         self._forget(fact.time_us)
         self._last[fact.writer] = settled
