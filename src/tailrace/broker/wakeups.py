@@ -125,7 +125,7 @@ class Wakeups:
         self._timer, self._due_us, self._fired_us = None, _NEVER, now_us
         shard = self._shard
         if shard.fault is None:
-            for group, member in shard.state.queues.overdue(now_us):
+            for group, member in shard.state.queues.overdue(shard.clock.time_us(now_us)):
                 shard.overslept(group, member)
             self._changed = True  # What is due after that is looked for when the turn is over.
             # In front of the commands of those who are woken.

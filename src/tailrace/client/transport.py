@@ -45,6 +45,8 @@ class Wire(asyncio.BufferedProtocol):
         self._waiting: dict[int, Respond] = {}
         self._next_id = 1
         self.greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        # The connection may break before anybody looks at it: that is no error of this program.
+        self.greeting.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.heard = True
         self.lost = False
 

@@ -164,9 +164,8 @@ class Queues:
         dues = [due for ledger in self._ledgers.values() if (due := ledger.next_due_us()) is not None]
         return min(dues, default=None)
 
-    def overdue(self, now_us: int) -> set[tuple[str, str]]:
+    def overdue(self, time_us: int) -> set[tuple[str, str]]:
         """The groups and members whose leases are over and have not been expired yet."""
-        time_us = max(now_us, self._partition.append_time_us)
         found: set[tuple[str, str]] = set()
         for ledger in self._ledgers.values():
             next_us = ledger.receipts.next_deadline_us()

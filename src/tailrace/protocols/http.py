@@ -97,7 +97,7 @@ class HttpListener:
                     await _linger(reader, writer)
             else:
                 await self._converse(reader, writer)
-        except (ConnectionError, TimeoutError):
+        except OSError:
             pass  # The peer went away, or did not take its answer in time: there is nobody left to tell.
         except asyncio.CancelledError:
             # From `close` alone; a cancelled handler would be logged by asyncio as an error.
@@ -198,7 +198,9 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Read on for a moment after the last answer: closing with unread bytes would reset the connection and
     lose the answer.
     """
-    with contextlib.suppress(OSError):  # the peer may have closed its side already
+    if writer.transport.is_closing():  # The peer is gone; uvloop's transport takes no EOF any more.
+        return
+    with contextlib.suppress(OSError):  # The peer may have closed its side already.
         writer.write_eof()
     left = LINGER_BYTES_MAX
     with contextlib.suppress(TimeoutError):

@@ -73,7 +73,7 @@ class VirtualClock(ManualClock):
 
     def wall_ns(self) -> int:
         """See `ClientClock`: clients live in the virtual time, too."""
-        return self.now_us() * 1000
+        return self.wall_us() * 1000
 
     def elapsed_ms(self) -> float:
         """See `ClientClock`."""
