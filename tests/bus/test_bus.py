@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,8 @@ import pytest
 import tailrace
 import tailrace.sync
 from tailrace.bus import AckPolicy, Batch, BlockingMessage, Bus, Message, Reject, RequestFailed, Retry
+from tailrace.core.commands import Publish
+from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, Timeout, Unavailable
 from tailrace.testing import LocalBroker
 
@@ -301,6 +304,35 @@ def test_what_ended_while_others_of_its_batch_were_handled_is_not_handled(
     assert calls[0] == ("Paid", 1)
     assert set(calls[1:]) == {("Paid", 2), ("order.shipped", 2)}
     assert tailrace_broker.group("g").lag == 0
+
+
+def test_a_question_that_could_not_be_sent_leaves_nothing_behind(tailrace_broker: LocalBroker) -> None:
+    bus, noise = make(), []
+    bus.handler(Pay)(lambda message: None)
+
+    async def script(client: tailrace.Client) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: noise.append(context))
+        assert await bus.request(Pay(1)) is None
+        verbs: Any = client._verbs
+        submit = verbs.submit
+
+        def refuse(request: Any, body: Any, respond: Any) -> None:
+            if isinstance(request, Publish):
+                respond(Refusal("invalid_request", "no", "none"), ())
+            else:
+                submit(request, body, respond)
+
+        verbs.submit = refuse
+        for _ in range(3):
+            with pytest.raises(InvalidRequest):
+                await bus.request(Pay(2))
+        verbs.submit = submit
+        assert bus._asked is not None
+        assert bus._asked._waiting == {}
+
+    play(tailrace_broker, bus, script)
+    gc.collect()
+    assert noise == []
 
 
 def test_requests_are_answered(tailrace_broker: LocalBroker) -> None:

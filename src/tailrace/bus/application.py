@@ -188,7 +188,11 @@ class Bus:
         asked = self._asked
         await asked.start()
         headers, correlation = asked.open()
-        await self.send(command, headers=[*headers, *fields.pop("headers", ())], **fields)
+        try:
+            await self.send(command, headers=[*headers, *fields.pop("headers", ())], **fields)
+        except BaseException:
+            asked.forget(correlation)
+            raise
         return await asked.answer(correlation, timeout)
 
     async def run(self, *, concurrency: int = 1, groups: Sequence[str] | None = None) -> None:

@@ -32,7 +32,7 @@ class Replies:
     async def start(self) -> None:
         """Begin to listen, before the first question leaves."""
         if self._task is None:
-            self._ready = asyncio.get_running_loop().create_future()
+            self._ready = _quiet_future()
             self._task = asyncio.create_task(self._listen())
         assert self._ready is not None
         await asyncio.shield(self._ready)
@@ -51,11 +51,15 @@ class Replies:
     def open(self) -> tuple[list[tuple[str, bytes]], str]:
         """Headers for a question, and the id under which its answer is awaited."""
         correlation = str(uuid4())
-        self._waiting[correlation] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation] = _quiet_future()
         return [
             (CORRELATION_HEADER, correlation.encode()),
             (REPLY_TO_HEADER, self.topic.encode()),
         ], correlation
+
+    def forget(self, correlation: str) -> None:
+        """Nobody waits for this answer: the question was not sent."""
+        self._waiting.pop(correlation, None)
 
     async def answer(self, correlation: str, timeout: float) -> Any:
         """Wait for an answer."""
@@ -95,3 +99,10 @@ class Replies:
             waiter.set_result(self._registry.decode(body, headers)[2])
         except Undecodable as error:
             waiter.set_exception(RequestFailed(f"the answer cannot be read: {error}"))
+
+
+def _quiet_future() -> asyncio.Future[Any]:
+    """A future whose error may come when nobody waits for it any more."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
