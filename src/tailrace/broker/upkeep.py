@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.broker.replay_debt import ReplayDebt
+from tailrace.core.commands import Reply
 from tailrace.core.inner_commands import Sweep
-from tailrace.format.frame import Frame
+from tailrace.core.model import Refusal
+from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import Snapshot
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ class Upkeep:
         self._over: list[Callable[[], None]] = []
         self._floor: int | None = 0
         """The oldest frame outside of the readable log that the newest stored snapshot still needs."""
+        self._stored_start = 0
+        """Where the readable log begins, as the newest stored snapshot tells it."""
+        self._free_again = False
 
     def wrote(self, frames: Sequence[Frame], data_bytes: int, size: int) -> None:
         """Note what is in the log now: `size` bytes, `data_bytes` of them messages."""
@@ -98,27 +103,45 @@ class Upkeep:
         then free the segments."""
         shard, state = self._shard, self._shard.state
         self._uncollected_bytes = 0
+        if shard.lost is not None:
+            return
         if retention_offset > state.start_offset or (
             shard.options.ephemeral and state.ring.floor() > state.start_offset
         ):
             sweep = Sweep(min(retention_offset, shard.end_offset), shard.end_offset)
-            shard.submit(sweep, b"", lambda reply, body: self.free())
+            shard.submit(sweep, b"", self._trimmed)
         elif shard.options.ephemeral and state.start_offset > self._freed_offset:
             self.free()  # Publishes trimmed it to make room for themselves.
 
+    def _trimmed(self, reply: Reply, parts: Sequence[Buffer]) -> None:
+        if type(reply) is not Refusal:
+            self.free()
+
     def free(self) -> None:
-        """Give back the segments below the start, as far as snapshots allow."""
+        """Give back the segments below the start, as far as snapshots allow.
+
+        A segment never goes before what says so is durable. The steps: the trim is written; the log is
+        synced; a snapshot that has the trim is stored; the segments below the start that this snapshot tells
+        are removed. On an `interval` topic the record of a trim may be lost until then, and the log begins
+        where it did before. A snapshot that was begun earlier does not have the trim: another one follows.
+        """
+        if not self._over:
+            self.save_snapshot(self._trim)
+        elif not self._free_again:
+            self._free_again = True
+            self._over.append(self._go_on_freeing)
+
+    def _go_on_freeing(self) -> None:
+        self._free_again = False
+        self.free()
+
+    def _trim(self) -> None:
         shard = self._shard
-        offset = self._freed_offset = (
-            shard.state.start_offset
-        )  # As in the snapshot: what it does not say stays.
-
-        def trim() -> None:
-            if shard.fault is not None or shard.gone is not None:
-                return
-            shard.run_in_order(lambda: shard.log.trim(offset, self._floor), self._done)
-
-        self.save_snapshot(trim)
+        if shard.fault is not None or shard.lost is not None:
+            return
+        log, offset, floor = shard.log, self._stored_start, self._floor
+        self._freed_offset = offset
+        shard.run_in_order(lambda: log.trim(offset, floor), self._done)
 
     @property
     def saving(self) -> bool:
@@ -173,6 +196,7 @@ class Upkeep:
         self._over.append(over)
         shard.metrics.snapshot_taken((shard.pump.clock.now_us() - begun_us) / 1e6)
         entry, offset, size = shard.entry - 1, shard.state.end_offset, 0
+        start = shard.state.start_offset
         failures, debt = shard.failures, self.debt
         owed_us, owed_bytes = debt.us, debt.bytes
         debt.pay(begun_us)
@@ -197,7 +221,7 @@ class Upkeep:
             if error is not None:
                 missed()
                 return
-            self._floor, debt.snapshot_bytes = floor, size
+            self._floor, self._stored_start, debt.snapshot_bytes = floor, start, size
             finished()
 
         def missed() -> None:
