@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from tailrace.broker import at_hand, burial, letters
+from tailrace.broker.shard import Shard
 from tailrace.core import facts, leasing_rules, ledger, partition, settlement
 from tailrace.core.decisions import Decision
 from tailrace.core.delivery_commands import Ack, Settled
 from tailrace.core.ledger import Ledger
-from tailrace.core.model import Columns
+from tailrace.core.model import Columns, Refusal
 from tailrace.core.pool import Pool
 from tailrace.core.queues import Queues
 from tailrace.core.selection import Selection
@@ -234,6 +235,13 @@ def _endless(columns: Columns) -> Columns:
     return msgspec.structs.replace(columns, expires_us=None)
 
 
+def _state_kept_after_a_failed_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_fenced(self: Shard, refusal: Refusal) -> None:
+        self.fault = self.fault or refusal
+
+    monkeypatch.setattr(Shard, "_step_down", only_fenced)
+
+
 BUGS: list[Plant] = [
     _settled_without_the_group,
     _retry_never_handed_out,
@@ -256,6 +264,7 @@ BUGS: list[Plant] = [
     _delayed_forgotten_by_a_restart,
     _fence_is_open,
     _end_of_life_ignored,
+    _state_kept_after_a_failed_sync,
 ]
 
 

@@ -1,9 +1,10 @@
 """A world of groups, members, senders and a broker in virtual time, with a network and storage that break.
 
 What has to hold: every message that was acknowledged is delivered to every group until it is acked, dead or
-expired; what was acked durably does not come again; nobody has what another one holds; keys keep their order;
-nothing comes before its time, nothing cancelled comes at all; every dead letter is there once and for a
-reason. When the trouble ends, everything is delivered and settled. See `delivery_history` for the accounts.
+expired; what was acked durably does not come again; what was told does not go back; nobody has what another
+one holds; keys keep their order; nothing comes before its time, nothing cancelled comes at all; every dead
+letter is there once and for a reason. When the trouble ends, everything is delivered and settled. See
+`delivery_history` for the accounts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tailrace.format.frame import Buffer
 from tailrace.sim.delivery_history import History, Message, Place, Reset, Rules, require
 from tailrace.sim.log_contents import reasons_of, rows_in
 from tailrace.sim.network import Line
+from tailrace.sim.sim_auditors import SimAuditor
 from tailrace.sim.sim_members import SimMember
 from tailrace.sim.sim_publishers import SimPublisher
 from tailrace.sim.sim_writers import SimWriter
@@ -47,6 +49,7 @@ STATES = frozenset(
         "leased with what was lost",
         "left",
         "partition revoked",
+        "place of a group refused",
         "paused past a lease",
         "power lost",
         "receipt lost",
@@ -56,6 +59,7 @@ STATES = frozenset(
         "staged messages delayed",
         "staged version decided",
         "staged version given up",
+        "sync failed",
         "tick",
         "trimmed",
         "too late to cancel",
@@ -86,7 +90,7 @@ class DeliveryWorld(VirtualTime):
         calm = random.random() < 0.15
         self._trouble_us = 0 if calm else int(SECOND_US / random.choice((0.3, 1, 2)))
         self._full = 0 if calm else random.choice((0, 0, 0.02))
-        self._sync_fails = 0 if calm else random.choice((0, 0, 0, 0.01))
+        self._sync_fails = 0 if calm else random.choice((0, 0, 0.01, 0.03))
         self.obedience = random.choice((0.3, 0.7, 0.95))
         self.careless = 0 if calm else random.choice((0, 0.3))
         self.options = {f"group-{number}": self._some_options() for number in range(random.choice((1, 2, 3)))}
@@ -96,6 +100,7 @@ class DeliveryWorld(VirtualTime):
         self._set_up()
         self.publishers = [SimPublisher(self) for _ in range(2)]
         self.writer = SimWriter(self, "writer")
+        self.auditor = SimAuditor(self)
         self.members: list[SimMember] = []
         self._operator = Line(self)
         self._member_count = 0
@@ -192,7 +197,7 @@ class DeliveryWorld(VirtualTime):
         life.engine.close(over)
 
     def _lines(self) -> list[Line]:
-        clients: list[Any] = [*self.publishers, self.writer, *self.members]
+        clients: list[Any] = [*self.publishers, self.writer, self.auditor, *self.members]
         return [client.line for client in clients] + [self._operator]
 
     def _ask(self, request: Request) -> Reply:
@@ -233,6 +238,7 @@ class DeliveryWorld(VirtualTime):
             for _ in range(self.random.choice((1, 2, 3))):
                 self._new_member(name)
         self._work()
+        self.auditor.look()
         if self._trouble_us:
             self.later(self._trouble_us, self._trouble)
         self.later(self.random.randrange(1, 8) * SECOND_US, self._reset)
@@ -303,8 +309,10 @@ class DeliveryWorld(VirtualTime):
         if self.healed or self.life is None or self.life.engine.faults():
             return
         partition = self.random.randrange(self.partitions)
-        end = self.life.engine.topics.get(TOPIC).shards[partition].end_offset
-        offset = self.random.randint(0, end)
+        shard = self.life.engine.topics.get(TOPIC).shards[partition]
+        if shard.lost is not None:
+            return  # Nobody knows now what there is.
+        offset = self.random.randint(0, shard.end_offset)
         for at, (value, _) in rows_in(self.life.engine, TOPIC, partition).items():
             if at < offset:
                 self.history.trimmed.setdefault(self.known_as(value, partition, at), self.clock.now_us())

@@ -23,9 +23,14 @@ class CutStore(MemoryStore):
         super().__init__()
         self.durable: dict[str, int] = {}
         self._taken: dict[MemoryLog, str] = {}
+        self._spoilt: dict[str, Random] = {}
 
     def log(self, name: str) -> MemoryLog:
-        """See `LogStore.log`. Whoever opens a log makes durable what is there."""
+        """See `LogStore.log`. Whoever opens a log makes durable what is there: after a failed sync that is
+        not all that was written."""
+        random = self._spoilt.pop(name, None)
+        if random is not None:
+            self._cut(name, random)
         log = super().log(name)
         self._taken[log] = name
         self.synced(log)
@@ -35,19 +40,26 @@ class CutStore(MemoryStore):
         """Everything in this log survives from now on."""
         self.durable[self._taken[log]] = log._content.end_entry
 
+    def spoil(self, log: MemoryLog, random: Random) -> None:
+        """A sync of this log failed: some of what it was for is on the disk, and only that is found by
+        whoever opens it next."""
+        self._spoilt[self._taken[log]] = random
+
     def lose_power(self, random: Random) -> dict[str, int]:
         """Cut each log somewhere behind what was synced; returns where each one ends now, as an offset."""
         self.close()
-        ends: dict[str, int] = {}
-        for name in self.names():
-            durable = self.durable.get(name, 0)
-            log = self.log(name)
-            entry = log.recover().end_entry
-            log.truncate(_whole(log, random.choice((durable, random.randint(durable, entry)))))
-            self.synced(log)
-            ends[name] = log.stats().end_offset
-            log.close()
-        return ends
+        self._spoilt.clear()
+        return {name: self._cut(name, random) for name in self.names()}
+
+    def _cut(self, name: str, random: Random) -> int:
+        durable = self.durable.get(name, 0)
+        log = super().log(name)
+        entry = log.recover().end_entry
+        log.truncate(_whole(log, random.choice((durable, random.randint(durable, entry)))))
+        self._taken[log] = name
+        self.synced(log)
+        log.close()
+        return log.stats().end_offset
 
 
 def _whole(log: MemoryLog, entry: int) -> int:
@@ -181,7 +193,7 @@ class LateThreads:
             elif chance < self.full + self.sync_fails and sync:
                 self._seen["sync failed"] += 1
                 log.append(frames, sync=False)
-                log.fail_next(StorageFault("fdatasync failed"))
+                self._fail_sync(log)
                 log.sync()
             log.append(frames, sync=sync)
             if sync:
@@ -192,12 +204,21 @@ class LateThreads:
             error = caught
         return [(item.done, None, error) for item in joined]
 
+    def _fail_sync(self, log: MemoryLog) -> None:
+        self._store.spoil(log, self._random)
+        log.fail_next(StorageFault("fdatasync failed"))
+
     def _act(self, item: Work) -> tuple[Done, object, Exception | None]:
+        log = getattr(item.run, "__self__", None)
+        flushed = log if isinstance(log, MemoryLog) and getattr(item.run, "__name__", "") == "flush" else None
+        if flushed is not None and not flushed.closed and self._random.random() < self.sync_fails:
+            self._seen["flush failed"] += 1
+            self._fail_sync(flushed)
         try:
             result = item.run()
         except Exception as caught:  # whatever it is, the owner has to hear of it
+            self._seen["append failed"] += flushed is not None
             return item.done, None, caught
-        synced = getattr(item.run, "__self__", None)
-        if isinstance(synced, MemoryLog) and getattr(item.run, "__name__", "") in ("sync", "flush"):
-            self._store.synced(synced)
+        if flushed is not None:
+            self._store.synced(flushed)
         return item.done, result, None
