@@ -6,7 +6,7 @@ Each port is small, and each has one conformance suite that every implementation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -143,6 +143,31 @@ class Recovery(msgspec.Struct, frozen=True, eq=False):
     end_offset: int
     cut_bytes: int = 0
     fault: str | None = None
+    lost: Sequence[int] = ()
+    """Offsets, flat, whose loss was accepted and is not a fact in the log yet: the owner has to append one,
+    and to say `loss_recorded`."""
+
+
+class LostRange(msgspec.Struct, frozen=True):
+    """Entries of a log that are not there any more, with the offsets that they had."""
+
+    first_entry: int
+    end_entry: int
+    first_offset: int
+    end_offset: int
+    file: str
+    position: int
+    bytes: int
+    why: str
+    exact: bool = True
+    """False: nothing says how many offsets there were, and these are more than there can have been."""
+
+
+class Losses(msgspec.Struct, frozen=True):
+    """What a log has lost, and in which files the damaged bytes are kept."""
+
+    ranges: list[LostRange]
+    kept: list[str] = []
 
 
 class LogStats(msgspec.Struct, frozen=True):
@@ -254,6 +279,10 @@ class PartitionLog(Protocol):
         `truncate` and `close`."""
         ...
 
+    def loss_recorded(self) -> None:
+        """The loss that `Recovery.lost` spoke of is a durable fact now."""
+        ...
+
     def stats(self) -> LogStats:
         """Figures, without touching the disk."""
         ...
@@ -307,6 +336,17 @@ class LogStore(Protocol):
     def known_log(self, name: str) -> PartitionLog:
         """A log that was made before: where it is missing, `recover` names that as its fault, and nothing is
         made."""
+        ...
+
+    def find_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
+        """What of a log cannot be read any more; changes nothing. `entries` are frames that are whole and of
+        no use to their owner, `snapshots` those of such snapshots: they count as lost, too."""
+        ...
+
+    def accept_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
+        """Give up what `find_losses` finds, so that the log opens well again: LOST frames stand for it, all
+        else stays as it is, offsets are never used again, and what was damaged is kept aside. Nobody has the
+        log open. Whatever crashes, the log opens as damaged or with `Recovery.lost`."""
         ...
 
     def remove(self, name: str) -> None:

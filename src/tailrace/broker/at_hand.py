@@ -172,7 +172,8 @@ class FramesAtHand:
             return
         self._loading[offset] = [loaded]
         shard = self._shard
-        log, end, room = shard.log, shard.end_offset, max(1, self.bytes_max // LOAD_SHARE)
+        log, room = shard.log, max(1, self.bytes_max // LOAD_SHARE)
+        end = shard.state.lost.next_from(offset, shard.end_offset)
 
         def work() -> object:
             run = Tail(_UNBOUNDED, offset)

@@ -115,8 +115,19 @@ class Coordination:
                     self.granting.learn(group, place, shard)
                 elif home is not shard:
                     continue
+                if home is shard:
+                    self._take_up(group)
                 self.settle(group.name)
         self.delisting.carry_all()
+
+    def _take_up(self, group: Group) -> None:
+        """A group that its coordinator knows again: those who are not known as its members yet have a whole
+        session to show themselves."""
+        for member in group.members:
+            if self.seats.get(group.name, member) is None:
+                self.seats.take(group.name, member, group.policy)
+        if not self.granting.knows(group.name):
+            self.granting.adopt(group)
 
     def close(self) -> None:
         """Answer all that waits."""

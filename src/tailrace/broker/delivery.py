@@ -157,6 +157,9 @@ class FetchJob:
             if ill is not None:
                 damage = damage or ill
                 continue
+            if (lost := shard.lost_at(offset)) is not None and start <= offset:
+                self._answer(self._lost(partition, lost, end), NOTHING)
+                return
             if offset < start or offset > end:
                 self._answer(self._out_of_range(partition, offset, start, end), NOTHING)
                 return
@@ -212,8 +215,17 @@ class FetchJob:
         details = {"partition": partition, "start_offset": start, "end_offset": end}
         return Refusal("not_found", message, "none", details)
 
+    def _lost(self, partition: int, lost: tuple[int, int], end: int) -> Refusal:
+        """What is lost is said to everybody who comes by; what is behind it is there."""
+        first, stop = lost
+        place = f"{self._fetch.topic}/{partition}"
+        message = f"offsets {first} to {stop - 1} of {place} are lost, as accepted: go on at {stop}"
+        details = {"partition": partition, "start_offset": stop, "end_offset": end, "lost": [first, stop]}
+        return Refusal("not_found", message, "none", details)
+
     def _read_cold(self, partition: int, shard: Shard, offset: int) -> None:
-        log, end, room = shard.log, shard.end_offset, self._bytes_max
+        log, room = shard.log, self._bytes_max
+        end = shard.state.lost.next_from(offset, shard.end_offset)
         if not self._gate.reserve(room, self.look):
             return
         self._reading = True
@@ -230,7 +242,7 @@ class FetchJob:
             if self._respond is not None and parts:
                 size = sum(len(part) for part in parts)
                 self._metrics.delivered(self._fetch.topic, size, rows)
-                self._answer(Fetched([(partition, size, shard.start_offset, end)]), parts)
+                self._answer(Fetched([(partition, size, shard.start_offset, shard.end_offset)]), parts)
             self._gate.release(room)
             if self._respond is not None:
                 if shard.start_offset <= offset < end <= shard.end_offset:  # Else it is gone meanwhile.

@@ -22,6 +22,7 @@ from tailrace.broker.group_figures import figures_of
 from tailrace.broker.group_reports import GroupReports
 from tailrace.broker.host import Topics, kept_text
 from tailrace.broker.leasing import Leasing
+from tailrace.broker.loss_acceptance import LossAcceptance
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
 from tailrace.broker.redriving import Redriving
@@ -73,6 +74,7 @@ class Engine:
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
         parts += [Delays(self.topics, self.pump), Redriving(self.topics, self.leasing)]
+        parts += [LossAcceptance(self.topics)]
         parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump)]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
@@ -98,9 +100,15 @@ class Engine:
 
     def _opened(self, shard: Shard) -> None:
         shard.buries = self.burial.take_up
-        shard.reopened = self.coordination.reopened
+        shard.reopened = self._reopened
         shard.overslept = self.leasing.overslept
         shard.start()
+
+    def _reopened(self, shard: Shard) -> None:
+        self.coordination.reopened(shard)
+        if not shard.machine.delivers:
+            self.cron.start()
+            self.staged_writes.resume()
 
     def _sync(self, now_us: int) -> None:
         upkeeps = [shard.upkeep for shard in self.topics.shards()]

@@ -138,6 +138,10 @@ class Granting:
 
     # -- carrying
 
+    def knows(self, group: str) -> bool:
+        """Whether it was adopted."""
+        return group in self._groups
+
     def adopt(self, group: Group) -> None:
         """After recovery: what partitions have on disk they need not be told again."""
         self._groups[group.name] = _Carried()

@@ -8,6 +8,7 @@ never taken for the whole. Runs on a storage thread.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,9 +18,13 @@ from tailrace.broker.machines import MachineKind
 from tailrace.broker.replay_debt import ReplayDebt
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt
-from tailrace.ports import PartitionLog, Recovery
+from tailrace.format import frame
+from tailrace.ports import LogStore, Losses, PartitionLog, Recovery
 
 log = logging.getLogger("tailrace.recovery")
+
+ROUNDS_MAX = 100
+"""So many facts that cannot be applied are given up at once; for more, loss is accepted again."""
 
 
 class Rebuilt(msgspec.Struct, eq=False):
@@ -37,13 +42,15 @@ class Rebuilt(msgspec.Struct, eq=False):
     """Snapshots, by their entry, that are whole and cannot be restored."""
     debt: ReplayDebt = msgspec.field(default_factory=ReplayDebt)
     """What was replayed, and would be again."""
+    lost: list[int] = []
+    """Offsets, flat, whose loss was accepted and has still to become a fact."""
 
 
 def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: TopicOptions) -> Rebuilt:
     """Open a log and replay it; raises what opening raises."""
     recovery = source.recover()
     rebuilt = Rebuilt(machine.make(options), recovery.end_entry, recovery.end_offset, recovery.cut_bytes)
-    rebuilt.fault = recovery.fault
+    rebuilt.fault, rebuilt.lost = recovery.fault, list(recovery.lost)
     if _restored(rebuilt, name, source, machine, options, recovery):
         _replayed(rebuilt, name, machine, options, recovery)
         end_offset = rebuilt.state.end_offset
@@ -56,6 +63,25 @@ def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: Topi
             )
             rebuilt.fault = f"{name}: {lost}"
     return rebuilt
+
+
+def accept(
+    store: LogStore, name: str, found: Rebuilt, reopen: Callable[[], tuple[PartitionLog, Rebuilt]]
+) -> tuple[PartitionLog, Rebuilt, Losses]:
+    """Give up what of a log nobody has open is damaged, and what of it cannot be applied, until it opens well
+    or nothing more can be done. Offsets that are lost are never used again."""
+    ranges, kept = [], []
+    for _ in range(ROUNDS_MAX):
+        losses = store.accept_losses(name, found.unfit_entries, found.unfit_snapshots)
+        ranges += losses.ranges
+        kept += losses.kept
+        source, found = reopen()
+        if not (found.unfit_entries or found.unfit_snapshots):
+            break
+        source.close()
+    else:
+        source, found = reopen()
+    return source, found, Losses(ranges, kept)
 
 
 def _restored(
@@ -93,11 +119,15 @@ def _replayed(
 ) -> None:
     state, entry = rebuilt.state, -1
     try:
+        apply = state.apply
         for header, body in recovery.frames:
             entry = header.entry
             rebuilt.debt.add(header)
+            if header.kind == frame.LOST:
+                state.lose(header.timestamp_max_us)
+                apply = state.apply_after_loss
             for fact in facts_of(header, body, want_keys=options.key_index, decode=machine.decode_facts):
-                state.apply(fact)
+                apply(fact)
             entry = -1
     except Exception as error:
         _unexpected(name, error)

@@ -27,7 +27,7 @@ from tailrace.broker.framing import TurnFrames
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
-from tailrace.broker.recovery import Rebuilt, rebuild
+from tailrace.broker.recovery import Rebuilt, accept, rebuild
 from tailrace.broker.releases import Releases
 from tailrace.broker.tail import Tail
 from tailrace.broker.turns import NOTHING, Turn, refuse
@@ -36,13 +36,14 @@ from tailrace.broker.wakeups import Late, Wakeups
 from tailrace.core import partition as core
 from tailrace.core.commands import Done, Reply
 from tailrace.core.facts import Dying
+from tailrace.core.inner_commands import RecordLoss
 from tailrace.core.model import Refusal
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt, Full, StorageFault
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
+from tailrace.ports import LogStats, LogStore, Losses, PartitionLog, Respond
 
 __all__ = ["NOTHING", "Shard", "Turn", "refuse"]
 
@@ -152,6 +153,8 @@ class Shard:
 
     def start(self) -> None:
         """On the pump's thread, once it takes commands (again): set timers, take up what was left undone."""
+        if self.rebuilt.lost and self.fault is None:
+            self.submit(RecordLoss(self.rebuilt.lost), b"", self._loss_recorded)
         if self.machine.delivers:
             self.wakeups.arm()
             self.wakeups.wake_all()
@@ -426,6 +429,64 @@ class Shard:
         self._go_on()
         self._notify()
 
+    def find_losses(self, over: Callable[[Losses | None, Exception | None], None]) -> None:
+        """What of its log cannot be read or applied; changes nothing."""
+        entries, snapshots = self.rebuilt.unfit_entries, self.rebuilt.unfit_snapshots
+        self.run_in_order(lambda: self._store.find_losses(self.name, entries, snapshots), over)
+
+    def accept_loss(self, over: Callable[[Losses | None, Exception | None], None]) -> None:
+        """Give up what is damaged, and open again with the rest. `over` is called when it takes commands, or
+        is as it was; that messages were lost is the first fact that is appended then."""
+        self.reopening = True
+
+        def work() -> object:
+            self.log.close()
+            try:
+                result: Any = accept(self._store, self.name, self.rebuilt, self._open)
+            except Exception as error:
+                result = *self._open(), error
+            return result
+
+        def done(result: Any, error: Exception | None) -> None:
+            self.reopening = False
+            if error is not None:  # It cannot be opened any more.
+                self.fault = refuse(error)
+                over(None, error)
+                return
+            old = self.log
+            later_us = self.pump.clock.now_us() + FULL_RETRY_US
+            self.pump.at(later_us, lambda now_us: self.pump.threads.forget(old))
+            self.log, rebuilt, losses = result
+            if self.gone is None:
+                self.fault = None
+                self._adopt(rebuilt)
+                self._restart(0)
+                self.upkeep.save_snapshot()  # A replay that crosses the gap has to do with less.
+                self._notify()
+            failed = isinstance(losses, Exception)
+            over(None if failed else losses, losses if failed else None)
+
+        self.run_in_order(work, done)
+
+    def _open(self) -> tuple[PartitionLog, Rebuilt]:
+        log = self._take_log(known=True)
+        try:
+            return log, self._recover(log)
+        except StorageFault:
+            log.close()
+            raise
+
+    def _loss_recorded(self, reply: Reply, parts: Any) -> None:
+        if type(reply) is Refusal:
+            return  # Storage failed: at the next opening it is still to be done.
+        self.rebuilt.lost = []
+        log = self.log
+        self.run_in_order(log.loss_recorded, self._noted)
+
+    def _noted(self, result: object, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(error)
+
     def _go_on(self) -> None:
         """Take up commands that waited for the first turn of an empty log."""
         if self._inbox:
@@ -439,12 +500,7 @@ class Shard:
     def _open_again(self) -> None:
         def work() -> object:
             self.log.close()
-            log = self._take_log(known=True)
-            try:
-                return log, self._recover(log)
-            except StorageFault:
-                log.close()
-                raise
+            return self._open()
 
         def done(result: Any, error: Exception | None) -> None:
             later_us = self.pump.clock.now_us() + FULL_RETRY_US
@@ -504,6 +560,10 @@ class Shard:
     def end_entry(self) -> int:
         """End of the frames that are committed."""
         return self._turns[0].frames[0].header.entry if self._turns else self.entry
+
+    def lost_at(self, offset: int) -> tuple[int, int] | None:
+        """The range around an offset whose loss was accepted."""
+        return self.state.lost.range_at(offset)
 
     @property
     def start_offset(self) -> int:

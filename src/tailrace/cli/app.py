@@ -20,9 +20,9 @@ from tailrace.cli.execution import EXIT_INTERRUPTED, EXIT_READER_GONE, report
 from tailrace.cli.grouping import groups
 from tailrace.cli.letter_commands import letters
 from tailrace.cli.message_commands import messages
-from tailrace.cli.offline import logs
 from tailrace.cli.output import OutputLost, ReaderGone, decorated, put_aside, tell, writing
 from tailrace.cli.pipeline_commands import pipelines
+from tailrace.cli.repairing import logs
 from tailrace.cli.schedule_commands import delayed, recurring
 from tailrace.cli.serving import serving
 from tailrace.cli.topic_commands import topics

@@ -13,7 +13,9 @@ from tailrace.cli.records import message_record
 from tailrace.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from tailrace import Client, Message
+    from collections.abc import AsyncIterator
+
+    from tailrace import Client, Message, Reader
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +44,7 @@ async def print_messages(client: Client, wanted: Wanted, output: Output) -> None
         wanted.topic, start=starts, partitions=sorted(starts), stop_at_end=not wanted.follow
     )
     async with reader as messages:
-        async for message in messages:
+        async for message in _through(messages, output):
             number = message.partition
             if wanted.follow or message.offset < ends[number]:
                 print_message(output, message)
@@ -51,6 +53,19 @@ async def print_messages(client: Client, wanted: Wanted, output: Output) -> None
                 left.discard(number)
             if not left or shown == wanted.count:
                 return
+
+
+async def _through(messages: Reader, output: Output) -> AsyncIterator[Message]:
+    """All messages; what is lost is said, and passed over."""
+    while True:
+        try:
+            async for message in messages:
+                yield message
+            return
+        except NotFound as error:
+            if "lost" not in error.details:
+                raise
+            output.note(f"note: {printable(error.message)}")
 
 
 async def _ranges(client: Client, wanted: Wanted) -> tuple[dict[int, int], dict[int, int]]:

@@ -21,6 +21,7 @@ from tailrace.core.commands import (
     TopicList,
     TrimTopic,
 )
+from tailrace.core.damage_commands import AcceptLoss, LossReport
 from tailrace.errors import InvalidRequest
 from tailrace.ports import BrokerVerbs
 
@@ -75,6 +76,16 @@ class Admin:
     ) -> None:
         """Drop everything below an offset of a partition."""
         await ask(self._verbs, TrimTopic(name, partition, offset), self._time(timeout))
+
+    async def accept_loss(
+        self, name: str, partition: int, *, dry_run: bool = True, timeout: float | None = None
+    ) -> LossReport:
+        """What of a damaged partition is lost; without `dry_run` it is given up, and the partition opened
+        again: its groups count those messages as collected, and readers are told of them."""
+        request = AcceptLoss(name, partition, dry_run)
+        reply = await ask(self._verbs, request, self._time(timeout), repeatable=dry_run)
+        assert isinstance(reply, LossReport)
+        return reply
 
     async def find_offsets(
         self, name: str, at: str | int | datetime, *, timeout: float | None = None

@@ -302,9 +302,11 @@ class LogFeed:
         place = (topic, error.details.get("partition", -1))
         cursor, start = self.cursors.get(place), error.details.get("start_offset", 0)
         if isinstance(error, NotFound) and cursor is not None and cursor.fetched < start:
-            log.warning("%s/%d: offsets %d to %d were trimmed unread", *place, cursor.fetched, start - 1)
+            what = "are lost" if "lost" in error.details else "were trimmed unread"
+            log.warning("%s/%d: offsets %d to %d %s", *place, cursor.fetched, start - 1, what)
+            if cursor.next >= cursor.fetched:  # Else what is before is still to be handed out.
+                cursor.next = start
             cursor.fetched = start
-            cursor.next = max(cursor.next, start)
             self._loop.call_soon(self._fetch)
             return
         self._unread = error  # It is asked again when the application does, having heard of it.

@@ -230,6 +230,7 @@ class Reader:
             if self._error is not None:
                 error, self._error = self._error, None
                 self._fetching = False
+                self._pass(error)
                 raise error
             if self._at_end():
                 raise StopAsyncIteration
@@ -241,6 +242,13 @@ class Reader:
         self._ahead -= rows.header.size
         self._fetch()
         return rows, first
+
+    def _pass(self, error: BaseException) -> None:
+        """What is lost is told once: whoever asks again goes on behind it."""
+        if isinstance(error, NotFound) and "lost" in error.details:
+            partition, end = error.details["partition"], error.details["lost"][1]
+            self._next[partition] = max(self._next[partition], end)
+            self._fetched[partition] = max(self._fetched[partition], end)
 
     def _at_end(self) -> bool:
         ends = self._ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tailrace.core import damage_commands as damage
 from tailrace.core import delivery_commands as delivery
 from tailrace.core import group_commands as groups
 from tailrace.core.model import Command, Refusal
@@ -123,6 +124,7 @@ Request = (
     | ClaimProducer
     | Fetch
     | FindOffsets
+    | damage.DamageRequest
     | delivery.DeliveryRequest
     | groups.GroupRequest
 )
@@ -192,6 +194,7 @@ Reply = (
     | Claimed
     | Fetched
     | Offsets
+    | damage.DamageReply
     | delivery.DeliveryReply
     | groups.GroupReply
     | Refusal

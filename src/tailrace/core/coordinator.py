@@ -112,6 +112,17 @@ class Coordinator:
         self._apply[type(fact)](fact)
         self.append_time_us = max(self.append_time_us, fact.time_us)
 
+    def apply_after_loss(self, fact: Any) -> None:
+        """As `apply`, where facts before this one are lost: one that speaks of what is not known, or says
+        again what is, changes nothing. Partitions and members correct the rest, as after a crash."""
+        try:
+            self.apply(fact)
+        except (KeyError, AssertionError):
+            return
+
+    def lose(self, end_offset: int) -> None:
+        """At replay: facts that stood here in the log are lost."""
+
     def freeze(self) -> Callable[[], list[Buffer]]:
         """What gives the state as of now; it is small."""
         chunks = self.snapshot()

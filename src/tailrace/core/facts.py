@@ -287,6 +287,14 @@ class StageDropped(msgspec.Struct, frozen=True, array_like=True, tag=24):
     time_us: int
 
 
+class MessagesLost(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """Hard. The loss of these offsets was accepted: what was not settled there counts as collected, and
+    readers are told of them."""
+
+    spans: list[int]
+    time_us: int
+
+
 DeliveryFact = (
     Enlisted
     | Delisted
@@ -315,6 +323,7 @@ Fact = (
     | ScheduleCancelled
     | StageApplied
     | StageDropped
+    | MessagesLost
 )
 """What a facts frame holds, for the codec."""
 

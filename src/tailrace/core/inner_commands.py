@@ -24,6 +24,12 @@ class Sweep(msgspec.Struct, frozen=True):
     committed: int = 0
 
 
+class RecordLoss(msgspec.Struct, frozen=True):
+    """The loss of these offsets was accepted; `spans` is flat."""
+
+    spans: list[int]
+
+
 # ----------------------------------------------------------------------------------------------- delivery
 
 

@@ -255,6 +255,15 @@ class Ledger:
         """An operator settled them, whoever held them."""
         self.counters.purged += self._settle(fact.spans, fact.time_us)
 
+    def settled_anyhow(self, spans: Sequence[int], time_us: int) -> int:
+        """Settle whatever of these is not, also what is dying; how many there were."""
+        return self._drop_dying(spans) + self._settle(spans, time_us)
+
+    def lose(self, spans: Sequence[int], time_us: int) -> None:
+        """They are lost; a stream comes by them by itself, and is told."""
+        if self.policy.mode != "stream":
+            self.counters.collected += self.settled_anyhow(spans, time_us)
+
     def trimmed(self, offset: int) -> None:
         """Everything below is gone from the log."""
         first = self.committed()

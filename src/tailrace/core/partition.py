@@ -26,14 +26,25 @@ import numpy.typing as npt
 from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
 from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.dedup import DedupWindow, Filtered
-from tailrace.core.facts import Appended, Fact, ProducerAdvanced, ProducerClaimed, Scheduled, Stored, Trimmed
-from tailrace.core.inner_commands import PublishBatch, Sweep
+from tailrace.core.facts import (
+    Appended,
+    Fact,
+    MessagesLost,
+    ProducerAdvanced,
+    ProducerClaimed,
+    Scheduled,
+    Stored,
+    Trimmed,
+)
+from tailrace.core.inner_commands import PublishBatch, RecordLoss, Sweep
 from tailrace.core.keys import KeyIndex
+from tailrace.core.lost_offsets import LostOffsets
 from tailrace.core.model import AtHand, BatchView, Columns, Refusal
 from tailrace.core.producers import BatchResult, Producers
 from tailrace.core.publish_limits import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
 from tailrace.core.queues import Queues
 from tailrace.core.ring import Ring
+from tailrace.core.salvage import salvage
 from tailrace.core.staging import Staging
 from tailrace.core.table import Buffer
 from tailrace.core.timetable import Timetable
@@ -59,6 +70,7 @@ class _SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
     timetable: list[int] = []
     staging: list[int] = []
     ring: list[int] = []
+    lost: list[int] = []
 
 
 class Partition:
@@ -82,11 +94,13 @@ class Partition:
         self.timetable = Timetable(self)
         self.staging = Staging(self)
         self.ring = Ring(self)
+        self.lost = LostOffsets(self)
         self._decide: dict[type, Callable[[Any, int, int], Decision]] = {
             PublishBatch: lambda *asked: self.ring.admit(self._publish(*asked)),
             ClaimProducer: self._claim,
             TrimTopic: self._trim,
             Sweep: self._sweep,
+            RecordLoss: self.lost.decide,
         }
         self._apply: dict[type, Callable[[Any], None]] = {
             Appended: self._appended,
@@ -94,6 +108,7 @@ class Partition:
             ProducerClaimed: self._producer_claimed,
             ProducerAdvanced: self._producer_advanced,
             Trimmed: self._trimmed,
+            MessagesLost: self.lost.apply,
         }
         for part in (self.queues, self.timetable, self.staging):
             self._decide.update(dict.fromkeys(part.COMMANDS, part.decide))
@@ -249,6 +264,17 @@ class Partition:
         """Let a fact happen; the same for new ones, on followers and at replay."""
         self._apply[type(fact)](fact)
 
+    def apply_after_loss(self, fact: Stored | Fact) -> None:
+        """As `apply`, where facts or messages before this one are lost; see `core.salvage`."""
+        salvage(self, fact)
+
+    def lose(self, end_offset: int) -> None:
+        """At replay: what stood here in the log is lost, up to an offset."""
+        if end_offset > self.end_offset:
+            self.end_offset = end_offset
+            self.queues.traits.lost(end_offset)
+            self.ring.appended(end_offset, 0)
+
     def _appended(self, fact: Appended) -> None:
         base_offset, view, time_us = fact.base_offset, fact.view, fact.append_time_us
         assert base_offset == self.end_offset, f"append at {base_offset}, the end is {self.end_offset}"
@@ -295,6 +321,7 @@ class Partition:
             self.start_offset = fact.offset
             self.queues.trimmed(fact.offset)
             self.ring.trimmed(fact.offset)
+            self.lost.trimmed(fact.offset)
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -312,6 +339,7 @@ class Partition:
         keys = None if self.keys is None else self.keys.buffers()
         queues = self.queues.freeze()
         others = [part.buffers() for part in (self.timetable, self.staging, self.ring)]
+        lost = list(self.lost.spans)
 
         def thaw() -> list[Buffer]:
             parts = [queues(), *others]
@@ -323,7 +351,7 @@ class Partition:
                 None if keys is None else [len(buffer) for buffer in keys],
                 *([len(buffer) for buffer in part] for part in parts),
             )
-            packed = msgspec.msgpack.encode(head)
+            packed = msgspec.msgpack.encode(msgspec.structs.replace(head, lost=lost))
             columns = [buffer for part in (producers, dedup, keys or (), *parts) for buffer in part]
             return [len(packed).to_bytes(8, "little"), packed, *columns]
 
@@ -362,6 +390,7 @@ class Partition:
             partition.timetable.load(timetable)
             partition.staging.load(staging)
             partition.ring.load(ring)
+            partition.lost.spans = head.lost
         except (msgspec.MsgspecError, ValueError) as error:
             raise Corrupt(f"the snapshot cannot be read: {error}") from error
         return partition
@@ -378,6 +407,7 @@ class Partition:
         self.timetable.verify()
         self.staging.verify()
         self.ring.verify()
+        self.lost.verify()
 
 
 class _NothingAtHand:

@@ -134,6 +134,13 @@ class Producers:
         results[at], results[at + 1] = result.base_offset, result.count
         results[at + 2], results[at + 3] = result.append_time_us, result.wall_us
 
+    def resume(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """Apply, where batches before may be lost: the next one is that of this sequence."""
+        row = self._rows.get(producer_id)
+        if row is None:
+            row = self._admit(producer_id)
+        self._epochs[row], self._last[row] = epoch, sequence - 1
+
     def _admit(self, producer_id: int) -> int:
         if len(self._rows) < self.capacity:
             row = len(self._ids)

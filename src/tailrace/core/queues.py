@@ -239,6 +239,7 @@ class Queues:
             return Decision(NOTHING, ledger)
         start, end_offset = self._partition.start_offset, self._partition.end_offset
         gone = [(first, min(end, start)) for first, end in pairs(command.spans) if first < start]
+        gone += self._partition.lost.within(command.spans)
         here = [(max(first, start), min(end, end_offset)) for first, end in pairs(command.spans)]
         here = [(first, end) for first, end in here if first < end]
         if any(ledger.backlog.dying.within(first, end) for first, end in here):
@@ -254,9 +255,9 @@ class Queues:
                 over = [o for o in range(one, other) if 0 < known.get(o, (0, 0))[1] <= wall_us]
                 gone += [(offset, offset + 1) for offset in over]
         if gone:
-            spans = flat(gone)
+            spans = flat(sorted(gone))
             text = f"{count(spans)} of the messages are gone: the partition begins at {start}"
-            text += ", and some have expired" if spans[-1] > start else ""
+            text += ", and some have expired or are lost" if spans[-1] > start else ""
             return Decision(NOTHING, Refusal(NotFound.code, text, details={"spans": spans}))
         settled = [without(first, end, ledger.unsettled(first, end)) for first, end in here]
         spans = flat([part for parts in settled for part in parts])
@@ -406,11 +407,36 @@ class Queues:
         kind = type(fact)
         if kind is facts.Enlisted:
             self._enlisted(fact)
+            self._lose_again(self._by_number[fact.group], fact.time_us)
         elif kind is facts.Delisted:
             ledger = self._by_number.pop(fact.group)
             del self._ledgers[ledger.name]
         else:
-            self._apply[kind](self._by_number[fact.group], fact)
+            ledger = self._by_number[fact.group]
+            self._apply[kind](ledger, fact)
+            if kind is facts.GroupReset:
+                self._lose_again(ledger, fact.time_us)
+
+    def find(self, number: int) -> Ledger | None:
+        """A group by its number."""
+        return self._by_number.get(number)
+
+    def missing(self, group: str, spans: Sequence[int]) -> list[tuple[int, int]]:
+        """What of spans a group has not settled; of a stream, what is still before it."""
+        ledger = self._ledgers[group]
+        return [part for first, end in pairs(spans) if first < end for part in ledger.unsettled(first, end)]
+
+    def lost(self, spans: Sequence[int], time_us: int) -> None:
+        """Messages are lost: what was not settled of them counts as collected."""
+        for ledger in self._ledgers.values():
+            ledger.lose(spans, time_us)
+
+    def _lose_again(self, ledger: Ledger, time_us: int) -> None:
+        """A group that begins, or begins again, before what is lost."""
+        spans = self._partition.lost.spans
+        if spans and spans[-1] > ledger.committed():
+            first = ledger.committed()
+            ledger.lose(flat((max(a, first), b) for a, b in pairs(spans) if b > first), time_us)
 
     def _enlisted(self, fact: facts.Enlisted) -> None:
         ledger = self._by_number.get(fact.group)

@@ -233,6 +233,15 @@ class Staging:
         self.nbytes += size
         self._pass(fact.append_time_us)
 
+    def known(self, attempts: Iterable[int]) -> list[int]:
+        """Those of the attempts of which something is staged."""
+        return [number for number in attempts if number in self._attempts]
+
+    def follows(self, fact: Staged) -> bool:
+        """Whether a batch is the next of its attempt."""
+        attempt = self._attempts.get(fact.attempt)
+        return fact.number == (0 if attempt is None else len(attempt.entries))
+
     def _forget(self, time_us: int) -> None:
         while len(self._applied) >= self.writers_max:
             writer, (_, idle_since_us) = next(iter(self._applied.items()))

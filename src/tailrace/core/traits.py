@@ -56,6 +56,10 @@ class FrameTraits:
         if trait != PLAIN:
             self._note(trait, end)
 
+    def lost(self, end: int) -> None:
+        """What there was up to `end` is lost: nothing is there that could be looked at."""
+        self._end = end
+
     def trimmed(self, offset: int) -> None:
         """Everything below is gone."""
         gone = bisect_right(self._starts, offset) - 1

@@ -33,7 +33,9 @@ EPOCH_START = 4
 SNAPSHOT_MARK = 5
 BARRIER = 6
 STAGED = 7
-KINDS = frozenset((DATA, SCHEDULED, FACTS, EPOCH_START, SNAPSHOT_MARK, BARRIER, STAGED))
+LOST = 8
+"""Stands for entries that were lost: `producer_id` is how many, `timestamp_max_us` the offset behind them."""
+KINDS = frozenset((DATA, SCHEDULED, FACTS, EPOCH_START, SNAPSHOT_MARK, BARRIER, STAGED, LOST))
 
 MORE = 1 << 15
 """Flag: the next frame belongs to the same group; a group applies whole or not at all."""

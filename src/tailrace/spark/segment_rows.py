@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, StorageFault
-from tailrace.format.frame import DATA, Header
+from tailrace.format.frame import DATA, LOST, Header
 from tailrace.spark.log_spans import Place, Span, spans_of, topics_of
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.row_batches import check_schema, row_batches, unexpired
@@ -128,6 +128,12 @@ def _file_frames(
     try:
         position, size = _place(disk, folder, int(name.partition(".")[0]), at, disk.size(handle))
         for header, _, body in scan(disk, handle, part.source, position, size):
+            if header.kind == LOST and header.timestamp_max_us > at:
+                end = header.timestamp_max_us
+                _lost(f"{part.name}: offsets {at} to {end - 1} were lost, as accepted", fail_on_data_loss)
+                at = end
+                if at >= part.end:
+                    return
             if header.kind != DATA or header.end_offset <= at:
                 continue
             if header.base_offset > at:

@@ -30,6 +30,7 @@ from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.frame_scan import Glanced, entry_at, scan_frames
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
 from tailrace.storage.log_reader import LogReader
+from tailrace.storage.lost_ranges import LOSS_NAME, read_intent
 from tailrace.storage.mark import Mark
 from tailrace.storage.opening import Opened, drop_cache, inspect_folder, shortened
 from tailrace.storage.scan import CHUNK, barrier
@@ -104,7 +105,8 @@ class FileLog:
         after = newest.entry if newest else -1
         frames = self._reader.replay(after) if opened.follows else iter(())
         fault = opened.fault.message if opened.fault else None
-        return Recovery(newest, frames, self._end_entry, self._end_offset, opened.cut_bytes, fault)
+        lost = read_intent(self._disk, self._folder.folder) if opened.fault is None else []
+        return Recovery(newest, frames, self._end_entry, self._end_offset, opened.cut_bytes, fault, lost)
 
     def _take_over(self, opened: Opened) -> None:
         self._snapshots.known = [(snapshot.entry, snapshot.offset) for snapshot in opened.snapshots]
@@ -470,6 +472,12 @@ class FileLog:
         if self._active is None:
             newest, self._end_offset = self._snapshots.known[0]
             self._end_entry = newest + 1
+
+    def loss_recorded(self) -> None:
+        """See `PartitionLog.loss_recorded`."""
+        self._require_writable()
+        with self._folder.guarded("recording a loss in"):
+            self._folder.remove(LOSS_NAME)
 
     # ---------------------------------------------------------------------------------- reading
 

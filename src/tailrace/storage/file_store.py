@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
-from tailrace.ports import Clock, Disk
+from tailrace.ports import Clock, Disk, Losses
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.file_log import SEGMENT_BYTES, FileLog
 from tailrace.storage.lock import FolderLock
+from tailrace.storage.log_folder import LogFolder
+from tailrace.storage.lost_ranges import accept_losses, find_losses
 from tailrace.storage.mark import MARK_NAME
 from tailrace.storage.segment import first_entry
 from tailrace.storage.topic_folders import FolderShelf
@@ -69,6 +71,23 @@ class FileStore:
         )
         self._open[name] = log
         return log
+
+    def find_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
+        """See `LogStore.find_losses`."""
+        _check_name(name)
+        with LogFolder(self._disk, name, self._clock).guarded("looking through"):
+            return Losses(find_losses(self._disk, name, entries, snapshots, self._clock.now_us()).ranges)
+
+    def accept_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
+        """See `LogStore.accept_losses`; `storage.lost_ranges` says in which order."""
+        _check_name(name)
+        known = self._open.get(name)
+        if known is not None and not known.closed:
+            raise Unavailable(f"the log {name} is open: close it first")
+        folder = LogFolder(self._disk, name, self._clock)
+        with folder.guarded("repairing"):
+            plan = find_losses(self._disk, name, entries, snapshots, self._clock.now_us())
+            return accept_losses(self._disk, folder, plan, self._nonce())
 
     def remove(self, name: str) -> None:
         """See `LogStore.remove`."""

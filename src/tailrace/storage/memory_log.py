@@ -7,12 +7,12 @@ restart.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault, Unavailable
-from tailrace.format.frame import DATA, HEADER_BYTES, Buffer, Frame, Header
-from tailrace.ports import LogStats, Recovery, Snapshot, TopicFolders
+from tailrace.format.frame import DATA, HEADER_BYTES, LOST, Buffer, Frame, Header, pack
+from tailrace.ports import LogStats, Losses, LostRange, Recovery, Snapshot, TopicFolders
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.snapshots import KEPT
 
@@ -33,6 +33,8 @@ class _Content:
         self.end_offset = 0
         self.damaged: set[int] = set()
         """Entries that cannot be read any more."""
+        self.lost: list[int] = []
+        """Offsets whose loss was accepted and is not a fact in the log yet."""
 
 
 class MemoryLog:
@@ -83,7 +85,7 @@ class MemoryLog:
         content = self._content
         newest = content.snapshots[0] if content.snapshots else None
         frames = self._replay(list(content.frames), newest.entry if newest else -1)
-        return Recovery(newest, frames, content.end_entry, content.end_offset)
+        return Recovery(newest, frames, content.end_entry, content.end_offset, lost=list(content.lost))
 
     def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
         """See `PartitionLog.append`."""
@@ -243,6 +245,11 @@ class MemoryLog:
             content.end_entry, content.end_offset = newest.entry + 1, newest.offset
             content.start_offset = newest.offset
 
+    def loss_recorded(self) -> None:
+        """See `PartitionLog.loss_recorded`."""
+        self._require_writable()
+        self._content.lost.clear()
+
     def stats(self) -> LogStats:
         """See `PartitionLog.stats`."""
         content = self._content
@@ -318,6 +325,40 @@ class MemoryStore:
     def known_log(self, name: str) -> MemoryLog:
         """See `LogStore.known_log`: this engine promises nothing, so a log that is not there is new."""
         return self.log(name)
+
+    def find_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
+        """See `LogStore.find_losses`."""
+        content = self._contents[name]
+        gone = content.damaged | set(entries)
+        ranges, offset = [], content.start_offset
+        for header, raw in content.frames:
+            end = header.end_offset if header.kind == DATA else offset
+            if header.entry in gone:
+                numbers = (header.entry, header.entry + 1, offset, end)
+                ranges.append(LostRange(*numbers, name, 0, len(raw), "it cannot be read or applied"))
+            offset = header.timestamp_max_us if header.kind == LOST else end
+        return Losses(ranges)
+
+    def accept_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
+        """See `LogStore.accept_losses`."""
+        if (log := self._open.get(name)) is not None and not log.closed:
+            raise Unavailable(f"the log {name} is open: close it first")
+        losses, content = self.find_losses(name, entries, snapshots), self._contents[name]
+        gone = {lost.first_entry: lost for lost in losses.ranges}
+        frames = []
+        for header, raw in content.frames:
+            lost = gone.get(header.entry)
+            if lost is not None:
+                header = Header(
+                    LOST, 0, 0, 0, header.entry, lost.first_offset, 0, 0, 0, 0, 1, 0, 0, lost.end_offset
+                )
+                raw = pack(header)
+                content.lost += [lost.first_offset, lost.end_offset] * (lost.first_offset < lost.end_offset)
+            frames.append((header, raw))
+        content.frames = frames
+        content.damaged.clear()
+        content.snapshots = [kept for kept in content.snapshots if kept.entry not in snapshots]
+        return losses
 
     def remove(self, name: str) -> None:
         """See `LogStore.remove`."""

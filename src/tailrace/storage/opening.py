@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 
 from tailrace.errors import Corrupt
-from tailrace.format.frame import BARRIER, DATA, MORE, Header
+from tailrace.format.frame import BARRIER, DATA, LOST, MORE, Header
 from tailrace.ports import Disk, Snapshot
 from tailrace.storage import mark as marks
 from tailrace.storage.log_folder import QUARANTINE_NAME
@@ -106,7 +106,9 @@ def _check_frames(disk: Disk, handle: int, path: str, checked: Checked, base_off
             continue
         if position == 0:
             raise damaged(path, position, "the segment does not begin with a barrier")
-        entry += 1
+        entry += header.producer_id if header.kind == LOST else 1
+        if header.kind == LOST:
+            offset = header.timestamp_max_us
         if header.kind == DATA:
             if header.base_offset != offset:
                 raise damaged(path, position, f"offset {header.base_offset} stands where {offset} belongs")

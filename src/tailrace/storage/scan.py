@@ -108,7 +108,12 @@ def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | N
 
 
 def _synced_by_barriers(chunk: bytes, position: int, nonce: int | None) -> int:
-    synced = 0
+    return max((header.append_time_us for _, header in barriers_in(chunk, position, nonce)), default=0)
+
+
+def barriers_in(chunk: bytes, position: int, nonce: int | None) -> Iterator[tuple[int, Header]]:
+    """The barriers in a piece of a segment that stands at a position: of that segment, when its number is
+    known."""
     at = chunk.find(_BARRIER_START)
     while at >= 0:
         if (position + at) % ALIGNMENT == 0:
@@ -121,6 +126,5 @@ def _synced_by_barriers(chunk: bytes, position: int, nonce: int | None) -> int:
                 and nonce in (None, header.producer_id)
                 and header.append_time_us <= position + at
             ):
-                synced = max(synced, header.append_time_us)
+                yield position + at, header
         at = chunk.find(_BARRIER_START, at + 1)
-    return synced

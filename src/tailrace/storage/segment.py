@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, overload
 
 from tailrace.errors import Corrupt
-from tailrace.format.frame import BARRIER, DATA, Buffer, Header, crc32c
+from tailrace.format.frame import BARRIER, DATA, LOST, Buffer, Header, crc32c
 
 INDEX_STEP = 64 * 1024
 TIME_MIN = -(1 << 63)
@@ -147,6 +147,8 @@ class Segment:
             if header.timestamp_max_us > self.time_max:
                 self.time_max = header.timestamp_max_us
         self.end_entry = header.entry + 1
+        if header.kind == LOST:
+            self.end_entry, self.end_offset = header.entry + header.producer_id, header.timestamp_max_us
 
 
 def log_name(first_entry: int) -> str:

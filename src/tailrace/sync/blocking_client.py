@@ -16,6 +16,7 @@ from tailrace.client.results import Result, Topic
 from tailrace.client.schedules import Scheduled
 from tailrace.client.tracing_calls import Traced
 from tailrace.connect import connect as connect_async
+from tailrace.core.damage_commands import LossReport
 from tailrace.errors import TailraceError, Unavailable
 from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_consumer import Consumer, StreamConsumer, in_thread
@@ -292,6 +293,14 @@ class Admin:
     def trim_topic(self, name: str, partition: int, offset: int, *, timeout: float | None = None) -> None:
         """Drop everything below an offset of a partition."""
         self._portal.call(lambda: self._inner.trim_topic(name, partition, offset, timeout=timeout))
+
+    def accept_loss(
+        self, name: str, partition: int, *, dry_run: bool = True, timeout: float | None = None
+    ) -> LossReport:
+        """What of a damaged partition is lost; without `dry_run` it is given up."""
+        return self._portal.call(
+            lambda: self._inner.accept_loss(name, partition, dry_run=dry_run, timeout=timeout)
+        )
 
     def find_offsets(self, name: str, at: str | int | datetime, *, timeout: float | None = None) -> list[int]:
         """The offset of a point in every partition: "earliest", "latest" or a time."""

@@ -1,0 +1,79 @@
+"""Offsets of a partition whose messages are lost for good, and whose loss somebody accepted."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tailrace.core.commands import Done
+from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.facts import MessagesLost
+from tailrace.core.inner_commands import RecordLoss
+from tailrace.core.spans import flat, pairs
+
+if TYPE_CHECKING:
+    from tailrace.core.partition import Partition
+
+
+class LostOffsets:
+    """Spans that stay in the numbering and have nothing behind them. They go when the partition is trimmed
+    beyond them."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.spans: list[int] = []
+        """Flat, ascending, apart from each other."""
+
+    def range_at(self, offset: int) -> tuple[int, int] | None:
+        """The lost range that holds an offset."""
+        at = bisect_right(self.spans, offset)
+        return (self.spans[at - 1], self.spans[at]) if at % 2 else None
+
+    def next_from(self, offset: int, end: int) -> int:
+        """Where the first lost range from an offset on begins; `end` when there is none before."""
+        at = bisect_right(self.spans, offset)
+        return min(end, self.spans[at]) if at < len(self.spans) and not at % 2 else end
+
+    def within(self, spans: Sequence[int]) -> list[tuple[int, int]]:
+        """What of other spans is lost."""
+        found = [
+            (max(first, begin), min(end, stop))
+            for first, end in pairs(spans)
+            for begin, stop in pairs(self.spans)
+        ]
+        return [(first, end) for first, end in found if first < end]
+
+    def decide(self, command: RecordLoss, now_us: int) -> Decision:
+        """The fact of a loss that was accepted; what is trimmed, or known to be lost, needs none."""
+        partition = self._partition
+        start, end = partition.start_offset, partition.end_offset
+        spans = [(max(first, start), min(stop, end)) for first, stop in pairs(command.spans)]
+        spans = [(first, stop) for first, stop in spans if first < stop]
+        if not spans or all(self.range_at(first) == (first, stop) for first, stop in spans):
+            return Decision(NOTHING, Done())
+        time_us = max(now_us, partition.append_time_us)
+        return Decision((MessagesLost(flat(spans), time_us),), Done())
+
+    def apply(self, fact: MessagesLost) -> None:
+        """Let it happen."""
+        joined: list[int] = []
+        for first, end in sorted([*pairs(self.spans), *pairs(fact.spans)]):
+            if joined and first <= joined[-1]:
+                joined[-1] = max(joined[-1], end)
+            else:
+                joined += (first, end)
+        self.spans = joined
+        self._partition.append_time_us = max(self._partition.append_time_us, fact.time_us)
+        self._partition.queues.lost(fact.spans, fact.time_us)
+
+    def trimmed(self, offset: int) -> None:
+        """Everything below is gone, and nobody asks for it any more."""
+        if self.spans and self.spans[0] < offset:
+            self.spans = flat((max(first, offset), end) for first, end in pairs(self.spans) if end > offset)
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        assert len(self.spans) % 2 == 0
+        assert self.spans == sorted(set(self.spans)), "lost ranges out of order"
+        assert not self.spans or self.spans[-1] <= self._partition.end_offset
