@@ -34,6 +34,7 @@ class Storage(msgspec.Struct, frozen=True):
 
     segment_bytes: int = 64 * MIB
     storage_threads: int = 8
+    scrub_period_hours: int = 168
 
 
 class ServerOptions(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "limits.drain_ms": (0, 600_000),
     "storage.segment_bytes": (1 * MIB, 4 * GIB),
     "storage.storage_threads": (1, 64),
+    "storage.scrub_period_hours": (0, 8760),
 }
 
 # Of the environment, but not about the broker's configuration: the client's address, the file's path, and

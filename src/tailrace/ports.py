@@ -182,6 +182,16 @@ class LogStats(msgspec.Struct, frozen=True):
     fault: str | None
 
 
+class Scrubbed(msgspec.Struct, frozen=True):
+    """A piece of a log that was read from the disk and is well."""
+
+    next_entry: int | None
+    """Where to go on; None when the log is through."""
+    bytes: int
+    problems: Sequence[str] = ()
+    """Damage that stops nothing: of snapshots that have another behind them."""
+
+
 class PartitionLog(Protocol):
     """The log of one partition. Blocking; `append`, `sync`, `trim`, `truncate` are never called side by side,
     `read` and the look-ups may run beside them in other threads. All raise `StorageFault` (`Corrupt`, `Full`)
@@ -279,6 +289,11 @@ class PartitionLog(Protocol):
         `truncate` and `close`."""
         ...
 
+    def scrub(self, entry: int, bytes_max: int) -> Scrubbed:
+        """Read and check what is closed from an index on, about so many bytes of it, from the disk rather
+        than from memory; at the end of it, snapshots too. May run beside everything, as reads do."""
+        ...
+
     def loss_recorded(self) -> None:
         """The loss that `Recovery.lost` spoke of is a durable fact now."""
         ...
@@ -351,6 +366,14 @@ class LogStore(Protocol):
 
     def remove(self, name: str) -> None:
         """Delete a log and what it holds, for good."""
+        ...
+
+    def save_note(self, name: str, data: bytes) -> None:
+        """Store something small of the owner's, durably and whole."""
+        ...
+
+    def load_note(self, name: str) -> bytes | None:
+        """What was stored so; None when nothing was."""
         ...
 
     def names(self) -> Iterable[str]:

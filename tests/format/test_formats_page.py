@@ -52,7 +52,16 @@ def test_header_table() -> None:
 def test_kinds_table() -> None:
     assert {name: int(kind) for kind, name, *_ in table("Kinds")} == {
         name: getattr(frame, name)
-        for name in ("DATA", "SCHEDULED", "FACTS", "EPOCH_START", "SNAPSHOT_MARK", "BARRIER", "STAGED", "LOST")
+        for name in (
+            "DATA",
+            "SCHEDULED",
+            "FACTS",
+            "EPOCH_START",
+            "SNAPSHOT_MARK",
+            "BARRIER",
+            "STAGED",
+            "LOST",
+        )
     }
     assert frame.MORE == 1 << 15
 

@@ -27,6 +27,7 @@ from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
 from tailrace.broker.redriving import Redriving
 from tailrace.broker.replay_debt import due
+from tailrace.broker.scrubbing import Scrubbing
 from tailrace.broker.shard import Shard
 from tailrace.broker.staged_writes import StagedWrites
 from tailrace.broker.tracing import Tracing
@@ -55,6 +56,7 @@ class Engine:
         sync_check_us: int = SYNC_CHECK_US,
         topic_defaults: dict[str, Any] | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
+        scrub_period_us: int = 0,
     ) -> None:
         self._sync_check_us = sync_check_us
         self.metrics = Metrics(self._figures, lambda: figures_of(self.topics))
@@ -74,7 +76,9 @@ class Engine:
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
         parts += [Delays(self.topics, self.pump), Redriving(self.topics, self.leasing)]
-        parts += [LossAcceptance(self.topics)]
+        store = stores[self.topics.storage()]
+        self.scrubbing = Scrubbing(self.topics, self.pump, store, self.metrics, scrub_period_us)
+        parts += [LossAcceptance(self.topics), self.scrubbing]
         parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump)]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
@@ -97,6 +101,7 @@ class Engine:
         self.staged_writes.start()
         self.coordination.start()
         self.cron.start()
+        self.scrubbing.start()
 
     def _opened(self, shard: Shard) -> None:
         shard.buries = self.burial.take_up
@@ -144,6 +149,7 @@ class Engine:
         self.gateway.close()
         self.leasing.close()
         self.coordination.close()
+        self.scrubbing.close()
 
     def close(self, closed: Callable[[], None]) -> None:
         """Take no more requests, answer the fetches that wait, finish all storage work, snapshot, sync; then

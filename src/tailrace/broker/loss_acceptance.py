@@ -14,6 +14,7 @@ import msgspec
 
 from tailrace.broker.delivery import Gate
 from tailrace.broker.host import Topics
+from tailrace.broker.repair import accept_loss, find_losses
 from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core.commands import Done, Reply
 from tailrace.core.damage_commands import AcceptLoss, LossReport
@@ -53,7 +54,7 @@ class LossAcceptance:
             if request.dry_run:
                 respond(report, NOTHING)
             else:
-                shard.accept_loss(accepted(report))
+                accept_loss(shard, accepted(report))
 
         def accepted(plan: LossReport) -> Callable[[Losses | None, Exception | None], None]:
             def over(losses: Losses | None, error: Exception | None) -> None:
@@ -70,7 +71,7 @@ class LossAcceptance:
 
             return over
 
-        shard.find_losses(found)
+        find_losses(shard, found)
 
 
 def _report(shard: Shard, losses: Losses) -> LossReport:

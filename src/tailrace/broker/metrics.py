@@ -112,6 +112,9 @@ class Metrics(Collector):
         "connections",
         "damages",
         "in_flight_bytes",
+        "scrub_damages",
+        "scrub_ended_us",
+        "scrubbed_bytes",
     )
 
     def __init__(self, partitions: PartitionFigures = tuple, groups: GroupFigures = tuple) -> None:
@@ -129,6 +132,7 @@ class Metrics(Collector):
         self.connections = 0
         self.in_flight_bytes = 0
         self.damages = 0
+        self.scrubbed_bytes = self.scrub_damages = self.scrub_ended_us = 0
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
@@ -216,6 +220,17 @@ class Metrics(Collector):
             "tailrace_loop_lag_max_seconds", "Longest lag since the last scrape", self._lag_max
         )
         self._lag_max = 0.0
+        yield CounterMetricFamily(
+            "tailrace_scrubbed_bytes", "Bytes that the scrub read and checked", self.scrubbed_bytes
+        )
+        yield CounterMetricFamily(
+            "tailrace_scrub_damage", "Damaged places that the scrub found", self.scrub_damages
+        )
+        yield GaugeMetricFamily(
+            "tailrace_scrub_last_timestamp_seconds",
+            "When the last periodic scrub was through; 0: never",
+            self.scrub_ended_us / 1e6,
+        )
         yield self._snapshot.family(
             "tailrace_snapshot_pause_seconds", "How long the loop stood still to copy state for a snapshot"
         )

@@ -63,6 +63,7 @@ class LoopHost:
             wake=self._wake,
             arm=self._arm,
             topic_defaults=options.topic_defaults,
+            scrub_period_us=options.storage.scrub_period_hours * 3_600_000_000,
         )
         self._pump = self.engine.pump
 

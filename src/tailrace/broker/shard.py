@@ -27,8 +27,9 @@ from tailrace.broker.framing import TurnFrames
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
-from tailrace.broker.recovery import Rebuilt, accept, rebuild
+from tailrace.broker.recovery import Rebuilt, rebuild
 from tailrace.broker.releases import Releases
+from tailrace.broker.repair import record_loss
 from tailrace.broker.tail import Tail
 from tailrace.broker.turns import NOTHING, Turn, refuse
 from tailrace.broker.upkeep import Upkeep
@@ -36,14 +37,13 @@ from tailrace.broker.wakeups import Late, Wakeups
 from tailrace.core import partition as core
 from tailrace.core.commands import Done, Reply
 from tailrace.core.facts import Dying
-from tailrace.core.inner_commands import RecordLoss
 from tailrace.core.model import Refusal
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt, Full, StorageFault
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import LogStats, LogStore, Losses, PartitionLog, Respond
+from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
 
 __all__ = ["NOTHING", "Shard", "Turn", "refuse"]
 
@@ -85,7 +85,7 @@ class Shard:
         """Set while there is no state to answer from, because storage failed and it was dropped."""
         self.cut_bytes = 0
         self.pump = pump
-        self._store = store
+        self.store = store
         self.metrics = metrics
         self._inbox: list[Item] = []
         self._turns: deque[Turn] = deque()
@@ -124,7 +124,7 @@ class Shard:
     # -- opening
 
     def _take_log(self, *, known: bool) -> PartitionLog:
-        log = self._store.known_log(self.name) if known else self._store.log(self.name)
+        log = self.store.known_log(self.name) if known else self.store.log(self.name)
         threads = self.pump.threads
         log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found), error))
         return log
@@ -154,7 +154,7 @@ class Shard:
     def start(self) -> None:
         """On the pump's thread, once it takes commands (again): set timers, take up what was left undone."""
         if self.rebuilt.lost and self.fault is None:
-            self.submit(RecordLoss(self.rebuilt.lost), b"", self._loss_recorded)
+            record_loss(self)
         if self.machine.delivers:
             self.wakeups.arm()
             self.wakeups.wake_all()
@@ -412,7 +412,10 @@ class Shard:
     def _drop_state(self, reach: Reach) -> None:
         """Forget what is ahead of the disk: where the readable log ends and begins is all that is known."""
         self.releases.stop()
+        lost = self.state.lost.spans if self.machine.delivers else []
         self.state = self.machine.make(self.options)
+        if lost:
+            self.state.lost.spans = lost
         self.state.start_offset, self.state.end_offset = reach.start_offset, reach.end_offset
         self.at_hand = FramesAtHand(self, self._cold_bytes)
         self.state.at_hand = self.at_hand
@@ -429,46 +432,8 @@ class Shard:
         self._go_on()
         self._notify()
 
-    def find_losses(self, over: Callable[[Losses | None, Exception | None], None]) -> None:
-        """What of its log cannot be read or applied; changes nothing."""
-        entries, snapshots = self.rebuilt.unfit_entries, self.rebuilt.unfit_snapshots
-        self.run_in_order(lambda: self._store.find_losses(self.name, entries, snapshots), over)
-
-    def accept_loss(self, over: Callable[[Losses | None, Exception | None], None]) -> None:
-        """Give up what is damaged, and open again with the rest. `over` is called when it takes commands, or
-        is as it was; that messages were lost is the first fact that is appended then."""
-        self.reopening = True
-
-        def work() -> object:
-            self.log.close()
-            try:
-                result: Any = accept(self._store, self.name, self.rebuilt, self._open)
-            except Exception as error:
-                result = *self._open(), error
-            return result
-
-        def done(result: Any, error: Exception | None) -> None:
-            self.reopening = False
-            if error is not None:  # It cannot be opened any more.
-                self.fault = refuse(error)
-                over(None, error)
-                return
-            old = self.log
-            later_us = self.pump.clock.now_us() + FULL_RETRY_US
-            self.pump.at(later_us, lambda now_us: self.pump.threads.forget(old))
-            self.log, rebuilt, losses = result
-            if self.gone is None:
-                self.fault = None
-                self._adopt(rebuilt)
-                self._restart(0)
-                self.upkeep.save_snapshot()  # A replay that crosses the gap has to do with less.
-                self._notify()
-            failed = isinstance(losses, Exception)
-            over(None if failed else losses, losses if failed else None)
-
-        self.run_in_order(work, done)
-
-    def _open(self) -> tuple[PartitionLog, Rebuilt]:
+    def open_log(self) -> tuple[PartitionLog, Rebuilt]:
+        """Blocking: take the log anew and rebuild the state from it."""
         log = self._take_log(known=True)
         try:
             return log, self._recover(log)
@@ -476,16 +441,16 @@ class Shard:
             log.close()
             raise
 
-    def _loss_recorded(self, reply: Reply, parts: Any) -> None:
-        if type(reply) is Refusal:
-            return  # Storage failed: at the next opening it is still to be done.
-        self.rebuilt.lost = []
-        log = self.log
-        self.run_in_order(log.loss_recorded, self._noted)
-
-    def _noted(self, result: object, error: Exception | None) -> None:
-        if error is not None:
-            self.fail(error)
+    def take_over(self, log: PartitionLog, rebuilt: Rebuilt) -> bool:
+        """Go on with another opening of the log; false when the topic was deleted meanwhile."""
+        old, threads = self.log, self.pump.threads
+        self.pump.at(self.pump.clock.now_us() + FULL_RETRY_US, lambda now_us: threads.forget(old))
+        self.log = log
+        if self.gone is not None:
+            self.log.close()
+            return False
+        self._adopt(rebuilt)
+        return True
 
     def _go_on(self) -> None:
         """Take up commands that waited for the first turn of an empty log."""
@@ -500,7 +465,7 @@ class Shard:
     def _open_again(self) -> None:
         def work() -> object:
             self.log.close()
-            return self._open()
+            return self.open_log()
 
         def done(result: Any, error: Exception | None) -> None:
             later_us = self.pump.clock.now_us() + FULL_RETRY_US
@@ -511,21 +476,17 @@ class Shard:
             if error is not None:
                 self._step_down(refuse(error))
                 return
-            old = self.log
-            self.pump.at(later_us, lambda now_us: self.pump.threads.forget(old))
-            self.log, recovered = result
-            if self.gone is not None:
-                self.log.close()  # The topic was deleted meanwhile.
-                return
             failed = self.fault
-            self._adopt(recovered)
+            if not self.take_over(*result):
+                return
             self.lost = failed  # A sync failed as well: what it left is looked at after a restart.
             self._notify()
-            self.pump.at(self._full_until_us, self._restart)
+            self.pump.at(self._full_until_us, lambda now_us: self.restart())
 
         self.upkeep.after_saving(lambda: self.run_in_order(work, done))
 
-    def _restart(self, now_us: int) -> None:
+    def restart(self) -> None:
+        """Take commands again, and let those know who rely on what was decided here."""
         self.start()
         self.reopened(self)
 

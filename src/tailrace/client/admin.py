@@ -21,7 +21,7 @@ from tailrace.core.commands import (
     TopicList,
     TrimTopic,
 )
-from tailrace.core.damage_commands import AcceptLoss, LossReport
+from tailrace.core.damage_commands import AcceptLoss, LossReport, Scrub, ScrubState
 from tailrace.errors import InvalidRequest
 from tailrace.ports import BrokerVerbs
 
@@ -85,6 +85,20 @@ class Admin:
         request = AcceptLoss(name, partition, dry_run)
         reply = await ask(self._verbs, request, self._time(timeout), repeatable=dry_run)
         assert isinstance(reply, LossReport)
+        return reply
+
+    async def scrub(
+        self,
+        name: str | None = None,
+        partition: int | None = None,
+        *,
+        begin: bool = True,
+        timeout: float | None = None,
+    ) -> ScrubState:
+        """Let everything that is closed be read from the disk and checked, of all topics, of one, or of one
+        partition; without `begin`, only ask how far that is."""
+        reply = await ask(self._verbs, Scrub(name, partition, begin), self._time(timeout))
+        assert isinstance(reply, ScrubState)
         return reply
 
     async def find_offsets(

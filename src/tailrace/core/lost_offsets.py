@@ -44,7 +44,7 @@ class LostOffsets:
         ]
         return [(first, end) for first, end in found if first < end]
 
-    def decide(self, command: RecordLoss, now_us: int) -> Decision:
+    def decide(self, command: RecordLoss, now_us: int, wall_us: int) -> Decision:
         """The fact of a loss that was accepted; what is trimmed, or known to be lost, needs none."""
         partition = self._partition
         start, end = partition.start_offset, partition.end_offset

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault
 from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
-from tailrace.ports import Clock, Disk, LogStats, Recovery, Snapshot
+from tailrace.ports import Clock, Disk, LogStats, Recovery, Scrubbed, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.frame_scan import Glanced, entry_at, scan_frames
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
@@ -34,6 +34,7 @@ from tailrace.storage.lost_ranges import LOSS_NAME, read_intent
 from tailrace.storage.mark import Mark
 from tailrace.storage.opening import Opened, drop_cache, inspect_folder, shortened
 from tailrace.storage.scan import CHUNK, barrier
+from tailrace.storage.scrub import scrub_piece
 from tailrace.storage.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
 
@@ -472,6 +473,10 @@ class FileLog:
         if self._active is None:
             newest, self._end_offset = self._snapshots.known[0]
             self._end_entry = newest + 1
+
+    def scrub(self, entry: int, bytes_max: int) -> Scrubbed:
+        """See `PartitionLog.scrub`."""
+        return scrub_piece(self._reader, entry, bytes_max)
 
     def loss_recorded(self) -> None:
         """See `PartitionLog.loss_recorded`."""

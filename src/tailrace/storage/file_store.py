@@ -11,7 +11,7 @@ from tailrace.ports import Clock, Disk, Losses
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.file_log import SEGMENT_BYTES, FileLog
 from tailrace.storage.lock import FolderLock
-from tailrace.storage.log_folder import LogFolder
+from tailrace.storage.log_folder import TEMPORARY, LogFolder
 from tailrace.storage.lost_ranges import accept_losses, find_losses
 from tailrace.storage.mark import MARK_NAME
 from tailrace.storage.segment import first_entry
@@ -103,6 +103,36 @@ class FileStore:
             return
         except OSError as error:
             raise StorageFault(f"removing the log {name} failed: {error}") from error
+
+    def save_note(self, name: str, data: bytes) -> None:
+        """See `LogStore.save_note`; a file in the root."""
+        file, disk = f"{name}.json", self._disk
+        try:
+            handle = disk.open(file + TEMPORARY, create=True)
+            try:
+                disk.truncate(handle, 0)
+                disk.write(handle, [data], 0)
+                disk.sync(handle)
+            finally:
+                disk.close(handle)
+            disk.rename(file + TEMPORARY, file)
+            disk.sync_folder("")
+        except OSError as error:
+            raise StorageFault(f"storing {file} failed: {error}") from error
+
+    def load_note(self, name: str) -> bytes | None:
+        """See `LogStore.load_note`."""
+        file, disk = f"{name}.json", self._disk
+        try:
+            if file not in disk.list(""):
+                return None
+            handle = disk.open(file)
+            try:
+                return disk.read(handle, 0, disk.size(handle))
+            finally:
+                disk.close(handle)
+        except OSError as error:
+            raise StorageFault(f"reading {file} failed: {error}", outcome="none") from error
 
     def names(self) -> Iterable[str]:
         """See `LogStore.names`."""

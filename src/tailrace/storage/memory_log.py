@@ -12,7 +12,7 @@ from functools import partial
 
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, LOST, Buffer, Frame, Header, pack
-from tailrace.ports import LogStats, Losses, LostRange, Recovery, Snapshot, TopicFolders
+from tailrace.ports import LogStats, Losses, LostRange, Recovery, Scrubbed, Snapshot, TopicFolders
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.snapshots import KEPT
 
@@ -245,6 +245,16 @@ class MemoryLog:
             content.end_entry, content.end_offset = newest.entry + 1, newest.offset
             content.start_offset = newest.offset
 
+    def scrub(self, entry: int, bytes_max: int) -> Scrubbed:
+        """See `PartitionLog.scrub`; memory has nothing closed, so everything is looked at."""
+        read = 0
+        for header, raw in self._content.frames:
+            if header.entry >= entry:
+                read += len(self._checked(header, raw))
+                if read >= bytes_max:
+                    return Scrubbed(header.entry + 1, read)
+        return Scrubbed(None, read)
+
     def loss_recorded(self) -> None:
         """See `PartitionLog.loss_recorded`."""
         self._require_writable()
@@ -308,6 +318,7 @@ class MemoryStore:
         self._contents: dict[str, _Content] = {}
         self._open: dict[str, MemoryLog] = {}
         self._errors: list[StorageFault] = []
+        self._notes: dict[str, bytes] = {}
 
     def fail_next(self, error: StorageFault) -> None:
         """Let the next append or sync of any log fail with `error`; see `MemoryLog.fail_next`."""
@@ -366,6 +377,14 @@ class MemoryStore:
         log = self._open.pop(name, None)
         if log is not None:
             log.close()
+
+    def save_note(self, name: str, data: bytes) -> None:
+        """See `LogStore.save_note`."""
+        self._notes[name] = data
+
+    def load_note(self, name: str) -> bytes | None:
+        """See `LogStore.load_note`."""
+        return self._notes.get(name)
 
     def names(self) -> Iterable[str]:
         """See `LogStore.names`."""

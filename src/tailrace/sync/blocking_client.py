@@ -16,7 +16,7 @@ from tailrace.client.results import Result, Topic
 from tailrace.client.schedules import Scheduled
 from tailrace.client.tracing_calls import Traced
 from tailrace.connect import connect as connect_async
-from tailrace.core.damage_commands import LossReport
+from tailrace.core.damage_commands import LossReport, ScrubState
 from tailrace.errors import TailraceError, Unavailable
 from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_consumer import Consumer, StreamConsumer, in_thread
@@ -301,6 +301,17 @@ class Admin:
         return self._portal.call(
             lambda: self._inner.accept_loss(name, partition, dry_run=dry_run, timeout=timeout)
         )
+
+    def scrub(
+        self,
+        name: str | None = None,
+        partition: int | None = None,
+        *,
+        begin: bool = True,
+        timeout: float | None = None,
+    ) -> ScrubState:
+        """Let what is closed be read from the disk and checked; without `begin`, ask how far that is."""
+        return self._portal.call(lambda: self._inner.scrub(name, partition, begin=begin, timeout=timeout))
 
     def find_offsets(self, name: str, at: str | int | datetime, *, timeout: float | None = None) -> list[int]:
         """The offset of a point in every partition: "earliest", "latest" or a time."""
