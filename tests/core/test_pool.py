@@ -31,7 +31,7 @@ def world(keyed: bool = False, exact: bool = True, **options: Any) -> World:
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=8)
 publishing = st.tuples(st.just("publish"), rows, st.sampled_from([0, 0, 0, 40 * SECOND_US]))
 leasing = st.tuples(st.just("lease"), st.sampled_from(MEMBERS), st.integers(1, 12))
-others = [
+others = [  # the last two are about what the pool remembers
     st.tuples(st.just("ack"), st.integers(0, 99), st.integers(1, 9)),
     st.tuples(st.just("nack"), st.integers(0, 99), st.sampled_from([0, 5 * SECOND_US, 60 * SECOND_US])),
     st.tuples(st.just("die"), st.integers(0, 99), st.just(0)),
@@ -139,6 +139,29 @@ def test_small_windows_change_the_choice_but_never_the_order_of_a_key(
         for step in played:
             play(of, step)
         drain(of)
+
+
+asking = st.tuples(st.just("ask"), st.sampled_from(MEMBERS), st.integers(1, 12))
+watched_plays = mixtures([publishing, leasing, leasing, asking, asking], others[:-2], 10, 45)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_whether_anybody_asked_changes_no_later_answer(keyed: bool) -> None:
+    """One of two pools is asked all the time, by whomever. What both lease stays the same."""
+
+    @given(modes, watched_plays)
+    def check(options: dict[str, Any], played: list[tuple[str, Any, Any]]) -> None:
+        asked, left_alone = world(keyed, exact=False, **options), world(keyed, exact=False, **options)
+        left_alone.doubting = False
+        for step in played:
+            if step[0] == "ask":
+                assert asked.ask(step[1], step[2]) == asked.ask(step[1], step[2])
+                continue
+            play(asked, step)
+            play(left_alone, step)
+            assert asked.rows == left_alone.rows
+
+    check()
 
 
 # --------------------------------------------------------------------------------------------------- lanes
@@ -268,6 +291,48 @@ def test_asking_does_not_take_anything_away() -> None:
         first = of.ask("a", 10)
         assert of.ask("b", 40).offsets[:10] == first.offsets
         assert of.ask("a", 10) == first
+
+
+def test_asking_takes_no_offer_out() -> None:
+    of = world(keyed=True, priority_mode="strict")
+    of.publish([(number % 5, 1 + number % 7) for number in range(60)])
+    leased = of.lease("a", 3)
+    of.ack(leased[:2])
+    of.give_back(leased[2], 0)
+    of.ask("c", 1)
+    before = offers(of)
+    assert before
+    for member, count in (("b", 40), ("a", 1), ("c", 12)):
+        of.ask(member, count)
+        assert offers(of) == before
+
+
+def offers(of: World) -> dict[int, tuple[int, bool]]:
+    """What every key offers: the entry, and whether it stands as it came with the log."""
+    queues = of.pool._queues
+    assert isinstance(queues, key_queues.KeyQueues)
+    return {
+        key: (queue.codes[0] if queue.untouched else queue.entry, queue.untouched)
+        for key, queue in queues._keys.items()
+        if queue.untouched or queue.spot is not None
+    }
+
+
+def test_a_key_with_more_in_a_missing_frame_is_asked_for_until_it_is_there() -> None:
+    """Then the others and the keys that are short of messages go in turn, a lease each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_queues, "KEY_ROWS", 1)
+        of = world(keyed=True, exact=False)
+        of.publish([(2, 1), (2, 2)])
+        of.publish([(2, 1), (2, 2)])
+        of.publish([(2, 3), (2, 4)])
+        assert of.lease("a", 1) == [0]
+        of.ack([0])
+        of.here = {0, 2}
+        first = of.ask("a", 1)
+        assert (first.offsets, first.missing) == ([], 2)
+        assert of.ask("b", 1) == of.ask("a", 1) == first
+        assert of.lease("a", 3) == [1, 2, 4]
 
 
 def test_bytes_bound_a_selection() -> None:

@@ -108,8 +108,8 @@ class KeyQueue:
 
 
 class KeyFeed:
-    """A lane during one selection. It shows runs of rows, longer ones as more is drawn; offers of a run that
-    is not drawn to its end come back with the next event."""
+    """A lane during one selection. It shows runs of rows, longer ones as more is drawn. The offers that it
+    takes out of their heaps are put back when the selection ends."""
 
     __slots__ = (
         *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_fresh", "_held"),
@@ -286,7 +286,7 @@ class KeyFeed:
         spot = free if entry == free.top or entry == free.back_top else self._held
         queue = rows[(entry & CODE) >> 3]
         queue.spot = None
-        self._queues.drawn.append(queue)
+        self._queues.drawn.append((queue, spot))
         spot.lift(rows)
         return queue, queue.first_down(self._queues.flying)
 

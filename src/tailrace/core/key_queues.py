@@ -4,6 +4,9 @@ All unsettled messages of a key that are known stand in one queue; the oldest gi
 one that is not in flight is the key's *candidate*; it is offered in the lane to everybody, or, while others
 of the key are in flight, to their holder alone. A candidate that waits or is dying is not offered, and so
 holds its key. Each offer is an entry in a heap; entries that the key has since withdrawn are skipped.
+
+Selecting reads offers and takes none away: events do that. It may look further into the log, learn the lanes
+and keys of messages, and drop entries that nobody offers.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ class KeyQueues:
         self._ahead: list[KeyQueue] = []
         self._short: dict[KeyQueue, None] = {}
         """Keys that have more in the ledger and nothing left to offer."""
-        self._insist = False
+        self._insist = True
+        """A key that has more in a frame that is missing is waited for; else the others go on without it.
+        Both in turn, a lease each, so that neither has to wait for the other for ever."""
         self._lanes = 0
         """All lanes that keys have had: messages further on that belong to those keys share them."""
         self.expiring = False
@@ -59,8 +64,8 @@ class KeyQueues:
         its lane when one lapses."""
         self._bases: list[int] = []
         self._times: list[int] = []
-        self.drawn: list[KeyQueue] = []
-        """Keys whose offers were taken out by the last selection; they offer again at the next event."""
+        self.drawn: list[tuple[KeyQueue, Spot]] = []
+        """Keys whose offers this selection has taken out, and where those stood; empty between selections."""
         for first, end, due_us, keys in source.back_rows():
             self._unknown(BACK, range(first, end), "", due_us, keys)
         for member, first, end, keys in source.leased_rows():
@@ -77,7 +82,7 @@ class KeyQueues:
     def leased(self, member: str, spans: Sequence[int], keys: Sequence[int]) -> None:
         """Messages are in flight to a member."""
         rows, flying, due = self.rows, self.flying, self.due
-        drawn, self.drawn = self.drawn, []
+        self._insist = True
         touched, place = [], 0
         for first, end in zip(spans[::2], spans[1::2], strict=True):
             for offset in range(first, end):
@@ -99,7 +104,6 @@ class KeyQueues:
                         touched.append(queue)
                 place += 1
         self._offer_all(touched)
-        self._offer_all(queue for queue in drawn if queue.spot is None)
 
     def acked(self, spans: Sequence[int]) -> None:
         """Messages that were in flight are settled."""
@@ -108,8 +112,7 @@ class KeyQueues:
     def settled(self, spans: Sequence[int]) -> None:
         """Messages do not matter any more."""
         rows, flying = self.rows, self.flying
-        touched = self.drawn
-        self.drawn = []
+        touched = []
         for offset in self._known(spans):
             queue = rows.pop(offset, None)
             if queue is None:
@@ -138,8 +141,7 @@ class KeyQueues:
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
         """Messages are to be delivered again when they are due."""
-        touched = self.drawn
-        self.drawn = []
+        touched = []
         for first, end, due_us in runs:
             for offset in range(first, end):
                 queue = self.rows.get(offset)
@@ -155,8 +157,7 @@ class KeyQueues:
 
     def dying(self, spans: Sequence[int]) -> None:
         """Messages are not deliverable any more and hold their key."""
-        touched = self.drawn
-        self.drawn = []
+        touched = []
         for offset in self._known(spans):
             queue = self.rows.get(offset)
             if queue is None:
@@ -239,21 +240,16 @@ class KeyQueues:
 
     def feeds(self, view: View, starved_us: int, dying_holds: bool) -> list[KeyFeed] | int:
         """The lanes, ready to be drawn from; or the frame that is missing."""
-        drawn, self.drawn = self.drawn, []
-        self._offer_all(drawn)
         missing = self._place(view)
         if missing is not None:
             return missing
         self._wake(view.want.now_us)
         missing = self._reload(view)
-        if missing is not None and self._insist:
-            # Every other time, so that neither this key nor the others have to wait for each other.
-            self._insist = False
-            return missing
-        self._insist = True
         unknown, hole = 0, self._fill(view)
         if missing is None and self._short:
             missing = self._reload(view)  # In front of what came back, there are others of its key.
+        if missing is not None and self._insist:
+            return missing
         if hole is not None:
             if any(offset >= hole and due_us <= self._now_us for offset, due_us in self.due.items()):
                 return hole
@@ -272,6 +268,13 @@ class KeyQueues:
             feeds.append(feed)
         feeds[0].refresh()
         return feeds
+
+    def put_back(self) -> None:
+        """The selection is over: what it took out is offered again, until an event says otherwise."""
+        for queue, spot in self.drawn:
+            queue.spot = spot
+            spot.push(queue.entry)
+        self.drawn.clear()
 
     @property
     def latest_us(self) -> int:
@@ -417,6 +420,7 @@ class KeyQueues:
                 queue.more = end if len(codes) <= KEY_ROWS - found else codes[KEY_ROWS - found] >> 3
                 found += len(codes)
             del self._short[queue]
+            self._insist = False
             if queue.codes:
                 self._offer(queue)
             elif queue.more is None:

@@ -13,24 +13,30 @@ from tailrace.core.selection import LedgerView, Selection, Traits, Want
 
 __all__ = ["LedgerView", "Pool", "Selection", "Traits", "Want"]
 
+DRAWN_MAX = 1_024
+"""So many selections without a lease are remembered, then forgotten."""
+
 
 class Pool:
     """A cache, never stored: it is rebuilt from the ledger when it is asked after a start or `forget`.
 
-    `select` only reads: what it answered is taken out by `leased`. The other methods say what happened to
-    messages; they take flat spans as facts have them, and messages that the pool has not seen yet are fine.
+    `select` only reads: asked twice, it answers the same, and nothing is taken out before `leased` says so.
+    It remembers the frames that it has looked at, and whose turn it would be; so an answer may go further
+    than without, where a frame is not at hand any more or a window is full, and is the same everywhere else.
+    `now_us` does not go back. The other methods say what happened to messages; they take flat spans as facts
+    have them, and messages that the pool has not seen yet are fine.
     """
 
     def __init__(self, policy: GroupPolicy) -> None:
         self._policy = policy
         self._turn = Turn(STRICT if policy.priority_mode == "strict" else WEIGHTED)
-        self._drawn: tuple[int, int, int, Turn] | None = None
-        """Of the last selection: count, first and last offset, and whose turn it is after it."""
+        self._drawn: dict[tuple[str, int, int, int], Turn] = {}
+        """Of selections since the last lease: whose turn it is when they are leased, by member, count, first
+        and last offset."""
         self._queues: LaneQueues | KeyQueues | None = None
 
     def select(self, want: Want, source: LedgerView, traits: Traits, at_hand: AtHand) -> Selection:
         """The messages that go to a member next."""
-        self._drawn = None
         if not isinstance(self._queues, KeyQueues if want.keyed else LaneQueues):
             self._queues = KeyQueues(source) if want.keyed else LaneQueues(source)
         queues, view = self._queues, View(want, source, traits, at_hand)
@@ -47,11 +53,14 @@ class Pool:
         offsets, missing = turn.draw(feeds, want.count_max, want.bytes_max, starved_us)
         keys: list[int] = []
         if isinstance(queues, KeyQueues):
+            queues.put_back()
             if queues.expiring and not expiring:
                 return self.select(want, source, traits, at_hand)  # Lanes have to show one row at a time.
             keys = [queues.rows[offset].key for offset in offsets]
         if offsets:
-            self._drawn = (len(offsets), min(offsets), max(offsets), turn)
+            if len(self._drawn) >= DRAWN_MAX:
+                self._drawn.clear()
+            self._drawn[want.member, len(offsets), min(offsets), max(offsets)] = turn
         return Selection(offsets, keys, sorted(view.lapsed), missing)
 
     def leased(self, member: str, spans: Sequence[int], keys: Sequence[int]) -> None:
@@ -59,11 +68,12 @@ class Pool:
         if self._queues is None or not spans:
             return
         count = sum(spans[1::2]) - sum(spans[::2])
-        if self._drawn is not None and self._drawn[:3] == (count, spans[0], spans[-1] - 1):
-            self._turn = self._drawn[3]
+        drawn = self._drawn.get((member, count, spans[0], spans[-1] - 1))
+        if drawn is not None:
+            self._turn = drawn
         else:
             self._turn.skip(count)
-        self._drawn = None
+        self._drawn.clear()
         self._queues.leased(member, spans, keys)
 
     def acked(self, spans: Sequence[int]) -> None:
@@ -90,4 +100,4 @@ class Pool:
     def forget(self) -> None:
         """The group was reset: start again from the ledger."""
         self._queues = None
-        self._drawn = None
+        self._drawn.clear()
