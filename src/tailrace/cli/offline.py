@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tailrace.cli.catalog_command import rebuild_catalog
 from tailrace.cli.output import Output, printable
 from tailrace.cli.parameters import Json
 from tailrace.errors import Corrupt, NotFound
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tailrace.storage.inspect import Row
 
 logs = typer.Typer(no_args_is_help=True, help="Look at log files and check them, without a broker.")
+
+logs.command("rebuild-catalog")(rebuild_catalog)
 
 Folder = Annotated[
     Path,
