@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker import replay_debt
+from tailrace.broker.replay_debt import FRAME_US, LOG_BYTES_PER_SNAPSHOT_BYTE, ReplayBounds
 from tailrace.errors import Full
 from tailrace.format.frame import Buffer, Header
 from tailrace.storage.memory_log import MemoryLog
 from tests.broker.queue_engine import QueueEngine
 
 Replayed = dict[str, int]
+BOUNDS = ReplayBounds()
+FRAMES_MAX = BOUNDS.us_max / min(FRAME_US.values())
+"""So many frames of the cheapest kind may be replayed."""
 
 
 @pytest.fixture
@@ -81,8 +84,7 @@ def test_what_a_restart_replays_does_not_grow_with_the_number_of_kills(
         seen.append(sum(replayed.values()))
         replayed.clear()
         assert broker.shard().state.queues.figures("g")["acked"] == 300 * len(seen)
-    bound = replay_debt.REPLAY_US_MAX / min(replay_debt.FRAME_US.values())
-    assert max(seen) < bound
+    assert max(seen) < FRAMES_MAX
     assert seen[-1] <= 2 * seen[0] + 100
 
 
@@ -97,7 +99,7 @@ def test_kills_too_close_to_each_other_for_a_snapshot_of_their_own_add_up(
         broker.restart()
         seen.append(sum(replayed.values()))
         replayed.clear()
-    assert max(seen) < replay_debt.REPLAY_US_MAX / min(replay_debt.FRAME_US.values())
+    assert max(seen) < FRAMES_MAX
 
 
 def test_the_bound_is_for_the_whole_broker_and_not_for_each_partition(replayed: Replayed) -> None:
@@ -109,13 +111,11 @@ def test_the_bound_is_for_the_whole_broker_and_not_for_each_partition(replayed: 
                 broker.send(b"x", partition=partition)
         broker.pass_s(3)
     broker.restart()
-    assert sum(replayed.values()) < replay_debt.REPLAY_US_MAX / min(replay_debt.FRAME_US.values())
+    assert sum(replayed.values()) < FRAMES_MAX
 
 
-def test_a_busy_partition_takes_no_more_than_one_snapshot_a_second(
-    broker: QueueEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replay_debt, "REPLAY_US_MAX", replay_debt.REPLAY_US_MIN)
+def test_a_busy_partition_takes_no_more_than_one_snapshot_a_second(broker: QueueEngine) -> None:
+    broker.engine.replay_bounds = ReplayBounds(us_max=BOUNDS.us_min)
     entries = saved(broker)
     for _ in range(20):
         work(broker, 60)
@@ -136,7 +136,7 @@ def test_a_large_state_is_not_written_again_for_a_little_log(broker: QueueEngine
         work(broker, 100)
         broker.pass_s(2)
     written = broker.log().stats().bytes - before
-    assert 1 <= len(entries) <= written / (replay_debt.LOG_BYTES_PER_SNAPSHOT_BYTE * size) + 1
+    assert 1 <= len(entries) <= written / (LOG_BYTES_PER_SNAPSHOT_BYTE * size) + 1
 
 
 def test_an_idle_broker_takes_no_snapshots(broker: QueueEngine) -> None:
@@ -163,7 +163,7 @@ def test_a_snapshot_that_cannot_be_stored_is_tried_again_but_not_at_once(broker:
     assert len(tries) == 1
     broker.pass_s(150)
     assert len(tries) == 3
-    assert broker.shard().upkeep.debt.us < replay_debt.REPLAY_US_MAX
+    assert broker.shard().upkeep.debt.us < BOUNDS.us_max
 
 
 def test_a_quarantined_partition_does_not_keep_others_from_their_snapshots(broker: QueueEngine) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tailrace.broker import at_hand, burial, letters
 from tailrace.broker.shard import Shard
+from tailrace.broker.upkeep import Upkeep
 from tailrace.core import facts, leasing_rules, ledger, partition, settlement
 from tailrace.core.decisions import Decision
 from tailrace.core.delivery_commands import Ack, Settled
@@ -242,6 +243,10 @@ def _state_kept_after_a_failed_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shard, "_step_down", only_fenced)
 
 
+def _only_a_clean_stop_leaves_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upkeep, "shorten_replay", lambda self: None)
+
+
 BUGS: list[Plant] = [
     _settled_without_the_group,
     _retry_never_handed_out,
@@ -265,6 +270,7 @@ BUGS: list[Plant] = [
     _fence_is_open,
     _end_of_life_ignored,
     _state_kept_after_a_failed_sync,
+    _only_a_clean_stop_leaves_a_snapshot,
 ]
 
 

@@ -26,7 +26,7 @@ from tailrace.broker.loss_acceptance import LossAcceptance
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump, Threads
 from tailrace.broker.redriving import Redriving
-from tailrace.broker.replay_debt import due
+from tailrace.broker.replay_debt import ReplayBounds, due
 from tailrace.broker.scrubbing import Scrubbing
 from tailrace.broker.shard import Shard
 from tailrace.broker.staged_writes import StagedWrites
@@ -57,7 +57,9 @@ class Engine:
         topic_defaults: dict[str, Any] | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
         scrub_period_us: int = 0,
+        replay_bounds: ReplayBounds | None = None,
     ) -> None:
+        self.replay_bounds = replay_bounds or ReplayBounds()
         self._sync_check_us = sync_check_us
         self.metrics = Metrics(self._figures, lambda: figures_of(self.topics))
         self.pump = Pump(clock, threads, wake, arm)
@@ -119,7 +121,7 @@ class Engine:
         upkeeps = [shard.upkeep for shard in self.topics.shards()]
         for upkeep in upkeeps:
             upkeep.sync(now_us)
-        for upkeep in due((upkeep for upkeep in upkeeps if upkeep.replayed), now_us):
+        for upkeep in due((upkeep for upkeep in upkeeps if upkeep.replayed), now_us, self.replay_bounds):
             upkeep.shorten_replay()
 
     def _age(self, now_us: int) -> None:

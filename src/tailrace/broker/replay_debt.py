@@ -11,15 +11,15 @@ no clock: the same load leads to the same snapshots.
 
 `due` bounds the price, too:
 
-* nothing happens while the whole node would replay for less than `REPLAY_US_MAX`; above it, those that owe
-  most are first, until the rest is half of it;
-* a snapshot has to save at least `REPLAY_US_MIN`: it costs a few syncs;
+* nothing happens while the whole node would replay for less than `us_max`; above it, those that owe most are
+  first, until the rest is half of it;
+* a snapshot has to save at least `us_min`: it costs a few syncs;
 * a partition writes at most one byte of snapshots for two bytes of log, and one snapshot in `REST_US`;
 * at most `UNDER_WAY_MAX` partitions store one at the same time.
 
-So after SIGKILL a start replays for about `REPLAY_US_MAX`, plus what could not be worth a snapshot yet: below
-`REPLAY_US_MIN` for each partition, the frames of the last `REST_US`, and for a partition with a large state
-as much log as two snapshots of it.
+So after SIGKILL a start replays for about `us_max`, plus what could not be worth a snapshot yet: below
+`us_min` for each partition, the frames of the last `REST_US`, and for a partition with a large state as much
+log as two snapshots of it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from tailrace.format.frame import DATA, FACTS, SCHEDULED, STAGED, Header
 
-REPLAY_US_MAX = 150_000
-REPLAY_US_MIN = 5_000
 REST_US = 1_000_000
 FAILED_REST_US = 60_000_000
 """After a snapshot that could not be stored."""
@@ -42,6 +42,15 @@ FRAME_US = {DATA: 25, SCHEDULED: 150, STAGED: 50, FACTS: 50}
 OTHER_FRAME_US = 10
 FACT_BYTE_US = 0.2
 DATA_BYTE_US = 0.001
+
+
+class ReplayBounds(msgspec.Struct, frozen=True):
+    """How much a node may have to replay, in microseconds; less in simulations, whose logs are short."""
+
+    us_max: int = 150_000
+    """All partitions together."""
+    us_min: int = 5_000
+    """What a snapshot has to save."""
 
 
 class ReplayDebt:
@@ -75,10 +84,10 @@ class ReplayDebt:
         self.bytes += size
         self.rest_until_us = now_us + FAILED_REST_US
 
-    def worth_it(self, now_us: int) -> bool:
+    def worth_it(self, now_us: int, us_min: int) -> bool:
         """Whether a snapshot saves more than it costs."""
         return (
-            self.us >= REPLAY_US_MIN
+            self.us >= us_min
             and self.bytes >= LOG_BYTES_PER_SNAPSHOT_BYTE * self.snapshot_bytes
             and now_us >= self.rest_until_us
         )
@@ -98,18 +107,18 @@ class Debtor(Protocol):
 Owing = TypeVar("Owing", bound=Debtor)
 
 
-def due(partitions: Iterable[Owing], now_us: int) -> list[Owing]:
+def due(partitions: Iterable[Owing], now_us: int, bounds: ReplayBounds) -> list[Owing]:
     """Which partitions of a node should take a snapshot now, those that owe most first."""
     owing = [partition for partition in partitions if partition.debt.us > 0]
     left_us = sum(partition.debt.us for partition in owing)
-    if left_us <= REPLAY_US_MAX:
+    if left_us <= bounds.us_max:
         return []
     free = UNDER_WAY_MAX - sum(partition.saving for partition in owing)
     chosen: list[Owing] = []
     for partition in sorted(owing, key=lambda partition: -partition.debt.us):
-        if len(chosen) >= free or left_us <= REPLAY_US_MAX / 2:
+        if len(chosen) >= free or left_us <= bounds.us_max / 2:
             break
-        if not partition.saving and partition.debt.worth_it(now_us):
+        if not partition.saving and partition.debt.worth_it(now_us, bounds.us_min):
             chosen.append(partition)
             left_us -= partition.debt.us
     return chosen

@@ -30,6 +30,9 @@ TOPIC = "work"
 TICK = b"tick"
 MINUTE_US = 60 * SECOND_US
 DRAIN_S = 240
+REPLAYED_US_MAX = 30_000
+"""What a start may have to replay, however often the broker was killed before: see `REPLAY_BOUNDS`, plus what
+was written between the last snapshots and a crash."""
 SHAKEN_US = 2 * SECOND_US
 """How long after a failure of storage the state may be built anew."""
 
@@ -153,6 +156,9 @@ class DeliveryWorld(VirtualTime):
 
     def _start(self) -> None:
         self.life = Life(self)
+        if not self._full and not self._sync_fails:  # Where snapshots fail, replays grow until one succeeds.
+            replayed_us = self.life.replayed_us
+            require(replayed_us <= REPLAYED_US_MAX, f"a start replayed for {replayed_us:.0f} us")
         if not self.healed:
             self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 

@@ -10,10 +10,13 @@ from typing import Any
 
 from tailrace.broker.clock import ManualClock
 from tailrace.broker.engine import Engine
+from tailrace.broker.replay_debt import ReplayBounds
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.sim.late_storage import CutStore, LateThreads
 
 SECOND_US = 1_000_000
+REPLAY_BOUNDS = ReplayBounds(us_max=4_000, us_min=1_000)
+"""Worlds are small: with those of a real broker, nothing but a clean stop would leave a snapshot."""
 
 
 class VirtualTime:
@@ -75,8 +78,11 @@ class Life:
             wake=self._wake,
             arm=self._arm,
             entropy=world.random.randbytes,
+            replay_bounds=REPLAY_BOUNDS,
         )
         self.engine.open()
+        self.replayed_us = sum(shard.upkeep.debt.us for shard in self.engine.topics.shards())
+        """An estimate of what this start replayed, in microseconds."""
 
     def later(self, delay_us: int, action: Callable[[], None]) -> None:
         """Call back, unless the process has ended by then."""
