@@ -37,6 +37,23 @@ def test_targets_and_files_exist() -> None:
     assert set(missing) <= made
 
 
+def test_every_port_has_a_conformance_suite() -> None:
+    """A suite names the ports that it is for in the first line of its docstring."""
+    tree = ast.parse((ROOT / "src" / "tailrace" / "ports.py").read_text(encoding="utf-8"))
+    ports = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(parent, ast.Name) and parent.id == "Protocol" for parent in node.bases)
+    }
+    named: list[str] = []
+    for path in sorted((ROOT / "tests" / "conformance").glob("test_*_conformance.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        named += [name for name in re.findall(r"`(\w+)`", text.splitlines()[0]) if name in ports]
+    assert len(ports) >= 8
+    assert sorted(set(named)) == sorted(ports)
+
+
 def docstrings() -> list[tuple[str, str]]:
     found = []
     for path in sorted((ROOT / "src").rglob("*.py")):

@@ -1,0 +1,56 @@
+"""One suite for every `Coordinator`: what was saved last is loaded, whole, or the failure is told."""
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.cluster.embedded import FileCoordinator, MemoryCoordinator
+from tailrace.core.catalog import Catalog, TopicEntry
+from tailrace.core.topics import TopicOptions
+from tailrace.ports import Coordinator
+from tailrace.sim.sim_disk import Crash, SimDisk
+from tailrace.storage.disk import RealDisk
+
+
+@pytest.fixture(params=["file on a real disk", "file on a simulated disk", "memory"])
+def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Coordinator:
+    if request.param == "memory":
+        return MemoryCoordinator()
+    return FileCoordinator(RealDisk(tmp_path) if "real" in request.param else SimDisk(1))
+
+
+def catalog(count: int) -> Catalog:
+    entries = [TopicEntry(f"t/{number}", number, TopicOptions(), 5) for number in range(1, count + 1)]
+    return Catalog({entry.name: entry for entry in entries}, count + 1, deleted=((9, 12),), sequence=count)
+
+
+def test_there_is_none_at_first(coordinator: Coordinator) -> None:
+    assert coordinator.load() is None
+
+
+def test_the_catalog_as_last_saved_is_loaded(coordinator: Coordinator) -> None:
+    for count in (1, 40, 0, 3):
+        coordinator.save(catalog(count))
+        assert coordinator.load() == catalog(count)
+        assert coordinator.load() == catalog(count)
+
+
+def test_what_was_saved_is_durable_and_a_save_is_whole_or_not_there() -> None:
+    """Power fails at every step of a save, on disks that keep what they like of what was not synced."""
+    found = set()
+    for seed in range(30):
+        for step in range(8):
+            disk = SimDisk(seed)
+            FileCoordinator(disk).save(catalog(1))
+            disk.crash_in = step
+            try:
+                FileCoordinator(disk).save(catalog(2))
+                expected = {2}
+            except Crash:
+                expected = {1, 2}
+            disk.crash()
+            loaded = FileCoordinator(disk).load()
+            assert loaded is not None
+            found.add(len(loaded.topics))
+            assert len(loaded.topics) in expected
+    assert found == {1, 2}
