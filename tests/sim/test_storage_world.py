@@ -119,7 +119,17 @@ def _cache_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_log, "drop_cache", lambda disk, folder: None)
 
 
+def _damage_found_by_reading_is_not_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileLog, "_found", lambda self, error: None)
+
+
+def _quarantine_without_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogFolder, "quarantine", lambda self, error: setattr(self, "fault", error))
+
+
 BUGS = [
+    _damage_found_by_reading_is_not_quarantined,
+    _quarantine_without_a_note,
     _no_checksums,
     _sync_tried_again,
     _folder_not_synced,

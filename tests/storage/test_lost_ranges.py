@@ -1,13 +1,16 @@
 """Lost ranges of a log of files: damage anywhere is accepted, the rest stays, and no cut in between hurts."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from tailrace.errors import Corrupt
+from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import BARRIER, DATA, LOST, Frame, walk
 from tailrace.ports import Losses, LostRange, Snapshot
 from tailrace.sim.sim_disk import Crash, SimDisk
+from tailrace.storage import lost_ranges
 from tailrace.storage.file_log import FileLog
 from tailrace.storage.file_store import FileStore
 from tailrace.storage.mark import MARK_NAME
@@ -285,3 +288,30 @@ def test_reading_goes_over_a_lost_range_in_order() -> None:
     assert all(one.entry < other.entry for one, other in pairwise(headers))
     assert MARK_NAME in site.disk.list(LOG)
     log.close()
+
+
+def _offsets_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = lost_ranges._filling
+
+    def short(walked: lost_ranges.Walked, hole: lost_ranges.Hole, nonce: int) -> bytes:
+        return fill(walked, msgspec.structs.replace(hole, end_offset=hole.first_offset), nonce)
+
+    monkeypatch.setattr(lost_ranges, "_filling", short)
+
+
+def _damaged_bytes_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_ranges, "_bytes", lambda disk, path, start, end: b"")
+
+
+def _loss_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_ranges, "_joined", lambda spans: [])
+
+
+PLANTED = [_offsets_used_again, _damaged_bytes_not_kept, _loss_not_noted]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_bug_is_caught(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, Corrupt, StorageFault)):
+        test_one_flipped_bit_anywhere_costs_one_append_at_most()

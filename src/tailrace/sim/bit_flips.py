@@ -105,14 +105,40 @@ class FlippedLog(CheckedLog):
         """A bit of a frame flips under an open log: the read that covers it must notice."""
         if self.disk.lying or self.disk.crash_in is not None:
             return
+        # On a full disk, or one that fails, there is no note.
+        self.disk.capacity = self.disk.sync_fails_in = self.disk.write_fails_in = None
         path, position, bit = self._pick_bit()
         self.disk.flip(path, position, bit)
+        told: list[Corrupt] = []
+        self.log.on_damage(told.append)
+        found = False
         try:
-            self._compare_data(0, self.model.end_offset, 1 << 20)
+            if self.random.random() < 0.5:
+                self._compare_data(0, self.model.end_offset, 1 << 20)
+            else:
+                self._scrub()
         except Corrupt:
+            found = True
+        if found:
             self.seen["damage found when read"] += 1
-        finally:
+            self._require(len(told) == 1, "damage was found by reading, and nobody was told")
+            self._check_refuses()
+            # It survives the process: the note names the file, which is checked whole.
+            self.disk.restart()
+            self.log = self._take_log()
+            recovery = self.log.recover()
+            self._require(recovery.fault is not None, "damage that was found is forgotten after a restart")
+        if path.rpartition("/")[2] in self.disk.list(LOG):
             self.disk.flip(path, position, bit)
+        if found:
+            self.disk.restart()
+            self.log = self._take_log()
+            self._check_recovery(self.log.recover())
+
+    def _scrub(self) -> None:
+        entry: int | None = 0
+        while entry is not None:
+            entry = self.log.scrub(entry, 1000).next_entry
 
 
 def _synced_by_barriers(content: bytes) -> int:

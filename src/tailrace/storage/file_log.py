@@ -503,9 +503,8 @@ class FileLog:
                     self._synced = max(self._synced, size)
                 except StorageFault as trouble:
                     text = f"{error.message}; what was written last could not be synced: {trouble.message}"
-                    self._folder.fault = Corrupt(text, **error.details)
-            if self._folder.fault is None:
-                self._folder.quarantine(error)
+                    error = Corrupt(text, **error.details)
+            self._folder.quarantine(error)
         self._tell(error)
 
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:

@@ -114,12 +114,18 @@ class LogFolder:
         name = str(error.path).rpartition("/")[2]
         note = f"{name}\nposition {error.position}\n{error.message}\n"
         try:
-            self.write_whole(QUARANTINE_NAME, [note.encode()])
-            self.sync_names()
-        except (OSError, StorageFault) as trouble:
+            # Not through `sync`, which refuses from now on.
+            handle = self.disk.open(self.path(QUARANTINE_NAME), create=True)
+            try:
+                self.disk.truncate(handle, 0)
+                self.disk.write(handle, [note.encode()], 0)
+                self.disk.sync(handle)
+            finally:
+                self.disk.close(handle)
+            self.disk.sync_folder(self.folder)
+        except OSError as trouble:
             # the damage counts, not the note: it will be found again
-            error = Corrupt(f"{error.message}; it could not be noted: {trouble}", **error.details)
-        self.fault = error
+            self.fault = Corrupt(f"{error.message}; it could not be noted: {trouble}", **error.details)
 
 
 class MarkFile:

@@ -173,12 +173,12 @@ def inspect_folder(disk: Disk, folder: str, *, known: bool = False) -> Opened:
     if _never_written(disk, folder, entries, opened):
         opened.leftover, entries = log_name(entries[0]), []
     try:
-        suspect = _suspect(disk, folder) if QUARANTINE_NAME in names else None
+        suspect, noted = _suspect(disk, folder) if QUARANTINE_NAME in names else (None, 0)
         for entry, following in pairwise(entries):
             offset = opened.segments[-1].end_offset if opened.segments else None
             opened.segments.append(_sealed(disk, folder, entry, following, offset, suspect))
         if entries:
-            _judge_last(disk, folder, entries[-1], opened)
+            _judge_last(disk, folder, entries[-1], opened, noted if suspect == log_name(entries[-1]) else -1)
         if known and opened.mark is None and not entries:
             reason = "the files of this log are missing" if names else "the folder of this log is missing"
             raise _Damage(damaged(folder, 0, reason))
@@ -232,13 +232,15 @@ def _load_snapshots(disk: Disk, folder: str, names: list[str]) -> list[Snapshot]
     return found
 
 
-def _suspect(disk: Disk, folder: str) -> str:
-    """The file that a quarantine note names."""
+def _suspect(disk: Disk, folder: str) -> tuple[str, int]:
+    """The file and the position that a quarantine note names."""
     handle = disk.open(f"{folder}/{QUARANTINE_NAME}")
     try:
-        return disk.read(handle, 0, disk.size(handle)).decode(errors="replace").partition("\n")[0]
+        name, _, rest = disk.read(handle, 0, disk.size(handle)).decode(errors="replace").partition("\n")
     finally:
         disk.close(handle)
+    number = rest.partition("\n")[0].removeprefix("position ")
+    return name, int(number) if number.isdigit() else 0
 
 
 def _sealed(
@@ -278,8 +280,9 @@ def _sealed(
     return checked.segment
 
 
-def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened) -> None:
-    """The last segment: tell a torn tail from damage."""
+def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened, noted: int) -> None:
+    """The last segment: tell a torn tail from damage. What is `noted` was found by a running broker, so it is
+    none, whether or not anything proves a sync."""
     path = f"{folder}/{log_name(entry)}"
     mark = opened.mark if opened.mark and opened.mark.segment == entry else None
     if opened.segments:
@@ -292,7 +295,7 @@ def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened) -> None:
     if mark and checked.nonce is None:
         checked.nonce = mark.nonce
     synced = max(checked.synced, mark.position if mark else 0)
-    if synced > checked.position:
+    if max(synced, noted + 1) > checked.position:
         reason = checked.reason or damaged(path, checked.position, "frames that were synced are missing")
         raise _Damage(reason, checked.segment)
     opened.last = checked
