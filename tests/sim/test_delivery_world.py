@@ -19,6 +19,7 @@ from tailrace.core.decisions import Decision
 from tailrace.core.delivery_commands import Ack, Settled
 from tailrace.core.ledger import Ledger
 from tailrace.core.model import Columns, Refusal
+from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.pool import Pool
 from tailrace.core.queues import Queues
 from tailrace.core.selection import Selection
@@ -247,7 +248,25 @@ def _only_a_clean_stop_leaves_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Upkeep, "shorten_replay", lambda self: None)
 
 
+def _durations_on_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was put back over a restart stops leases and back-offs until it has caught up."""
+    monkeypatch.setattr(PartitionClock, "time_us", lambda self, now_us: now_us)
+    monkeypatch.setattr(PartitionClock, "steady_us", lambda self, time_us: time_us)
+
+
+def _absolute_times_on_the_partition_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one append under a fast clock messages are released early, and expire early."""
+    decide = partition.Partition.decide
+
+    def by_one_clock(self: partition.Partition, command: Any, now_us: int, wall_us: int) -> Decision:
+        return decide(self, command, now_us)
+
+    monkeypatch.setattr(partition.Partition, "decide", by_one_clock)
+
+
 BUGS: list[Plant] = [
+    _durations_on_wall_time,
+    _absolute_times_on_the_partition_clock,
     _settled_without_the_group,
     _retry_never_handed_out,
     _expiry_lost,

@@ -46,6 +46,11 @@ class PartitionClock:
         """How far the partition was ahead when it was opened; it never was more since."""
         return self._lead_us
 
+    @property
+    def opened_us(self) -> int:
+        """The partition's time when it was opened."""
+        return self._since_us + self._lead_us
+
     def time_us(self, now_us: int) -> int:
         """The partition's time at a steady time."""
         lead_us = self._lead_us

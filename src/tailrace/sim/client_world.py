@@ -74,7 +74,6 @@ class ClientWorld(VirtualTime):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.ledger: list[Sent] = []
-        self.life: Life | None = None
         self._value_count = 0
         self._ends_told: dict[int, int] = {}
         self.taken_over: list[tuple[tuple[str, int], SimProducer, int, int]] = []
@@ -149,6 +148,7 @@ class ClientWorld(VirtualTime):
             self.store.close()
         for line in self._lines():
             line.drop(True)
+        self.put_clock()
         self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
 
     def _after_power_loss(self, ends: dict[str, int]) -> None:

@@ -1,8 +1,10 @@
 """What clients of a queue saw, written down, and the accounts that are made of it at the end.
 
 A `Given` is one message in one lease as a member received it; its `decided_us` follows from the deadline that
-the broker told. Everything that a client asked for has the time when it was asked and, if there was one, the
-time and kind of the answer: `ok`, `lost`, `none` (it did not happen) or `unknown`.
+the broker told. All times are true ones; the wall clock of the broker's machine may be wrong, and what users
+said in absolute times happens by that clock. Everything that a client asked for has the time when it was
+asked and, if there was one, the time and kind of the answer: `ok`, `lost`, `none` (it did not happen) or
+`unknown`.
 """
 
 from __future__ import annotations
@@ -111,6 +113,10 @@ class History:
         self.rules: dict[str, Rules] = {}
         self.crashes: list[tuple[int, int]] = []
         """From when until when facts that gate nothing may have been lost."""
+        self.skews: list[tuple[int, int]] = [(0, 0)]
+        """Since when the broker's wall clock was ahead by how much."""
+        self.leaps: list[int] = []
+        """When a broker started with a clock further ahead: durations had passed by it."""
         self.doubts: dict[tuple[str, str], list[int]] = defaultdict(list)
         """When a member (group, name) left, vanished, or had trouble to be heard."""
 
@@ -119,6 +125,23 @@ class History:
     def crashed(self, from_us: int, to_us: int) -> bool:
         """Whether soft facts may have been lost between two times."""
         return any(begin <= to_us and end >= from_us for begin, end in self.crashes)
+
+    def wall_us(self, at_us: int) -> int:
+        """What the broker's wall clock showed."""
+        return at_us + next(skew_us for since_us, skew_us in reversed(self.skews) if since_us <= at_us)
+
+    def shown_us(self, from_us: int, to_us: int) -> int:
+        """The latest time that the broker's wall clock showed between two times."""
+        ends = [since_us for since_us, _ in self.skews[1:]] + [FOREVER]
+        return max(
+            min(end_us, to_us) + skew_us
+            for (since_us, skew_us), end_us in zip(self.skews, ends, strict=True)
+            if since_us <= to_us and end_us >= from_us
+        )
+
+    def leapt(self, from_us: int, to_us: int) -> bool:
+        """Whether durations may have been cut short between two times."""
+        return any(from_us <= at_us <= to_us for at_us in self.leaps)
 
     def reset_between(self, group: str, from_us: int, to_us: int) -> bool:
         """Whether a reset of a group may have happened between two times."""
@@ -203,10 +226,12 @@ class History:
     def _check_one(self, given: Given) -> None:
         message, name = self.messages[given.value], f"{given.group}: {given.value!r} at {given.place}"
         require(message.outcome != "none", f"{name} failed for certain, and was delivered")
-        require(message.deliver_at_us <= given.decided_us, f"{name} was delivered before its time")
+        shown_us = self.shown_us(message.sent_us, given.decided_us)
+        require(message.deliver_at_us <= shown_us, f"{name} was delivered before its time")
         require(not message.cancelled_us, f"{name} was cancelled, and was delivered")
         expires = message.expires_us
-        require(not expires or given.decided_us < expires, f"{name} was delivered after its end")
+        wall_us = self.wall_us(given.decided_us)
+        require(not expires or wall_us < expires, f"{name} was delivered after its end")
         limit = self.rules[given.group].max_attempts
         require(given.failures < limit, f"{name} was delivered after {given.failures} failures")
 
@@ -228,7 +253,8 @@ class History:
             require(not (final and act.replied_us < at_us), f"{name} came again after {act.kind}")
             if act.kind == "nack":
                 least_us = since_us + self._wait_us(before, act)
-                require(at_us >= least_us, f"{name} came again {least_us - at_us} us early")
+                early = at_us < least_us and not self.leapt(since_us, at_us)
+                require(not early, f"{name} came again {least_us - at_us} us early")
             stale = final and since_us > at_us and not self.crashed(at_us, act.replied_us)
             if stale:
                 again = [one for item in self._later(before) for one in item.acts if one.kind == act.kind]
@@ -342,10 +368,11 @@ class History:
         given = [item for item in self.given if item.group == group and item.place == place]
         acts = [act for item in given for act in item.acts]
         rejects = [act for act in acts if act.kind == "reject"]
+        expired = 0 < message.expires_us <= self.shown_us(message.sent_us, now_us)
         if reason is not None:
             fits = {
                 "rejected": bool(rejects),
-                "expired": rules.expired_to_dlq and 0 < message.expires_us <= now_us,
+                "expired": rules.expired_to_dlq and expired,
                 "max_attempts": not given or any(self._may_have_failed(item, 0, now_us) for item in given),
             }
             require(fits.get(reason, False), f"{name} is among the dead letters for no reason: {reason}")
@@ -356,7 +383,7 @@ class History:
         )
         require(not sure or reason is not None, f"{name} was rejected, and is not among the dead letters")
         since_us = self._valid_from(group, place)
-        if since_us is None or reason is not None or 0 < message.expires_us <= now_us:
+        if since_us is None or reason is not None or expired:
             return
         settled = [act for act in acts if act.kind == "ack" and act.sent_us >= since_us]
         good = any(act.result in ("ok", "unknown", "pending") for act in settled)

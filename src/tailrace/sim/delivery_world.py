@@ -42,6 +42,10 @@ STATES = frozenset(
         "broker closed and opened",
         "broker killed",
         "cancelled",
+        "clock put back over a restart",
+        "clock put back while the broker runs",
+        "clock put forward over a restart",
+        "clock put forward while the broker runs",
         "cold read",
         "dead letters",
         "delayed",
@@ -81,12 +85,12 @@ class DeliveryWorld(VirtualTime):
         super().__init__(seed)
         random = self.random
         self.history = History()
-        self.life: Life | None = None
         self.healed = False
         self.overload = 0.0
         self.partitions = random.choice((1, 2, 3))
         self._value_count = 0
         self._failed = 0
+        self._skew_before_us = 0
         self._ticks_from_us = self._ticks_until_us = 0
         to_the_minute_us = -self.clock.now_us() % MINUTE_US
         self.clock.set_us(self.clock.now_us() + to_the_minute_us - random.randrange(5, 15) * SECOND_US)
@@ -154,11 +158,34 @@ class DeliveryWorld(VirtualTime):
 
     # ------------------------------------------------------------------------------------------ the broker
 
+    def put_clock(self, skew_s: int | None = None) -> None:
+        """See `VirtualTime.put_clock`; it is written down."""
+        super().put_clock(skew_s)
+        self.history.skews.append((self.clock.now_us(), self.skew_us))
+
+    def _strobe(self) -> None:
+        """The clock is put right or wrong while the broker runs."""
+        if not self.healed and self.life is not None:
+            self.put_clock()
+        self.later(3 * SECOND_US, self._strobe)
+
+    def true_us(self, partition: int, time_us: int) -> int:
+        """When it is (or was, not long ago) a time by the clock of a partition of the broker that runs."""
+        assert self.life is not None
+        clock, now_us = self.life.engine.topics.get(TOPIC).shards[partition].clock, self.life.clock.now_us()
+        steady_us = time_us - clock.time_us(now_us) + now_us
+        if time_us > clock.opened_us:
+            steady_us = clock.steady_us(time_us)
+        return steady_us - self.life.clock.skew_us
+
     def _start(self) -> None:
         self.life = Life(self)
         if not self._full and not self._sync_fails:  # Where snapshots fail, replays grow until one succeeds.
             replayed_us = self.life.replayed_us
             require(replayed_us <= REPLAYED_US_MAX, f"a start replayed for {replayed_us:.0f} us")
+        if self.life.clock.skew_us > self._skew_before_us:
+            self.history.leaps.append(self.clock.now_us())
+        self._skew_before_us = self.life.clock.skew_us
         if not self.healed:
             self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
@@ -188,6 +215,7 @@ class DeliveryWorld(VirtualTime):
             self.store.close()
         for line in self._lines():
             line.drop(True)
+        self.put_clock(0 if self.healed else None)
         self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
 
     def _close_gracefully(self) -> None:
@@ -224,12 +252,15 @@ class DeliveryWorld(VirtualTime):
         """The topic, and groups that are enlisted before anybody comes."""
         assert self.life is not None
         self.life.threads.full = self.life.threads.sync_fails = 0
-        reply = self._ask(CreateTopic(TOPIC, self._topic_options()))
+        options = self._topic_options()
+        if self.clock_jumps:  # Longer than a clock leaps: until then what is sent again is recognised.
+            options["dedup_window_ms"] = 86_400_000
+        reply = self._ask(CreateTopic(TOPIC, options))
         assert isinstance(reply, TopicInfo), reply
         for name, chosen in self.options.items():
             made = self._ask(groups.CreateGroup(name, [TOPIC], chosen))
             assert isinstance(made, groups.GroupInfo), made
-        if self.chance(0.3):
+        if self.chance(0.3) and not self.clock_jumps:
             done = self._ask(groups.PutSchedule("clock", TOPIC, "* * * * *", value=TICK))
             assert not isinstance(done, Refusal), done
             self._ticks_from_us = self.clock.now_us()
@@ -247,6 +278,7 @@ class DeliveryWorld(VirtualTime):
         self.auditor.look()
         if self._trouble_us:
             self.later(self._trouble_us, self._trouble)
+            self.later(3 * SECOND_US, self._strobe)
         self.later(self.random.randrange(1, 8) * SECOND_US, self._reset)
         if self.chance(0.25):
             self.later(2 * SECOND_US, self._trim)
@@ -332,6 +364,7 @@ class DeliveryWorld(VirtualTime):
     def _heal(self) -> None:
         """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
         self.healed = True
+        self.put_clock(0)
         life = self.life
         if life is None or life.engine.faults() or self.chance(0.5):
             self._stop(False)

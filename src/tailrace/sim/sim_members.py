@@ -180,7 +180,8 @@ class SimMember:
     def _take(self, grant: wire.Grant, data: memoryview) -> None:
         world = self.world
         values = {at: world.known_as(value, grant.partition, at) for at, value in rows_of(data).items()}
-        decided_us = grant.deadline_us - self.lease_ms * 1000
+        decided_us = world.true_us(grant.partition, grant.deadline_us - self.lease_ms * 1000)
+        deadline_us = world.true_us(grant.partition, grant.deadline_us)
         given: list[Given] = []
         for first, count, deliveries, failures in grant.runs:
             for offset in range(first, first + count):
@@ -194,7 +195,7 @@ class SimMember:
                         values[offset],
                         grant.lease,
                         decided_us,
-                        grant.deadline_us,
+                        deadline_us,
                         deliveries,
                         failures,
                         self._asked[grant.partition],
@@ -308,8 +309,9 @@ class SimMember:
         def extended(reply: Reply, parts: Sequence[Buffer]) -> None:
             if isinstance(reply, wire.Extended) and lease not in reply.lost:
                 world.seen["extended"] += 1
+                deadline_us = world.true_us(given[0].place[0], reply.deadline_us)
                 for item in given:
-                    item.deadline_us = max(item.deadline_us, reply.deadline_us)
+                    item.deadline_us = max(item.deadline_us, deadline_us)
             world.later(self.lease_ms * 500, lambda: self._handle(lease))
 
         self._ask(request, extended)

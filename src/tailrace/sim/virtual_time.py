@@ -1,4 +1,8 @@
-"""Virtual time for simulated worlds, and the broker's process in it: started, stopped, started again."""
+"""Virtual time for simulated worlds, and the broker's process in it: started, stopped, started again.
+
+The world's clock is the true time: clients go by it, and the accounts are made in it. The wall clock of the
+broker's machine may be wrong, by `skew_us`, and be put forward or back at any time.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,27 @@ from tailrace.sim.late_storage import CutStore, LateThreads
 SECOND_US = 1_000_000
 REPLAY_BOUNDS = ReplayBounds(us_max=4_000, us_min=1_000)
 """Worlds are small: with those of a real broker, nothing but a clean stop would leave a snapshot."""
+SKEWS_S = (0, 0, -10, -3_000, 1, 3_600)
+"""How far a machine's clock is ahead; producers may be ahead of it by an hour at most."""
 
 
 class VirtualTime:
     """What every world with a broker has: chance, a clock, what is to happen, and what outlives a broker."""
 
+    clocks = 0.4
+    """In so many of the seeds the clock of the broker's machine jumps."""
+
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.seen: Counter[str] = Counter()
         self.clock = ManualClock()
+        self._clock_random = Random(f"the clock of {seed}")
+        """Chance of its own, so that the rest of a seed is the same without it."""
+        self.skew_us = 0
+        """How far the wall clock of the broker's machine is ahead of the true time."""
+        self.clock_jumps = self._clock_random.random() < self.clocks
+        self.life: Life | None = None
+        """The broker, while it runs."""
         self.store = CutStore()
         self.coordinator = MemoryCoordinator()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -50,6 +66,17 @@ class VirtualTime:
         self.clock.set_us(due_us)
         action()
 
+    def put_clock(self, skew_s: int | None = None) -> None:
+        """Put the wall clock of the broker's machine forward or back, if it does so in this seed."""
+        if not self.clock_jumps:
+            return
+        before_us, skew_s = self.skew_us, self._clock_random.choice(SKEWS_S) if skew_s is None else skew_s
+        self.skew_us = skew_s * SECOND_US
+        where = "over a restart" if self.life is None else "while the broker runs"
+        if self.skew_us != before_us:
+            way = "forward" if self.skew_us > before_us else "back"
+            self.seen[f"clock put {way} {where}"] += 1
+
     def chance(self, probability: float) -> bool:
         """Whether it happens this time."""
         return self.random.random() < probability
@@ -57,6 +84,23 @@ class VirtualTime:
     def delay_us(self) -> int:
         """How long a message is on its way."""
         return self.random.choice((50, 200, 1_000, 30_000))
+
+
+class MachineClock:
+    """See `Clock`: steady time begins with what the wall clock shows when the broker starts."""
+
+    def __init__(self, world: VirtualTime) -> None:
+        self._world = world
+        self.skew_us = world.skew_us
+        """How far steady time is ahead of the true time."""
+
+    def now_us(self) -> int:
+        """See `Clock.now_us`."""
+        return self._world.clock.now_us() + self.skew_us
+
+    def wall_us(self) -> int:
+        """See `Clock.wall_us`."""
+        return self._world.clock.now_us() + self._world.skew_us
 
 
 class Life:
@@ -67,11 +111,12 @@ class Life:
         self.spoilt = False
         """Whether a failure is waiting to happen in one of its logs."""
         self.world = world
+        self.clock = MachineClock(world)
         self._armed_us = 0
         self.threads = LateThreads(world.random, self.later, world.store, self._drain, world.seen)
         stores: Any = {"file": world.store}
         self.engine = Engine(
-            world.clock,
+            self.clock,
             self.threads,
             stores,
             world.coordinator,
@@ -95,7 +140,7 @@ class Life:
         """Every tick arms the next, so that one call for a moment is enough."""
         if due_us != self._armed_us:
             self._armed_us = due_us
-            self.later(max(0, due_us - self.world.clock.now_us()), self._tick)
+            self.later(max(0, due_us - self.clock.now_us()), self._tick)
 
     def _tick(self) -> None:
         self._armed_us = 0

@@ -65,11 +65,12 @@ class VirtualClock(ManualClock):
     def __init__(self, move: Callable[[int], None]) -> None:
         super().__init__(time.time_ns() // 1000)
         self._move = move
+        self._put_us = 0
 
     @property
     def now(self) -> datetime:
-        """The virtual time."""
-        return moment(self.now_us())
+        """The virtual time, as a clock on the wall shows it."""
+        return moment(self.wall_us())
 
     def wall_ns(self) -> int:
         """See `ClientClock`: clients live in the virtual time, too."""
@@ -77,7 +78,19 @@ class VirtualClock(ManualClock):
 
     def elapsed_ms(self) -> float:
         """See `ClientClock`."""
-        return self.now_us() / 1000
+        return (self.now_us() - self._put_us) / 1000
+
+    def put(self, duration: float | timedelta) -> None:
+        """Put the wall clock forward, or back with a negative duration, as somebody who corrects it: no time
+        passes by it. The broker notices when time goes on."""
+        if not isinstance(duration, timedelta):
+            duration = timedelta(seconds=duration)
+        self.skew_us += duration // timedelta(microseconds=1)
+
+    def start_again(self) -> None:
+        """See `ManualClock.start_again`; for clients no time has passed."""
+        self._put_us += self.skew_us
+        super().start_again()
 
     def advance(self, duration: float | timedelta) -> None:
         """Let time pass, in seconds or as a timedelta: all that falls due happens in order, each at its own
@@ -140,9 +153,11 @@ class LocalBroker:
 
     def restart(self) -> None:
         """As after a SIGKILL and a new start: all state is rebuilt from the logs. Requests under way end with
-        an unknown outcome, and clients go on by themselves."""
+        an unknown outcome, and clients go on by themselves. The new process goes by the wall clock as it is
+        (`clock.put`)."""
         with self._lock:
             self._require_open()
+            self.clock.start_again()
             self._store.close()
             for entry in self._engine.topics.catalog.topics.values():
                 if entry.options.storage == "memory":
