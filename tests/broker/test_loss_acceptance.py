@@ -127,6 +127,25 @@ def test_a_crash_before_the_fact_is_made_up_for_at_the_next_start(broker: HeldEn
     assert figures(broker)["collected"] == 2
 
 
+def test_the_log_says_what_is_lost_until_the_fact_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    loss_recorded = MemoryLog.loss_recorded
+
+    def recorded(self: MemoryLog) -> None:
+        shard = broker.shard()
+        synced.append(shard.assurance.synced.entry == shard.entry)
+        loss_recorded(self)
+
+    monkeypatch.setattr(MemoryLog, "loss_recorded", recorded)
+    broker = HeldEngine()
+    broker.create(durability="interval", sync_interval_ms=3_600_000, ring_buffer_bytes=0)
+    for number in range(5):
+        broker.publish(b"%d" % number)
+    damage(broker, 2)
+    accept(broker)
+    assert synced == [True]
+
+
 def test_a_group_that_begins_before_the_loss_has_it_collected(broker: HeldEngine) -> None:
     damage(broker, 4)
     accept(broker)
