@@ -110,6 +110,17 @@ def test_it_goes_on_after_a_restart(broker: Scrubbed, monkeypatch: pytest.Monkey
     assert b"tailrace_scrub_last_timestamp_seconds 0.0" not in broker.engine.metrics.render()
 
 
+def test_a_clock_that_was_put_back_does_not_put_it_off(broker: Scrubbed) -> None:
+    broker.pass_s(PERIOD_S + 5)
+    assert broker.state().total
+    broker.clock.skew_us = -1000 * PERIOD_US
+    broker.clock.start_again()
+    broker.again()
+    assert broker.state().total == 0
+    broker.pass_s(PERIOD_S + 5)
+    assert broker.state().total
+
+
 def test_it_is_bounded(broker: Scrubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "STEP_BYTES", 5000)
     monkeypatch.setattr(scrubbing, "ASKED_BYTES_PER_S", 2000)

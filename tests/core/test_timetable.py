@@ -51,15 +51,21 @@ class Life:
         self.facts: list[Any] = []
         self.entry = 0
         self.now_us = T0
+        self.skew_us = 0
+        """How far the wall clock is ahead of the partition's."""
         self.dedup_ids: dict[int, str | None] = {}
         """Of what was ever delayed, by ref."""
 
     def decide(self, command: Any) -> Decision:
         before = self.partition.snapshot()
         self.partition.next_entry = self.entry
-        decision = self.partition.decide(command, self.now_us)
+        decision = self.partition.decide(command, self.now_us, self.wall_us)
         assert self.partition.snapshot() == before, "decide only reads"
         return decision
+
+    @property
+    def wall_us(self) -> int:
+        return self.now_us + self.skew_us
 
     def do(self, command: Any) -> Any:
         decision = self.decide(command)
@@ -73,7 +79,7 @@ class Life:
     def publish(
         self, *delays: int, first_id: int = 1, dedup_ids: list[str | None] | None = None, **options: Any
     ) -> Any:
-        times = [self.now_us + delay for delay in delays]
+        times = [self.wall_us + delay for delay in delays]
         batch = view(times, first_id=first_id, dedup_ids=dedup_ids)
         entry = self.entry
         reply = self.do(PublishBatch(Publish("t", 0, batch.columns, 0, **options), batch))
@@ -83,7 +89,7 @@ class Life:
         return reply
 
     def releasable(self, limit: int = 1000) -> ReleaseDue | None:
-        refs, until_us, until_ref = self.partition.timetable.due(self.now_us, limit)
+        refs, until_us, until_ref = self.partition.timetable.due(self.wall_us, limit)
         if not len(refs):
             return None
         ids = [self.dedup_ids.get(ref) for ref in refs.tolist()]
@@ -434,3 +440,44 @@ def test_duplicates_are_told_where_the_first_one_is(plays: list[Any]) -> None:
             offsets.update((ref, end + row) for row, ref in enumerate(life.release(what)))
         else:
             life.cancel(what)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), st.lists(st.integers(-2 * S, 20 * S), min_size=1, max_size=5)),
+            st.tuples(st.just("pass"), st.integers(0, 10 * S)),
+            st.tuples(st.just("wall"), st.sampled_from((-3600 * S, -5 * S, 0, 5 * S, 3600 * S))),
+            st.tuples(st.just("release"), st.integers(1, 4)),
+            st.tuples(st.just("cancel"), st.integers(1, 20)),
+        ),
+        max_size=40,
+    )
+)
+def test_messages_are_due_by_the_wall_clock_wherever_the_partition_is(story: list[tuple[str, Any]]) -> None:
+    """The wall clock jumps at will: nothing is released before it shows its time, nothing is left behind."""
+    life, due, number = Life(), dict[int, int](), 1
+    for act, value in story:
+        if act == "publish":
+            entry = life.entry
+            reply = life.publish(*value, first_id=number)
+            assert reply.scheduled == ([row for row, delay in enumerate(value) if delay > 0] or None)
+            for place, row in enumerate(reply.scheduled or ()):
+                due[ref_of(entry, place)] = life.wall_us + value[row]
+            number += len(value)
+        elif act == "pass":
+            life.now_us += value
+        elif act == "wall":
+            life.skew_us = value
+        elif act == "cancel":
+            life.cancel(value)
+            waiting = {int(ref) for ref in life.partition.timetable.wheel.first(1 << 62, 1000)[:, 1]}
+            due = {ref: at_us for ref, at_us in due.items() if ref in waiting}
+        else:
+            ready = sorted((at_us, ref) for ref, at_us in due.items() if at_us <= life.wall_us)
+            assert life.release(value) == [ref for _, ref in ready[:value]]
+            for _, ref in ready[:value]:
+                del due[ref]
+    assert len(life.partition.timetable) == len(due)
+    for again in life.rebuilt():
+        assert again.snapshot() == life.partition.snapshot()

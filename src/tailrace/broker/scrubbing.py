@@ -99,7 +99,8 @@ class Scrubbing:
             self._add(job)
         else:
             first_us = now_us + min(FIRST_US, self._period_us)
-            due_us = note.begun_us + self._period_us if note.begun_us else first_us
+            # A note from the future: the clock was put back since.
+            due_us = min(note.begun_us, now_us) + self._period_us if note.begun_us else first_us
             self._pump.at(max(due_us, now_us), self._begin)
 
     def _begin(self, now_us: int) -> None:
@@ -225,7 +226,7 @@ class Scrubbing:
         self._save(Note(job.begun_us, now_us))
         log.info("the scrub read %d bytes, and found damage in %d places", job.bytes, len(job.damage))
         if self._period_us:
-            self._pump.at(max(job.begun_us + self._period_us, now_us + 1), self._begin)
+            self._pump.at(max(min(job.begun_us, now_us) + self._period_us, now_us + 1), self._begin)
 
     def _save(self, note: Note) -> None:
         raw = msgspec.json.encode(note)
