@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tailrace.cluster.embedded import FILE
-from tailrace.core.commands import CreateTopic, DeleteTopic, Fetch, Fetched, TopicInfo
+from tailrace.core.commands import CreateTopic, DeleteTopic, Fetch, Fetched, Published, TopicInfo
+from tailrace.core.damage_commands import AcceptLoss, LossReport
 from tailrace.core.model import Refusal
 from tailrace.errors import Corrupt
 from tailrace.storage.file_store import FileStore
@@ -127,6 +128,26 @@ def test_all_segments_missing_is_damage() -> None:
         world.disk.remove(path)
     world.start()
     assert "missing" in world.fault("orders", 0)
+
+
+@pytest.mark.parametrize("what", ["folder", "segment"])
+def test_what_is_missing_can_be_given_up_and_no_offset_is_given_twice(what: str) -> None:
+    world = made()
+    world.fill("other", 0)
+    folder, end = f"{world.folder('other')}/0", world.broker.shard("other").end_offset
+    world.stop()
+    segments = [path for path in world.paths(folder) if path.endswith(".log")]
+    world.disk.remove(folder if what == "folder" else segments[0])
+    world.start()
+    assert world.fault("other", 0)
+    report = world.broker.ask(AcceptLoss("other", 0, dry_run=False))
+    assert isinstance(report, LossReport)
+    assert report.done
+    ((reply, _),) = world.broker.publish(b"x", topic="other")
+    assert isinstance(reply, Published)
+    assert reply.base_offset >= end
+    world.restart()
+    assert world.broker.engine.faults() == []
 
 
 def test_segments_that_were_trimmed_are_not_missed() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tailrace.broker.delisting import Delisting
 from tailrace.core.catalog import Catalog
 from tailrace.core.commands import Done
+from tailrace.core.coordinator import home_of
 from tailrace.core.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
 from tailrace.core.inner_commands import Delist
 from tailrace.core.model import Refusal
@@ -215,6 +216,22 @@ def test_a_partition_that_lost_a_group_begins_with_what_it_has() -> None:
     world.broker.settle()
     world.restart()
     assert world.places("g", "a") == [3, 0]
+
+
+def test_a_group_whose_coordinator_is_missing_is_neither_unknown_nor_deleted() -> None:
+    world = made()
+    world.enlist("g", "a")
+    world.move("g", "a", 2, 1)
+    world.stop()
+    world.disk.remove(f"{world.folder('_groups')}/{home_of('g')}")
+    world.start()
+    assert world.places("g", "a") == [2, 1]
+    assert world.groups() == {}
+    for request in (DescribeGroup("g"), DeleteGroup("g"), CreateGroup("g", ["a"])):
+        reply = world.broker.ask(request)
+        assert isinstance(reply, Refusal)
+        assert "missing" in reply.message
+    assert world.places("g", "a") == [2, 1]
 
 
 # ------------------------------------------------------------------------------------------- planted bugs

@@ -39,7 +39,7 @@ from tailrace.core.model import Refusal
 from tailrace.core.policy import GroupPolicy, parse_policy, warnings_of
 from tailrace.core.rosters import Group
 from tailrace.core.topics import NAME_MAX, check_name
-from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout
+from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 
@@ -151,6 +151,9 @@ class Coordination:
         """As `find`; raises `NotFound`, or why its coordinator cannot be asked."""
         self.coordinators.require_well(group)
         found = self.find(group)
+        home = self.coordinators.home(group)
+        if home is not None and home.fault is not None:
+            raise Unavailable(f"the coordinator of group {group[:80]!r} is not well: {home.fault.message}")
         if found is None:
             raise NotFound(f"there is no group {group[:80]!r}", group=group[:80])
         return found

@@ -42,6 +42,11 @@ class Coordinators:
             shards = shards[home_of(name) : home_of(name) + 1]
         return next((shard.lost for shard in shards if shard.lost is not None), None)
 
+    def home(self, name: str) -> Shard | None:
+        """The partition that coordinates a name; None before there is any."""
+        shards = self.shards()
+        return shards[home_of(name)] if shards else None
+
     def of(self, name: str) -> Coordinator | None:
         """The coordinator of a group, a schedule or a writer; None before there is any, and when
         it is damaged or its storage failed."""
