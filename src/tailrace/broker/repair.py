@@ -54,8 +54,8 @@ def accept_loss(shard: Shard, over: Over) -> None:
 
 
 def record_loss(shard: Shard) -> None:
-    """Append the fact of a loss that was accepted, in front of all other commands; when it is synced, whatever
-    the topic promises, the log need not say so any more."""
+    """Append the fact of a loss that was accepted, in front of all other commands; when it is synced,
+    whatever the topic promises, the log need not say so any more."""
 
     def recorded(reply: Any, parts: Any) -> None:
         if type(reply) is Refusal:
