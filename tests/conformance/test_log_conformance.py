@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
-from tailrace.format.frame import DATA, STAGED, Buffer, Frame, Header, walk
+from tailrace.format.frame import DATA, LOST, STAGED, Buffer, Frame, Header, walk
 from tailrace.ports import LogStore, PartitionLog, Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage import log_reader
@@ -446,3 +446,81 @@ def test_stats(store: LogStore) -> None:
     before = stats.syncs
     log.append([FrameMaker(40, 320).data()], sync=True)
     assert log.stats().syncs > before
+
+
+# -------------------------------------------------------------------------------------- damage and loss
+
+
+def accepted(store: LogStore, log: PartitionLog, *entries: int) -> tuple[PartitionLog, Recovery]:
+    log.close()
+    store.accept_losses("topic/0", entries, ())
+    again = store.known_log("topic/0")
+    return again, again.recover()
+
+
+def test_entries_of_no_use_are_given_up_and_their_numbers_stay(store: LogStore) -> None:
+    log, frames = filled(store)
+    gone = next(frame.header for frame in data_frames(frames)[3:])
+    with pytest.raises(Unavailable):
+        store.accept_losses("topic/0", (gone.entry,), ())
+    found = store.find_losses("topic/0", (gone.entry,), ())
+    assert [(lost.first_entry, lost.end_entry) for lost in found.ranges] == [(gone.entry, gone.entry + 1)]
+    assert [(lost.first_offset, lost.end_offset) for lost in found.ranges] == [
+        (gone.base_offset, gone.end_offset)
+    ]
+    again, recovery = accepted(store, log, gone.entry)
+    assert recovery.fault is None
+    assert list(recovery.lost) == [gone.base_offset, gone.end_offset]
+    headers = [header for header, _ in recovery.frames]
+    assert [header.entry for header in headers] == [frame.header.entry for frame in frames]
+    (lost,) = [header for header in headers if header.kind == LOST]
+    assert (lost.entry, lost.producer_id, lost.base_offset) == (gone.entry, 1, gone.base_offset)
+    assert lost.timestamp_max_us == gone.end_offset
+    kept = [frame for frame in data_frames(frames) if frame.header.entry != gone.entry]
+    offset, read = 0, []
+    while some := data_of(again.read(offset, END, 1 << 20)):
+        read += some
+        offset = some[-1][0].end_offset
+    assert same(read, kept)
+    assert (again.stats().end_offset, recovery.end_entry) == (frames[-2].header.end_offset, len(frames))
+
+
+def test_a_loss_is_told_until_it_is_recorded(store: LogStore) -> None:
+    log, frames = filled(store)
+    again, recovery = accepted(store, log, data_frames(frames)[0].header.entry)
+    again, second = reopened(store, again)
+    assert list(second.lost) == list(recovery.lost) == [0, 10]
+    again.loss_recorded()
+    _, third = reopened(store, again)
+    assert list(third.lost) == []
+
+
+def test_a_log_that_is_well_has_lost_nothing(store: LogStore) -> None:
+    log, frames = filled(store)
+    assert store.find_losses("topic/0", (), ()).ranges == []
+    again, recovery = accepted(store, log)
+    assert list(recovery.lost) == []
+    assert same(list(recovery.frames), frames)
+    again.close()
+
+
+def test_a_scrub_goes_through_what_is_closed_in_pieces(store: LogStore) -> None:
+    log, _ = filled(store)
+    entry: int | None = 0
+    pieces = []
+    while entry is not None:
+        found = log.scrub(entry, 500)
+        assert found.next_entry is None or found.next_entry > entry
+        assert not found.problems
+        entry = found.next_entry
+        pieces.append(found.bytes)
+    assert len(pieces) > 3
+    assert sum(pieces) > 2000
+
+
+def test_a_note_is_kept(store: LogStore) -> None:
+    assert store.load_note("place") is None
+    store.save_note("place", b"here")
+    store.save_note("place", b"there")
+    assert store.load_note("place") == b"there"
+    assert list(store.names()) == []
