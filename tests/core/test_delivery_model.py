@@ -216,7 +216,9 @@ class Groups(RuleBasedStateMachine):
 
 
 TestGroups = Groups.TestCase
-TestGroups.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 2 // 5)
+TestGroups.settings = settings(
+    stateful_step_count=50, max_examples=min(settings.default.max_examples * 2 // 5, 400)
+)
 
 
 @pytest.mark.parametrize("retries", [False, True])

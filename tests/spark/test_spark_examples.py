@@ -110,7 +110,7 @@ def test_as_a_program(name: str, own_broker: BrokerProcess, tmp_path: Path) -> N
         env={**os.environ, "PYTHONPATH": SRC},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -208,3 +208,25 @@ def test_many_logs_on_a_real_disk(owner: Owner, tmp_path: Path) -> None:
     threads.forget(logs[0])
     threads.close()
     store.close()
+
+
+def test_a_log_may_be_forgotten_while_the_threads_close(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop hears that a log was closed while another thread releases everything."""
+    threads, logs = StorageThreads(owner.notify), [open_log(str(number)) for number in range(3)]
+    for log in logs:
+        threads.append(log, [FrameMaker().data()], False, owner.done("append"))
+    owner.drain(threads, 3)
+    lanes = list(threads._lanes.values())
+    while any(lane.busy for lane in lanes):
+        threading.Event().wait(0)
+    enqueue = threads._enqueue
+
+    def enqueue_and_forget(lane: Any, item: Any) -> None:
+        enqueue(lane, item)
+        threads.forget(logs[-1])
+
+    monkeypatch.setattr(threads, "_enqueue", enqueue_and_forget)
+    threads.close()
+    assert len(threads._lanes) == 2

@@ -134,9 +134,10 @@ class StorageThreads:
             self._reads.put(None)
         # the last act of each lane says that everything before it is done
         ended = threading.Semaphore(0)
-        for lane in self._lanes.values():
+        lanes = list(self._lanes.values())  # The loop may still forget logs that were closed.
+        for lane in lanes:
             self._enqueue(lane, _Act(ended.release, _nobody))
-        for _ in self._lanes:
+        for _ in lanes:
             ended.acquire()
         for _ in self._writers:
             self._ready.put(None)
