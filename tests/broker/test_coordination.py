@@ -396,6 +396,18 @@ def test_one_faulty_partition_keeps_no_other_from_its_members() -> None:
     assert broker.ask(Lease("t", "g", "a", places[1:2])).code == "storage_fault"
 
 
+def test_a_partition_whose_sync_fails_when_it_is_granted_is_told_of_to_its_owner() -> None:
+    group = Members(1)
+    group.broker.log().fail_next(StorageFault("gone"))
+    joined = group.broker.submit(JoinGroup("g", "a", ["t"]))
+    group.broker.pass_s(3)
+    membership = joined[0][0]
+    assert isinstance(membership, Membership)
+    ((topic, partition, generation),) = membership.owned
+    request = Lease(topic, "g", "a", [(partition, generation)], wait_ms=60_000)
+    assert group.broker.ask(request).code == "storage_fault"
+
+
 @pytest.mark.parametrize("assignment", ["partitions", "shared"])
 def test_a_damaged_partition_has_an_owner_who_is_told_of_the_damage(assignment: str) -> None:
     members = Members(partitions=1, assignment=assignment)

@@ -189,6 +189,8 @@ class Granting:
             # It has nothing to lease and nothing to confirm any more. Its member has it all the same, and so
             # hears of the damage when it asks for messages.
             carried.confirmed[place] = want
+            if want != have:
+                self._changed(group.name)
         if shard.fault is not None:
             return
         reached = shard.state.queues.grant(group.name)

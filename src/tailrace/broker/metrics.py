@@ -285,7 +285,9 @@ class Metrics(Collector):
         )
         size = GaugeMetricFamily("tailrace_partition_log_bytes", "Bytes of the log", labels=labels)
         faulty = GaugeMetricFamily(
-            "tailrace_partition_quarantined", "1 while writes are refused because of damage", labels=labels
+            "tailrace_partition_quarantined",
+            "1 while writes are refused because of damage or a failed sync",
+            labels=labels,
         )
         syncs = CounterMetricFamily("tailrace_fsyncs", "fdatasync calls", labels=labels)
         seconds = CounterMetricFamily("tailrace_fsync_seconds", "Time spent in fdatasync", labels=labels)

@@ -565,11 +565,13 @@ class Shard:
         self.limit_tail(self._tail_bytes)
 
     def stats(self) -> LogStats:
-        """Figures of the log; its fault is the partition's, which may be one that only its state has."""
+        """Figures of the log; its fault is the partition's, which may be one that only its state has, and it
+        ends where readers find its end."""
         stats = self.log.stats()
-        if self.fault is None or stats.fault is not None:
+        if self.fault is None:
             return stats
-        return msgspec.structs.replace(stats, fault=self.fault.message)
+        fault, end_offset = stats.fault or self.fault.message, min(stats.end_offset, self.end_offset)
+        return msgspec.structs.replace(stats, fault=fault, end_offset=end_offset)
 
     def close(self, closed: Callable[[object, Exception | None], None]) -> None:
         """Last act: snapshot what is there, then sync, mark and let go of the log."""
