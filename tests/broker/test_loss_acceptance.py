@@ -154,6 +154,18 @@ def test_a_group_that_begins_before_the_loss_has_it_collected(broker: HeldEngine
     assert (row["collected"], row["lag"]) == (2, 8)
 
 
+def test_who_goes_through_the_log_in_order_comes_over_the_loss(broker: HeldEngine) -> None:
+    damage(broker, 4)
+    accept(broker)
+    shard = broker.shard()
+    shard.at_hand.load(0, lambda error: None)
+    broker.settle()
+    assert shard.at_hand.columns(3) is not None  # It is read ahead from here.
+    broker.settle()
+    assert broker.engine.faults() == []
+    assert shard.at_hand.columns(6) is not None
+
+
 def test_a_bad_fact_is_given_up_and_what_was_settled_stays_settled(broker: HeldEngine) -> None:
     alien = codec.encode_facts([Acked(77, [(1, [0, 1])], 1)])
     header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), broker.shard().entry)

@@ -156,6 +156,9 @@ class FramesAtHand:
 
     def _read_ahead(self, offset: int) -> None:
         """Whoever goes through the log in its order finds the next frames at hand."""
+        lost = self._shard.state.lost.range_at(offset)
+        if lost is not None:
+            offset = lost[1]
         if offset in self._loading or offset >= self._shard.tail.start_offset:
             return
         if self._is_cold(offset):
