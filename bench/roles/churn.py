@@ -22,6 +22,9 @@ DRAIN_S = 120.0
 SETTLED_S = 0.5
 UNACKNOWLEDGED_MAX = 64
 """Batches. A broker that falls behind slows the load down instead of growing this process."""
+BEHIND_MAX = 50_000
+"""Messages, delayed ones included. Where the consumer falls behind, because the machine has other things to
+do, the load waits for it: a backlog is another experiment."""
 
 
 class ChurnJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +68,8 @@ async def produce(producer: Any, job: ChurnJob, counts: Counts, consuming: async
     receipts: deque[Any] = deque()
     began = time.perf_counter()
     while (passed := time.perf_counter() - began) < job.seconds:
-        due = min(int(passed * job.rate) - counts.sent, len(values))
+        room = max(0, BEHIND_MAX - (counts.sent - counts.acked))
+        due = min(int(passed * job.rate) - counts.sent, len(values), room)
         late = sum(draw.random() < job.delayed_share for _ in range(due))
         for count, delay_s in ((due - late, None), (late, draw.uniform(0.5, job.delay_s_max))):
             if count:
