@@ -20,7 +20,7 @@ POLICY = (
 
 GOLDEN = [
     (ProducerClaimed(7, 1, 2), "9401070102"),
-    (ProducerAdvanced((1 << 64) - 1, 1, 2, 3, 4, 5), "9702cfffffffffffffffff0102030405"),
+    (ProducerAdvanced((1 << 64) - 1, 1, 2, 3, 4, 5, 6), "9802cfffffffffffffffff010203040506"),
     (Trimmed(300), "9203cd012c"),
     (facts.Enlisted(1, "g", GroupPolicy(max_attempts=3), 5, 6, 7), "970401a167" + POLICY + "050607"),
     (facts.Delisted(1, 2), "93050102"),
@@ -46,6 +46,7 @@ GOLDEN = [
     (facts.ScheduleCancelled([1, 2], 3), "931692010203"),
     (facts.StageApplied("w", 2, [3], 4), "9517a17702910304"),
     (facts.StageDropped([1], 2), "9318910102"),
+    (facts.MessagesLost([1, 2], 3), "931992010203"),
 ]
 
 
@@ -58,7 +59,7 @@ def test_bytes_of_facts(fact: Fact, data: str) -> None:
 def test_every_fact_has_a_tag_and_golden_bytes() -> None:
     kinds = {type(fact) for fact, _ in GOLDEN}
     assert kinds == set(Fact.__args__)
-    assert {kind.__struct_config__.tag for kind in kinds} == set(range(1, 25))
+    assert {kind.__struct_config__.tag for kind in kinds} == set(range(1, 26))
 
 
 def test_a_newer_fact_with_more_fields_can_be_read() -> None:

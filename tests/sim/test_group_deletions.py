@@ -206,6 +206,21 @@ def test_a_partition_that_was_away_forgets_the_deleted_group_and_not_the_next_of
     assert world.places("g", "a") == [3, 0]
 
 
+def test_a_group_of_a_release_without_ids_is_deleted_like_any_other() -> None:
+    world = made()
+    world.enlist("g", "a")
+    machine = world.broker.engine.coordinators.of("g")
+    assert machine is not None
+    machine.groups.by_name["g"].id = 0
+    for number in range(2):
+        world.broker.shard("a", number).state.queues._ledgers["g"].id = 0
+    assert isinstance(world.broker.ask(DeleteGroup("g")), Done)
+    assert world.places("g", "a") == [None, None]
+    assert world.groups() == {}
+    world.broker.pass_s(2)
+    assert world.deletions() == 0
+
+
 def test_a_partition_that_lost_a_group_begins_with_what_it_has() -> None:
     world = made()
     reply = world.broker.ask(CreateGroup("g", ["a"], {"start": "latest"}))

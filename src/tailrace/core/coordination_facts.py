@@ -101,6 +101,7 @@ class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=110):
     group: str
     time_us: int
     id: int = 0
+    """-1: it is carried to the partitions, and has no id."""
 
 
 class GroupForgotten(msgspec.Struct, frozen=True, array_like=True, tag=114):

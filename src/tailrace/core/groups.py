@@ -212,7 +212,7 @@ class Groups:
     def _drop(self, group: Group, command: DropGroup, now_us: int) -> Decision:
         if group.members and not command.force:
             return Decision(NOTHING, in_use(group, "it is deleted"))
-        return Decision((facts.GroupDeleted(group.name, now_us, group.id),), Done())
+        return Decision((facts.GroupDeleted(group.name, now_us, group.id or -1),), Done())
 
     def _confirm_enlisted(self, group: Group, command: ConfirmEnlisted, now_us: int) -> Decision:
         new = [place for place in command.places if place[0] in group.topics and place not in group.enlisted]
