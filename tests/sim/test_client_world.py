@@ -8,6 +8,7 @@ import pytest
 
 from tailrace.broker.shard import NOTHING, Shard, Turn
 from tailrace.client.flow import Batch, PartitionFlow
+from tailrace.client.retries import Retries
 from tailrace.core.commands import Published
 from tailrace.format import frame
 from tailrace.sim import client_world
@@ -205,6 +206,21 @@ def _failed_sync_said_to_be_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shard, "fail", certain)
 
 
+def _refusals_that_ask_for_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic's refusal sets a timer that asks for all topics: timers double while the broker is away."""
+
+    def refused(self: Retries, name: str, least_s: float = 0.02) -> None:
+        pause_s = self._pauses_s.get("", least_s)
+        self._pauses_s[""] = min(pause_s * 2, 0.25)
+        self._loop.call_later(pause_s, self._ask)
+
+    monkeypatch.setattr(Retries, "refused", refused)
+
+
+def _refusals_that_are_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retries, "_arm", lambda self: None)
+
+
 BUGS: list[Plant] = [
     _identity_kept_in_doubt,
     _resent_while_others_are_under_way,
@@ -218,6 +234,8 @@ BUGS: list[Plant] = [
     _refused_before_its_reason_is_stored,
     _state_kept_after_a_failed_append,
     _failed_sync_said_to_be_harmless,
+    _refusals_that_ask_for_everything_again,
+    _refusals_that_are_the_last_word,
 ]
 
 

@@ -4,7 +4,7 @@ What has to hold: a batch that was reported as stored is in the log exactly once
 order sent; one that failed for certain is not there; one with an unknown outcome is there at most once. A
 reader is given every committed message once and in order, and nothing that a power loss can take back. When
 the trouble ends, everything is settled and every flow goes on. On `interval` topics a power loss may take the
-newest.
+newest. A consumer of several topics asks for little while the broker is away, and is given everything after.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.sim.network import Line
 from tailrace.sim.sim_clients import PLACES, QUICK, SAFE, Sent, SimProducer, SimReader, Violation
+from tailrace.sim.sim_consumers import SimConsumer
 from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
 
 TOPICS: dict[str, dict[str, Any]] = {
     SAFE: {"partitions": 2, "durability": "fsync", "ring_buffer_bytes": 1500, "message_bytes_max": 100},
     QUICK: {"partitions": 1, "durability": "interval", "sync_interval_ms": 300, "message_bytes_max": 100},
 }
+OTHERS = ("second", "third")
+"""Topics of which a consumer hears nothing: what is refused for one must not make it ask for the others."""
 HEALED_S = 25
 
 STATES = frozenset(
@@ -53,6 +56,7 @@ STATES = frozenset(
         "full seen by a producer",
         "healed without a restart",
         "identity renewed",
+        "long outage",
         "numbers closed up behind a refused batch",
         "overloaded",
         "power loss took acknowledged messages",
@@ -90,6 +94,8 @@ class ClientWorld(VirtualTime):
         self._create_topics()
         self.producers = [SimProducer(self, None), SimProducer(self, None), SimProducer(self, 7)]
         self.readers = [SimReader(self, SAFE), SimReader(self, QUICK)]
+        mode = self.random.choice(("queue", "stream", "broadcast"))
+        self.consumer = SimConsumer(self, (SAFE, *OTHERS), mode)
 
     def value(self) -> bytes:
         """A value that nobody else has."""
@@ -112,11 +118,11 @@ class ClientWorld(VirtualTime):
     def _create_topics(self) -> None:
         assert self.life is not None
         replies: list[Reply] = []
-        for name, options in TOPICS.items():
+        for name, options in {**TOPICS, **{other: {"partitions": 2} for other in OTHERS}}.items():
             request = CreateTopic(name, options)
             self.life.engine.gateway.submit(request, b"", lambda reply, parts: replies.append(reply))
         self.run_for(2)
-        assert [type(reply) for reply in replies] == [TopicInfo, TopicInfo], replies
+        assert [type(reply) for reply in replies] == [TopicInfo] * 4, replies
 
     def serving(self) -> Life | None:
         """See `Surroundings.serving`."""
@@ -134,7 +140,7 @@ class ClientWorld(VirtualTime):
                 known = self._ends_told.get(request.partition, 0)
                 self._ends_told[request.partition] = max(known, reply.details["current_sequence"])
 
-    def _stop(self, power_loss: bool) -> None:
+    def _stop(self, power_loss: bool, away_us: int | None = None) -> None:
         life = self.life
         if life is None:
             return
@@ -149,7 +155,7 @@ class ClientWorld(VirtualTime):
         for line in self._lines():
             line.drop(True)
         self.put_clock()
-        self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
+        self.later(away_us or self.random.choice((1_000, 100_000, SECOND_US)), self._start)
 
     def _after_power_loss(self, ends: dict[str, int]) -> None:
         for name, end in ends.items():
@@ -168,7 +174,7 @@ class ClientWorld(VirtualTime):
 
     def _lines(self) -> list[Line]:
         lines = [producer.line for producer in self.producers]
-        return lines + [reader.line for reader in self.readers]
+        return [*lines, *(reader.line for reader in self.readers), self.consumer.verbs.line]
 
     def _close_gracefully(self) -> None:
         life = self.life
@@ -196,6 +202,8 @@ class ClientWorld(VirtualTime):
         self._probe()
         self.run_for(HEALED_S)
         self._check()
+        self.consumer.end()
+        self.run_for(6)
         return +self.seen
 
     def _heal(self) -> None:
@@ -227,6 +235,9 @@ class ClientWorld(VirtualTime):
         if self._healed:
             return
         self.later(int(self._trouble_us * self.random.random() * 2), self._trouble)
+        if self.chance(0.05):
+            self._stop(False, 10 * SECOND_US)
+            return
         kind = self.random.choice(("drop", "drop", "drop", "kill", "power", "close", "interval"))
         if kind == "drop":
             self.random.choice(self._lines()).drop(False)
@@ -280,6 +291,10 @@ class ClientWorld(VirtualTime):
                     values == logs[reader.topic, partition],
                     f"{reader.topic}/{partition}: the reader was given something else than the log has",
                 )
+
+        missed = {value for (topic, _), log in logs.items() if topic == SAFE for value in log}
+        missed -= self.consumer.seen
+        self._require(not missed, f"the consumer was not given {sorted(missed)[:5]} of {len(missed)}")
 
     def _check_fencing(self) -> None:
         """What an older producer of a name was given after the newer one took over is never stored."""

@@ -1,0 +1,97 @@
+"""An asyncio loop on a world's virtual time: the SDK's consumers run on it as they are.
+
+Only what they need is there: callbacks, timers, futures and tasks. Every callback is an event of the world,
+in order with all others. What fails in one ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, cast
+
+from tailrace.sim.virtual_time import SECOND_US
+
+if TYPE_CHECKING:
+    from tailrace.sim.virtual_time import VirtualTime
+
+
+class SimLoop:
+    """See `asyncio.AbstractEventLoop`. `timers` and `tasks` are those that are alive."""
+
+    def __init__(self, world: VirtualTime) -> None:
+        self._world = world
+        self._loop = cast(asyncio.AbstractEventLoop, self)
+        self.timers: set[asyncio.TimerHandle] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def time(self) -> float:
+        """Seconds of virtual time."""
+        return self._world.clock.now_us() / SECOND_US
+
+    def get_debug(self) -> bool:
+        """Never."""
+        return False
+
+    def is_closed(self) -> bool:
+        """It goes on as long as its world."""
+        return False
+
+    def _run(self, handle: asyncio.Handle) -> None:
+        if handle.cancelled():
+            return
+        asyncio._set_running_loop(self._loop)
+        try:
+            handle._run()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """In a later event of the same moment."""
+        handle = asyncio.Handle(callback, args, self._loop, context)
+        self._world.later(0, lambda: self._run(handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """After some seconds."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """At a time."""
+        handle = asyncio.TimerHandle(when, callback, args, self._loop, context)
+        self.timers.add(handle)
+
+        def fire() -> None:
+            self.timers.discard(handle)
+            self._run(handle)
+
+        self._world.later(round((when - self.time()) * SECOND_US), fire)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self.timers.discard(handle)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """One of this loop."""
+        return asyncio.Future(loop=self._loop)
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """Start a coroutine."""
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self._loop, name=name, context=context)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What fails in a callback fails the run."""
+        if "exception" in context:
+            raise context["exception"]
