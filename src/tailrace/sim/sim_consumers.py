@@ -6,6 +6,7 @@ when it is back, every message of the topics is handed out.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,19 +83,26 @@ class SimConsumer:
         self.loop = SimLoop(world)
         self.verbs = SimVerbs(world, self.loop)
         self.seen: set[bytes | None] = set()
-        options: dict[str, Any] = {"start": "earliest"} if mode == "broadcast" else GROUP
-        own = ConsumerOptions(mode=mode, member="consumer", batch_size=20, prefetch=50, group=options)
-        self._consumer: Consumer | StreamConsumer
-        if mode == "broadcast":
-            self._consumer = StreamConsumer(self.verbs, topics, None, CALL_S, own)
-        elif mode == "stream":
-            self._consumer = StreamConsumer(self.verbs, topics, "streaming", CALL_S, own)
-        else:
-            self._consumer = Consumer(self.verbs, topics, "queueing", CALL_S, own)
+        self._topics, self._mode = topics, mode
         self._work = self.loop.create_task(self._consume())
 
+    def _make(self) -> Consumer | StreamConsumer:
+        options: dict[str, Any] = {"start": "earliest"} if self._mode == "broadcast" else GROUP
+        own = ConsumerOptions(mode=self._mode, member="consumer", batch_size=20, prefetch=50, group=options)
+        if self._mode == "queue":
+            return Consumer(self.verbs, self._topics, "queueing", CALL_S, own)
+        group = None if self._mode == "broadcast" else "streaming"
+        return StreamConsumer(self.verbs, self._topics, group, CALL_S, own)
+
     async def _consume(self) -> None:
-        async with self._consumer as consumer:
+        while True:
+            try:
+                await self._follow()
+            except TailraceError:  # It could not join: the broker's storage failed, or it was away for long.
+                await asyncio.sleep(1)
+
+    async def _follow(self) -> None:
+        async with self._make() as consumer:
             while True:
                 try:
                     message: Any = await anext(consumer)
