@@ -10,6 +10,7 @@ newest. A consumer of several topics asks for little while the broker is away, a
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from tailrace.client.flow import PartitionFlow
@@ -202,9 +203,13 @@ class ClientWorld(VirtualTime):
         self._probe()
         self.run_for(HEALED_S)
         self._check()
-        self.consumer.end()
-        self.run_for(6)
         return +self.seen
+
+    def end(self) -> None:
+        """The run is over, be it with a violation: the consumer's tasks end, so that all is freed."""
+        self.consumer.end()
+        with suppress(Violation):
+            self.run_for(0.01)
 
     def _heal(self) -> None:
         """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
@@ -330,4 +335,8 @@ class ClientWorld(VirtualTime):
 
 def run(seed: int) -> Counter[str]:
     """Run one seed; returns which states were reached, raises `Violation`."""
-    return ClientWorld(seed).run()
+    world = ClientWorld(seed)
+    try:
+        return world.run()
+    finally:
+        world.end()

@@ -14,7 +14,7 @@ from tailrace.client.consumer import Consumer
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.streaming import StreamConsumer
 from tailrace.core.commands import Request
-from tailrace.errors import TailraceError
+from tailrace.errors import TailraceError, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 from tailrace.sim.network import Line
@@ -84,7 +84,8 @@ class SimConsumer:
         self.verbs = SimVerbs(world, self.loop)
         self.seen: set[bytes | None] = set()
         self._topics, self._mode = topics, mode
-        self._work = self.loop.create_task(self._consume())
+        self._consumer: Consumer | StreamConsumer | None = None
+        self.loop.create_task(self._consume())
 
     def _make(self) -> Consumer | StreamConsumer:
         options: dict[str, Any] = {"start": "earliest"} if self._mode == "broadcast" else GROUP
@@ -102,18 +103,21 @@ class SimConsumer:
                 await asyncio.sleep(1)
 
     async def _follow(self) -> None:
-        async with self._make() as consumer:
+        async with self._make() as self._consumer:
             while True:
                 try:
-                    message: Any = await anext(consumer)
+                    self._take(await anext(self._consumer))
                 except TailraceError:
                     continue  # What it is told once; it goes on.
-                self.seen.add(message.value)
-                if isinstance(consumer, Consumer):
-                    message.ack_nowait()
+
+    def _take(self, message: Any) -> None:
+        self.seen.add(message.value)
+        if isinstance(self._consumer, Consumer):
+            message.ack_nowait()
 
     def end(self) -> None:
-        """Whatever the run has come to: leave nothing behind."""
-        self._work.cancel()
+        """Whatever the run has come to: nothing is left of it a moment later."""
+        if self._consumer is not None:
+            self._consumer.kill(Unavailable("the run is over"))
         for task in list(self.loop.tasks):
             task.cancel()
