@@ -14,6 +14,7 @@ from tailrace.format import codec, frame
 from tailrace.storage.file_store import FileStore
 from tailrace.storage.memory_log import MemoryLog
 from tests.broker.held_engine import HeldEngine, values_of
+from tests.broker.queue_engine import QueueEngine
 from tests.storage.frame_maker import TestClock
 
 
@@ -240,3 +241,37 @@ def test_missing_files_are_given_up_and_offsets_never_used_again(tmp_path: Path,
     described = broker.ask(DescribeTopic("t"))
     assert isinstance(described, TopicInfo)
     broker.store.close()
+
+
+@pytest.mark.parametrize("lost", range(12))
+def test_whatever_fact_is_lost_nothing_that_is_left_goes_missing(lost: int) -> None:
+    """Each frame of facts in turn cannot be read any more, and no snapshot knows what was in it."""
+    broker = QueueEngine()
+    broker.create(ring_buffer_bytes=0)
+    broker.enlist()
+    settled = set()
+    for number in range(6):
+        broker.send(b"%d" % number, b"x%d" % number)
+        first, *others = broker.lease(count_max=2)
+        broker.ack(first)
+        settled.add(first.offset)
+        for other in others if number % 2 else ():
+            broker.nack(other, delay_ms=0)
+    log = broker.shard().log
+    assert isinstance(log, MemoryLog)
+    entries = [header.entry for header, _ in log.scan(0, 1 << 60) if header.kind == frame.FACTS]
+    log.damage(entries[lost % len(entries)])
+    broker.restart()
+    assert broker.shard().fault is not None
+    assert accept(broker).done
+    broker.shard().state.check()
+    broker.enlist()
+    broker.pass_s(40)
+    seen: set[int] = set()
+    while found := broker.lease(count_max=100):
+        seen |= {message.offset for message in found}
+        broker.ack(*found)
+    assert seen | settled == set(range(12)), "a message that is there was never delivered"
+    broker.restart()
+    assert broker.engine.faults() == []
+    assert broker.lease(count_max=100) == []
