@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from tailrace.core import coordinator, partition
 from tailrace.core.coordination_facts import CoordinationFact
-from tailrace.core.decisions import Decision
 from tailrace.core.facts import Fact
-from tailrace.core.model import AtHand
 from tailrace.core.topics import TopicOptions
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
-
-
-class Machine(Protocol):
-    """What a shard needs of the state that it hosts; `core.partition.Partition` says what each means."""
-
-    start_offset: int
-    end_offset: int
-    leader_epoch: int
-    at_hand: AtHand
-
-    append_time_us: int
-
-    def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
-        """What a command leads to; changes nothing."""
-        ...
-
-    def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
-        ...
-
-    def freeze(self) -> Callable[[], list[Buffer]]:
-        """What gives a copy of the whole state as of now, in whatever thread it is called."""
-        ...
-
-    def reconfigure(self, options: TopicOptions) -> None:
-        """The topic was altered."""
-        ...
-
-    def check(self) -> None:
-        """Assert the invariants."""
-        ...
 
 
 class MachineKind(msgspec.Struct, frozen=True, eq=False):

@@ -16,7 +16,7 @@ from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
 from tailrace.client.transport import NetworkVerbs, parse_hosts
 from tailrace.core.commands import FindOffsets, ListTopics, Offsets, Reply, Request, TopicInfo, TopicList
 from tailrace.core.model import Refusal
-from tailrace.errors import TailraceError, Timeout, from_code
+from tailrace.errors import Timeout, from_code
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal, shared_portal
 
@@ -105,13 +105,3 @@ def link_to(url: str, timeout_s: float) -> Link:
         return known
     _links[url] = link = Link(url, timeout_s)
     return link
-
-
-def drop_link(url: str) -> None:
-    """The next `link_to` opens a new one; what the old one fails at does not matter any more."""
-    link = _links.pop(url, None)
-    if link is not None and link.pid == os.getpid():
-        try:
-            link.close()
-        except TailraceError:
-            return
