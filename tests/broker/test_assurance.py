@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tailrace.core.commands import Done
-from tailrace.core.delivery_commands import Reopen, SettleOffsets
+from tailrace.core.delivery_commands import FindUnsettled, Reopen, SettleOffsets, UnsettledFound
 from tailrace.core.inner_commands import BuryDone
 from tailrace.core.model import Refusal
 from tailrace.errors import StorageFault
@@ -88,6 +88,17 @@ def test_a_redrive_is_answered_when_it_is_synced(request_: Any) -> None:
     broker.threads.run_held()
     broker.settle()
     assert answers == [(Done(), b"")]
+
+
+def test_letters_are_listed_when_they_are_synced() -> None:
+    """A letter is sent back by its offset: after a power failure another one could be there."""
+    broker = interval()
+    broker.threads.holding = True
+    answers = broker.submit(FindUnsettled("t", 0, "g"))
+    assert answers == []
+    broker.threads.run_held()
+    broker.settle()
+    assert answers == [(UnsettledFound([0, 2]), b"")]
 
 
 def test_a_message_on_its_way_to_the_dead_letters_cannot_be_redriven_yet() -> None:

@@ -10,10 +10,7 @@ import pytest
 
 from tailrace.broker.assurance import Assurance
 from tailrace.broker.redriving import Redriving
-from tailrace.core.commands import Done
-from tailrace.core.decisions import Decision
-from tailrace.core.delivery_commands import Reopen, UnsettledFound
-from tailrace.core.queues import Queues
+from tailrace.core.delivery_commands import Reopen
 from tailrace.sim import move_world
 from tailrace.sim.sim_clients import Violation
 from tailrace.sim.sim_operators import Letter, SimOperator
@@ -91,34 +88,11 @@ def _letter_taken_off_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Redriving, "_surely", hasty)
 
 
-def _letters_found_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Letters are sent back that may become others at their offsets."""
-
-    def find(self: Redriving, request: Any, body: Any, respond: Any, gate: Any) -> None:
-        shard = self._shard(request.topic, request.partition)
-        spans = shard.state.queues.unsettled(request.group, 0, shard.end_offset, request.count_max)
-        respond(UnsettledFound(spans), ())
-
-    monkeypatch.setattr(Redriving, "_find", find)
-
-
 def _redrive_settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def send(self: SimOperator, letter: Letter) -> None:
         self._settle(letter, lambda: self._send_back(letter, self._later))
 
     monkeypatch.setattr(SimOperator, "send", send)
-
-
-def _dying_ones_redriven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reopening a message that is on its way to the dead letters changes nothing, and is a success."""
-    reopen = Queues._reopen
-
-    def blind(self: Queues, command: Reopen, time_us: int) -> Any:
-        decision = reopen(self, command, time_us)
-        refused = getattr(decision.reply, "code", "") == "unavailable"
-        return Decision((), Done()) if refused else decision
-
-    monkeypatch.setattr(Queues, "_reopen", blind)
 
 
 BUGS: dict[str, Plant] = {
@@ -130,9 +104,7 @@ BUGS: dict[str, Plant] = {
     "grant told when written": _only_written("Granting._send"),
     "reopened when written": _reopened_when_written,
     "letter taken off when written": _letter_taken_off_when_written,
-    "letters found when written": _letters_found_when_written,
     "redrive settles first": _redrive_settles_first,
-    "dying ones redriven": _dying_ones_redriven,
 }
 
 
@@ -145,8 +117,8 @@ def _all_hold() -> bool:
     return True
 
 
-RARE = ("dying ones redriven", "letters found when written", "tick recorded when written")
-"""Several things have to happen at once: it takes many seeds."""
+RARE = ("tick recorded when written",)
+"""It takes many seeds."""
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,9 @@ class MoveWorld(DeliveryWorld):
             back = sum(at <= item.decided_us for at in backs)
             require(died <= back, f"{name} has a dead letter and was delivered at {item.decided_us}")
         require(bool(given), f"{name} was never delivered")
-        done = any(act.kind == "ack" and act.result != "none" for act in given[-1].acts)
+        # Not only of the last delivery: power may have taken that, and left the lease before it.
+        acts = [act for item in given for act in item.acts if act.result not in ("none", "lost")]
+        done = bool(acts) and max(acts, key=lambda act: act.sent_us).kind == "ack"
         require(done, f"{name} was given up by {given[-1].member} and is neither dead nor delivered again")
 
 
