@@ -251,6 +251,7 @@ class MoveWorld(DeliveryWorld):
         # Not only of the last delivery: power may have taken that, and left the lease before it.
         acts = [act for item in given for act in item.acts if act.result not in ("none", "lost")]
         done = bool(acts) and max(acts, key=lambda act: act.sent_us).kind == "ack"
+        done = done or any(act.kind == "ack" and act.result != "none" for act in given[-1].acts)
         require(done, f"{name} was given up by {given[-1].member} and is neither dead nor delivered again")
 
 
