@@ -3,8 +3,9 @@
 What has to hold: a batch that was reported as stored is in the log exactly once, at the offset told, in the
 order sent; one that failed for certain is not there; one with an unknown outcome is there at most once. A
 reader is given every committed message once and in order, and nothing that a power loss can take back. When
-the trouble ends, everything is settled and every flow goes on. On `interval` topics a power loss may take the
-newest. A consumer of several topics asks for little while the broker is away, and is given everything after.
+the trouble ends, everything is settled and every flow goes on. On `interval` topics a power loss, or a sync
+that fails, may take the newest. A consumer of several topics asks for little while the broker is away, and is
+given everything after.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class ClientWorld(VirtualTime):
         self._full = 0 if calm else self.random.choice((0, 0.02, 0.1))
         self._sync_fails = 0 if calm else self.random.choice((0, 0, 0.02))
         self._healed = False
+        self.store.cut = lambda name, end: self._after_a_cut({name: end}, "failed sync")
         self._start()
         self._create_topics()
         self.producers = [SimProducer(self, None), SimProducer(self, None), SimProducer(self, 7)]
@@ -149,7 +151,7 @@ class ClientWorld(VirtualTime):
         self.life = None
         if power_loss:
             life.threads.half_done()
-            self._after_power_loss(self.store.lose_power(self.random))
+            self._after_a_cut(self.store.lose_power(self.random), "power loss")
         else:
             self.seen["broker killed"] += 1
             self.store.close()
@@ -158,20 +160,21 @@ class ClientWorld(VirtualTime):
         self.put_clock()
         self.later(away_us or self.random.choice((1_000, 100_000, SECOND_US)), self._start)
 
-    def _after_power_loss(self, ends: dict[str, int]) -> None:
+    def _after_a_cut(self, ends: dict[str, int], by: str) -> None:
+        """Power loss, or a failed sync and the start after it, took what these logs had not synced."""
         for name, end in ends.items():
             topic, _, partition = name.rpartition("/")
             told = self._ends_told.get(int(partition), 0) if topic.startswith(SAFE) else 0
             self._require(end >= told, f"{name}: a refusal told of {told} messages, {end} were durable")
-        end = next(end for name, end in ends.items() if name.startswith(QUICK))
-        for sent in self.ledger:
-            stored = sent.batch.stored
-            if sent.place == (QUICK, 0) and stored is not None and not sent.taken_by_power_loss:
-                sent.taken_by_power_loss = stored.reply.base_offset >= end
-                self.seen["power loss took acknowledged messages"] += sent.taken_by_power_loss
-        for reader in self.readers:
-            if reader.topic == QUICK:
-                reader.power_lost(0, end)
+        for end in [end for name, end in ends.items() if name.startswith(QUICK)]:
+            for sent in self.ledger:
+                stored = sent.batch.stored
+                if sent.place == (QUICK, 0) and stored is not None and not sent.taken:
+                    sent.taken = stored.reply.base_offset >= end
+                    self.seen[f"{by} took acknowledged messages"] += sent.taken
+            for reader in self.readers:
+                if reader.topic == QUICK:
+                    reader.cut_back(0, end)
 
     def _lines(self) -> list[Line]:
         lines = [producer.line for producer in self.producers]
@@ -277,7 +280,7 @@ class ClientWorld(VirtualTime):
             self._require(all(counts[value] <= 1 for value in sent.values), f"{name} is there twice")
             there = sum(counts[value] for value in sent.values)
             self._require(there in (0, len(sent.values)), f"{name} is there in part")
-            if batch.stored is not None and not sent.taken_by_power_loss:
+            if batch.stored is not None and not sent.taken:
                 base = batch.stored.reply.base_offset
                 found = logs[sent.place][base : base + len(sent.values)]
                 self._require(found == sent.values, f"{name} was reported at {base}, there is {found}")

@@ -24,13 +24,15 @@ class CutStore(MemoryStore):
         self.durable: dict[str, int] = {}
         self._taken: dict[MemoryLog, str] = {}
         self._spoilt: dict[str, Random] = {}
+        self.cut: Callable[[str, int], None] = lambda name, end_offset: None
+        """Told when a log that a failed sync spoilt is opened again, and ends earlier by now."""
 
     def log(self, name: str) -> MemoryLog:
         """See `LogStore.log`. Whoever opens a log makes durable what is there: after a failed sync that is
         not all that was written."""
         random = self._spoilt.pop(name, None)
         if random is not None:
-            self._cut(name, random)
+            self.cut(name, self._cut(name, random))
         log = super().log(name)
         self._taken[log] = name
         self.synced(log)

@@ -34,7 +34,7 @@ class Sent:
         self, batch: Batch, flow: PartitionFlow, place: tuple[str, int], values: list[bytes]
     ) -> None:
         self.batch, self.flow, self.place, self.values = batch, flow, place, values
-        self.taken_by_power_loss = self.probe = False
+        self.taken = self.probe = False
 
 
 class SimProducer:
@@ -169,6 +169,6 @@ class SimReader:
                 len(values) - header.base_offset :
             ]
 
-    def power_lost(self, partition: int, end: int) -> None:
+    def cut_back(self, partition: int, end: int) -> None:
         """On an `interval` topic what was read may be gone."""
         del self.seen[partition][end:]
