@@ -351,9 +351,9 @@ class Settlement:
         self._schedule()
 
     def tick(self) -> None:
-        """Extend what wants to be extended, one request for each partition. The next one leaves when it is
-        answered, so that they do not pile up while the broker is away."""
-        for place, leases in self.leases.due(self.now_ms()).items():
+        """Extend what wants to be extended now or soon, one request for each partition. The next one leaves
+        when it is answered, so that they do not pile up while the broker is away."""
+        for place, leases in self.leases.due(self.now_ms() + self.lease_ms / 12).items():
             for lease in leases:
                 lease.extend_ms = UNDER_WAY
             self._extend(place, leases, self.lease_ms)
