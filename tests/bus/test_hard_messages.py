@@ -226,7 +226,7 @@ def test_what_was_lost_before_it_was_acked_first_is_not_handled(
     play(tailrace_broker, bus, script)
     assert seen == [1, 2, 3]
     assert tailrace_broker.group("shop").lag == 0
-    assert "handled too late" in caplog.text
+    assert "handled too late" not in caplog.text  # What was lost is not even handed out.
 
 
 @pytest.mark.parametrize("fails", [False, True])

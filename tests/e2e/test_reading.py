@@ -240,7 +240,9 @@ def test_running_reader_notices_new_partitions(broker: BrokerProcess) -> None:
     ],
     ids=["count", "bytes", "too young", "age"],
 )
-def test_retention_trims(tmp_path: Path, options: dict[str, int], later_s: int, start: int) -> None:
+def test_retention_trims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, int], later_s: int, start: int
+) -> None:
     async def run() -> None:
         verbs = EmbeddedVerbs(str(tmp_path), MachineClock())
         await verbs.open()
@@ -255,7 +257,9 @@ def test_retention_trims(tmp_path: Path, options: dict[str, int], later_s: int, 
                     await producer.send_many([payload(number + row) for row in range(10)])
             engine = verbs._host.engine
             (shard,) = engine.topics.get("kept").shards
-            engine._sweep(verbs._host.clock.now_us() + later_s * 1_000_000)
+            time_us = shard.time_us() + later_s * 1_000_000
+            monkeypatch.setattr(shard, "time_us", lambda: time_us)
+            shard.upkeep.sweep()
             # What follows in the same queue comes back when the sweep has looked.
             swept = asyncio.Event()
             shard.run_in_order(lambda: None, lambda result, error: swept.set())

@@ -116,7 +116,7 @@ def test_archive_and_log_come_back(spark, broker, client, topic, read, tmp_path)
     assert (summary.rows, summary.rows_total, summary.complete) == (250, 400, True)
     assert messages(read(target)) == expected
     again = backfill.run(spark, options, Progress())
-    assert (again.chunks, again.rows, again.rows_total, again.complete) == (0, None, 400, True)
+    assert (again.chunks, again.rows, again.rows_total, again.complete) == (0, 0, 400, True)
     # Killed behind the write and before the note: the version is written again, and that writes nothing.
     (state,) = tmp_path.rglob("backfill-*")
     last = msgspec.json.decode(newest_version(state) or b"", type=Chunk)
