@@ -107,6 +107,22 @@ def test_files_of_a_log(tmp_path: Path) -> None:
     assert (folder / f"{9:020d}.log").stat().st_size == frame
 
 
+def test_space_is_reserved_as_a_segment_grows(tmp_path: Path) -> None:
+    store, maker = FileStore(tmp_path, TestClock()), FrameMaker()
+    log = store.log(LOG)
+    log.recover()
+    path, used = tmp_path / FIRST, 0
+    reserved = []
+    for size in (300, 60_000, 60_000, 500_000, 6_000_000, 6_000_000, 12_000_000):
+        log.append([maker.data(size)], sync=True)
+        used += size
+        reserved.append(path.stat().st_size - used)
+    assert reserved[0] < 70_000
+    assert all(ahead < max(used, 70_000) for ahead in reserved[:4])
+    assert max(reserved) < 8.1 * 1024 * 1024
+    store.close()
+
+
 # -------------------------------------------------------------------------------------- the mark and syncs
 
 

@@ -39,9 +39,11 @@ from tailrace.storage.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-RESERVED_BYTES = 8 * 1024 * 1024
-"""Space is reserved so far ahead of the writes: a sync then writes data only. After a crash all of it is
-read, to see that nothing was written there, so it is less than a segment."""
+RESERVED_BYTES_MIN = 64 * 1024
+RESERVED_BYTES_MAX = 8 * 1024 * 1024
+"""Space is reserved ahead of the writes: a sync then writes data only. It is as much as the segment has,
+within these bounds: a partition with a few messages takes little, a busy one reserves seldom. After a crash
+all of it is read, to see that nothing was written there, so it is less than a segment."""
 MARK_INTERVAL_US = 1_000_000
 CACHED_SEGMENTS = 4
 """Sealed segments further back than this are not worth the memory that caches them: readers at the end are
@@ -278,7 +280,8 @@ class FileLog:
 
     def _reserved(self, needed: int) -> int:
         """How long the file of a segment is made that has to take so many bytes."""
-        return min(needed + RESERVED_BYTES, max(self._segment_bytes, needed))
+        ahead = min(max(needed, RESERVED_BYTES_MIN), RESERVED_BYTES_MAX)
+        return min(needed + ahead, max(self._segment_bytes, needed))
 
     def _undo(self, segment: Segment) -> None:
         """Take a failed write back for good, so that no part of it can appear after a crash."""
