@@ -56,7 +56,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Start a broker. Every option can also stand in the configuration file or in TAILRACE_*."""
-    _share_one_heap()  # Before numpy starts threads, too.
+    _tame_allocators()
     from tailrace.config import load, to_toml
 
     output = Output(as_json=json)
@@ -89,10 +89,17 @@ def _run(options: ServerOptions, output: Output) -> None:
         raise _explained(error, options) from error
 
 
-def _share_one_heap() -> None:
-    """Let all threads allocate from one heap, before there are any. Otherwise glibc gives each its own, in
-    which others do not reuse what was freed: those of the storage threads grew by some MB an hour."""
+def _tame_allocators() -> None:
+    """Before numpy is imported, and before there are threads.
+
+    All threads allocate from one heap. Otherwise glibc gives each its own, in which others do not reuse what
+    was freed: those of the storage threads grew by some MB an hour. And numpy does not ask for huge pages:
+    the first byte that is written to one has the kernel clear 2 MB, which took 6 to 25 ms of the loop while
+    tables of a million dedup ids and keys grew, and takes 4 ms at most without them.
+    """
     import ctypes
+
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:  # Other C libraries have one heap anyway.
