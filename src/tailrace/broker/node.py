@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tailrace.broker.clock import SystemClock
 from tailrace.broker.engine import Engine
-from tailrace.broker.spare_memory import SparePages
+from tailrace.broker.spare_memory import SparePages, heap_trimmer
 from tailrace.broker.turns import NOTHING, refuse
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.config import ServerOptions, split_address
@@ -137,7 +137,13 @@ class Node:
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
         pool = pa.default_memory_pool()
-        spare = SparePages(pool.release_unused, loop.time())
+        trim_heap = heap_trimmer()
+
+        def release() -> None:
+            pool.release_unused()
+            trim_heap()
+
+        spare = SparePages(release, loop.time())
         while True:
             before = loop.time()
             await asyncio.sleep(LAG_S)
