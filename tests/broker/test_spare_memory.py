@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tailrace.broker.spare_memory import HOLES_S, LOOK_S, SPARE_BYTES, SparePages, heap_trimmer
+from tailrace.broker.spare_memory import HOLES_S, LOOK_S, SPARE_BYTES, SparePages
 
 
 def released(readings: list[int], step_s: float = 1.0) -> list[float]:
