@@ -282,13 +282,31 @@ class DeliveryModel:
 
     def nack(self, command: wire.Nack, reply: Reply, now_us: int) -> None:
         mine, lost, either = self.sort_out(command.lease, numbers(command.spans), now_us)
-        self._lost(reply, command.lease, lost, either)
+        if not command.unstarted:
+            self._lost(reply, command.lease, lost, either)
+        for lease, spans in command.unstarted:
+            self._undo(self.sort_out(lease, numbers(spans), now_us)[0], now_us, later=not mine)
         if not command.failure:
             self._give_back(mine, now_us)
         else:
             delay_us = None if command.delay_ms is None else command.delay_ms * 1000
             self._fail(mine, now_us, delay_us)
         self._give_back_later(mine, now_us)
+
+    def give_back(self, command: wire.GiveBack, reply: Reply, now_us: int) -> None:
+        for lease, spans in command.leases:
+            mine, lost, either = self.sort_out(lease, numbers(spans), now_us)
+            self._lost(reply, lease, lost, either)
+            self._undo(mine, now_us)
+
+    def _undo(self, offsets: list[int], now_us: int, *, later: bool = True) -> None:
+        """No handler got these, nor what comes behind them: they were never delivered."""
+        behind = [
+            o for offset in offsets for o in self.siblings(offset) if o > offset and later
+        ]  # fmt: skip
+        for offset in {*offsets, *(o for o in behind if self.states[o].state == LEASED)}:
+            self.states[offset].deliveries -= 1
+            self._give_back([offset], now_us)
 
     def _give_back(self, offsets: list[int], now_us: int) -> None:
         for offset in offsets:

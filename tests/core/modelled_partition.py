@@ -330,11 +330,19 @@ class ModelledPartition:
         self.after(decision)
 
     def nack(
-        self, group: str, lease: int, spans: list[int], delay_ms: int | None = None, *, failure: bool = True
-    ) -> None:
-        command = wire.Nack("t", 0, group, lease, spans, delay_ms, "no", failure)
+        self, group: str, lease: int, spans: list[int], delay_ms: int | None = None, *, failure: bool = True,
+        unstarted: tuple[int, list[int]] | None = None,
+    ) -> None:  # fmt: skip
+        behind = [] if unstarted is None else [unstarted]
+        command = wire.Nack("t", 0, group, lease, spans, delay_ms, "no", failure, behind)
         decision = self.decide(command)
         self.groups[group].nack(command, decision.reply, self.now_us)
+        self.after(decision)
+
+    def give_back(self, group: str, lease: int, spans: list[int]) -> None:
+        command = wire.GiveBack("t", 0, group, [(lease, spans)])
+        decision = self.decide(command)
+        self.groups[group].give_back(command, decision.reply, self.now_us)
         self.after(decision)
 
     def reject(self, group: str, lease: int, spans: list[int]) -> None:

@@ -21,7 +21,7 @@ from tailrace.core.topics import TopicOptions
 from tests.core.delivery_model import DYING, LEASED, Letter
 from tests.core.modelled_partition import T0, ModelledPartition, Shelf
 
-SETTLES = ("ack", "ack", "nack", "nack", "give back", "reject", "extend")
+SETTLES = ("ack", "ack", "nack", "nack", "nack some", "give back", "unstarted", "reject", "extend")
 ACTS = ("grant", "evict", "reopen", "settle", "trim", "foreign", "pause", "pause", "reset", "anew")
 MEMBERS = ("ada", "bob", "eve")
 GROUPS = ("billing", "mailing", "search")
@@ -144,6 +144,12 @@ class Groups(RuleBasedStateMachine):
             self.play.nack(group, *receipt, data.draw(st.sampled_from([None, None, 0, 2_000])))
         elif act == "give back":
             self.play.nack(group, *receipt, failure=False)
+        elif act == "nack some":
+            lease, spans = receipt
+            rest = (lease, spans[2:]) if spans[2:] else None
+            self.play.nack(group, lease, spans[:2], unstarted=rest)
+        elif act == "unstarted":
+            self.play.give_back(group, *receipt)
         elif act == "reject":
             self.play.reject(group, *receipt)
         else:

@@ -33,7 +33,7 @@ GOLDEN = [
     (facts.LeaseExpired(1, 2, 3, [4]), "95090102039104"),
     (facts.Acked(1, [(2, [3, 4])], 5), "940a0191920292030405"),
     (facts.Nacked(1, 2, [3, 4], -1, 5, [6], "no"), "980b0102920304ff059106a26e6f"),
-    (facts.GivenBack(1, [2, 3], 4, [5]), "950c01920203049105"),
+    (facts.GivenBack(1, [2, 3], 4, [5], True), "960c01920203049105c3"),
     (facts.Dying(1, [2, 3], "rejected", 4, "no", [5]), "970d01920203a872656a656374656404a26e6f9105"),
     (facts.Buried(1, [2, 3], 4, "t.dlq", [5, 6]), "960e0192020304a5742e646c71920506"),
     (facts.Lapsed(1, [2, 3], 4), "940f0192020304"),
@@ -64,3 +64,8 @@ def test_every_fact_has_a_tag_and_golden_bytes() -> None:
 
 def test_a_newer_fact_with_more_fields_can_be_read() -> None:
     assert msgspec.msgpack.decode(bytes.fromhex("9303cd012c09"), type=Fact) == Trimmed(300)
+
+
+def test_facts_of_earlier_releases_can_be_read() -> None:
+    earlier = bytes.fromhex("950c01920203049105")
+    assert msgspec.msgpack.decode(earlier, type=Fact) == facts.GivenBack(1, [2, 3], 4, [5])

@@ -240,3 +240,18 @@ def test_every_fact_of_delivery_is_known() -> None:
     silent = {f.GroupPaused}
     folded = Lives({})
     assert set(f.DeliveryFact.__args__) - set(folded._do) == silent
+
+
+def test_a_delivery_that_no_handler_got_is_taken_back() -> None:
+    folded, (life,) = followed(5)
+    play(
+        folded,
+        leased(1, 5, 6, time=1),
+        f.GivenBack(G, [5, 6], 2, [], True),
+        leased(2, 5, 6, time=3, member="n"),
+    )
+    assert told(life, "delivery", "reason", "member") == [
+        ("delivered", 1, None, "m"),
+        ("given_back", None, "unstarted", "m"),
+        ("delivered", 1, None, "n"),
+    ]

@@ -16,7 +16,7 @@ from tailrace.broker.shard import Shard, refuse
 from tailrace.broker.wakeups import Late
 from tailrace.core import spans
 from tailrace.core.commands import Reply
-from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
+from tailrace.core.delivery_commands import GiveBack, Grant, Lease, Leases
 from tailrace.core.inner_commands import LeaseRun, RunLeased
 from tailrace.core.model import Refusal
 from tailrace.errors import Full, TailraceError
@@ -268,10 +268,11 @@ class LeaseJob:
         return loaded
 
     def _give_back(self, place: _Place, leased: RunLeased) -> None:
-        """Nobody will ever see these: they are available again, and no attempt is counted."""
+        """Nobody will ever see these: they are available again, and were never delivered."""
         request = self.request
-        nack = Nack(request.topic, place.partition, request.group, leased.lease, leased.spans, failure=False)
-        place.shard.submit(nack, b"", lambda reply, parts: None)
+        leases = [(leased.lease, leased.spans)]
+        give_back = GiveBack(request.topic, place.partition, request.group, leases)
+        place.shard.submit(give_back, b"", lambda reply, parts: None)
 
     def _refused(self, place: _Place, refusal: Refusal) -> None:
         if self._respond is None or self._grants:

@@ -21,11 +21,13 @@ from tailrace.core.delivery_commands import (
     Commit,
     Committed,
     Extend,
+    GiveBack,
     Lease,
     Nack,
     Reject,
 )
 from tailrace.core.inner_commands import EvictMember, MoveCursor
+from tailrace.core.lanes import LANES
 from tailrace.core.leasing_rules import LEASE_MS_MAX
 from tailrace.core.model import Refusal
 from tailrace.errors import Fenced, InvalidRequest, NotFound
@@ -61,6 +63,7 @@ class Leasing:
             Lease: self._lease,
             Ack: self._settle,
             Nack: self._fail,
+            GiveBack: self._settle,
             Reject: self._fail,
             Extend: self._settle,
             Commit: self._commit,
@@ -114,6 +117,9 @@ class Leasing:
         lease_ms = request.lease_ms
         if lease_ms is not None and not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {lease_ms}")
+        above = request.above
+        if above is not None and not 0 < above < LANES:
+            raise InvalidRequest(f"above: 1 to {LANES - 1}, not {above}")
         shards = [self.shard(request.topic, partition) for partition, _ in places]
         if request.held is not None:
             for shard in shards:
@@ -170,7 +176,7 @@ class Leasing:
 
     # -- settling
 
-    def _settle(self, request: Ack | Extend, body: Buffer, respond: Respond, gate: Gate) -> None:
+    def _settle(self, request: Ack | GiveBack | Extend, body: Buffer, respond: Respond, gate: Gate) -> None:
         self.shard(request.topic, request.partition).submit(request, b"", respond)
 
     def _fail(self, request: Nack | Reject, body: Buffer, respond: Respond, gate: Gate) -> None:

@@ -27,6 +27,7 @@ _FREES_GROUP = frozenset(
     (
         delivery.Ack,
         delivery.Nack,
+        delivery.GiveBack,
         delivery.Reject,
         delivery.Reopen,
         delivery.SettleOffsets,

@@ -18,6 +18,9 @@ class Lease(Command, frozen=True, tag="lease"):
 
     `held` comes after an answer that was lost: the leases of these partitions that the member knows of. What
     else it was granted is given back first, so that nothing waits for a member that never heard of it.
+
+    With `above` only messages of more urgent lanes are wanted, those with a priority below this number: the
+    member has enough of the others in hand. A newer request of the same member replaces one that waits.
     """
 
     topic: str
@@ -29,6 +32,7 @@ class Lease(Command, frozen=True, tag="lease"):
     wait_ms: int = 0
     lease_ms: int | None = None
     held: list[int] | None = None
+    above: int | None = None
 
 
 class Ack(Command, frozen=True, tag="ack"):
@@ -42,7 +46,10 @@ class Ack(Command, frozen=True, tag="ack"):
 
 class Nack(Command, frozen=True, tag="nack"):
     """Give messages back. As a failure it counts an attempt and waits `delay_ms`, or the group's back-off;
-    else they are available at once and nothing is counted."""
+    else they are available at once and no attempt is counted.
+
+    `unstarted` are (lease, spans) pairs of messages behind them that no handler was given: those go back in
+    the same decision, as by `GiveBack`."""
 
     topic: str
     partition: int
@@ -52,6 +59,18 @@ class Nack(Command, frozen=True, tag="nack"):
     delay_ms: int | None = None
     error: str = ""
     failure: bool = True
+    unstarted: list[tuple[int, list[int]]] = []
+
+
+class GiveBack(Command, frozen=True, tag="give_back"):
+    """Give messages back that no handler was given: (lease, spans) pairs of one partition. They are available
+    at once; neither an attempt nor a delivery is counted. Later messages of the same keys go back with them,
+    uncounted, too: a handler gets a key's messages in order."""
+
+    topic: str
+    partition: int
+    group: str
+    leases: list[tuple[int, list[int]]]
 
 
 class Reject(Command, frozen=True, tag="reject"):
@@ -244,6 +263,7 @@ DeliveryRequest = (
     Lease
     | Ack
     | Nack
+    | GiveBack
     | Reject
     | Extend
     | Commit

@@ -170,12 +170,14 @@ class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """Soft. Messages left their leases without a failure and are available again. `keys` as in `Leased`."""
+    """Soft. Messages left their leases without a failure and are available again. `keys` as in `Leased`.
+    Those that are `unstarted` were given to no handler: the delivery does not count."""
 
     group: int
     spans: list[int]
     time_us: int
     keys: list[int] = []
+    unstarted: bool = False
 
 
 class Dying(msgspec.Struct, frozen=True, array_like=True, tag=13):

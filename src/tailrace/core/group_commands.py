@@ -146,13 +146,18 @@ GroupRequest = (
 class Membership(Command, frozen=True, tag="membership"):
     """What a member has now. `owned` are (topic, partition, generation); `revoking` are those among them that
     it has to finish and confirm with `released`. `version` grows with every change that concerns the member.
-    `state` is "active", "standby" (exclusive) or "paused"; `options` are the group's."""
+    `state` is "active", "standby" (exclusive) or "paused"; `options` are the group's.
+
+    `hungry` are partitions of which the member holds leases while another member waits for messages and there
+    are none: what no handler was given yet is to be given back (`GiveBack`). It is said once, in an answer
+    that comes early for it, and again after a while if the other one still waits."""
 
     version: int
     owned: list[tuple[str, int, int]]
     revoking: list[Place]
     state: str
     options: dict[str, Any] = {}
+    hungry: list[Place] = []
 
 
 class GroupInfo(Command, frozen=True, tag="group"):

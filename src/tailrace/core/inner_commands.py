@@ -99,11 +99,11 @@ class GrantTo(msgspec.Struct, frozen=True):
 
 class EvictMember(msgspec.Struct, frozen=True):
     """A member is gone: its leases are given back without a failure. Or it is there and lost an answer: then
-    those that it has `held` stay."""
+    those that it has `held` stay, and the others were never delivered."""
 
     group: str
     member: str
-    held: list[int] = []
+    held: list[int] | None = None
 
 
 class PauseLeases(msgspec.Struct, frozen=True):

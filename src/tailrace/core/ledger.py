@@ -216,8 +216,12 @@ class Ledger:
         self._fail(fact.spans, fact.keys, fact.delay_us, fact.time_us)
 
     def give_back(self, fact: facts.GivenBack) -> None:
-        """Messages left their leases without a failure."""
-        self._return(self._unlease(fact.spans, fact.keys, fact.time_us), 0, 0, fact.time_us)
+        """Messages left their leases without a failure; those that no handler got are as if never leased."""
+        pieces = self._unlease(fact.spans, fact.keys, fact.time_us)
+        if fact.unstarted:
+            self.counters.deliveries -= sum(piece[1] - piece[0] for piece in pieces)
+            pieces = [_undelivered(piece) for piece in pieces]
+        self._return(pieces, 0, 0, fact.time_us)
 
     # ------------------------------------------------------------------------------------ ways to be settled
 
@@ -415,3 +419,11 @@ class Ledger:
             returned.append((first, end, due_us))
         if self.pool is not None and returned:
             self.pool.returned(returned)
+
+
+def _undelivered(piece: Piece) -> Piece:
+    """The same messages without their last delivery."""
+    first, end, deliveries, failures, first_us, last_us, member, key = piece
+    if deliveries == 1:
+        return first, end, 0, failures, 0, 0, "", key
+    return first, end, deliveries - 1, failures, first_us, last_us, member, key

@@ -307,7 +307,9 @@ class Lives:
     def _given_back(self, fact: f.GivenBack) -> None:
         for life, standing in self._each(fact):
             member = self._leave(fact.group, standing, FREE)
-            life.event(fact.time_us, "given_back", group=self.name(fact.group), member=member)
+            told = {"reason": "unstarted"} if fact.unstarted else {}
+            standing.deliveries -= fact.unstarted
+            life.event(fact.time_us, "given_back", group=self.name(fact.group), member=member, **told)
 
     def _dying(self, fact: f.Dying) -> None:
         for life, standing in self._each(fact):

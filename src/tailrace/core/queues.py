@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tailrace.core.partition import Partition
 
 DONE = Decision(NOTHING, Done())
+Settling = wire.Ack | wire.Nack | wire.GiveBack | wire.Reject | wire.Extend
 ANEW_US = 1
 """Messages that begin another life do so later than whatever was before, also where the clock stands still: a
 second death has another time than the first, by which they are told apart."""
@@ -46,7 +47,7 @@ class Queues:
     """The groups of one partition. `decide` only reads (and fills caches), `apply` is the only mutator."""
 
     COMMANDS: tuple[type, ...] = (
-        *(wire.Ack, wire.Nack, wire.Reject, wire.Extend, wire.Reopen, wire.SettleOffsets),
+        *(wire.Ack, wire.Nack, wire.GiveBack, wire.Reject, wire.Extend, wire.Reopen, wire.SettleOffsets),
         inner.LeaseRun,
         inner.HoldRun,
         inner.Enlist,
@@ -71,6 +72,7 @@ class Queues:
         self._decide: dict[type, Callable[[Any, int], Decision]] = {
             wire.Ack: self._settle,
             wire.Nack: self._settle,
+            wire.GiveBack: self._settle,
             wire.Reject: self._settle,
             wire.Extend: self._settle,
             wire.SettleOffsets: self._settle_offsets,
@@ -199,7 +201,7 @@ class Queues:
         ledger = self._queue(command)
         return Decision(NOTHING, ledger) if isinstance(ledger, Refusal) else hold(ledger, command, time_us)
 
-    def _settle(self, command: wire.Ack | wire.Nack | wire.Reject | wire.Extend, time_us: int) -> Decision:
+    def _settle(self, command: Settling, time_us: int) -> Decision:
         problem = problem_with(command)
         if problem is not None:
             return Decision(NOTHING, problem)
@@ -211,6 +213,8 @@ class Queues:
             return settlement.ack(command)
         if isinstance(command, wire.Nack):
             return settlement.nack(command)
+        if isinstance(command, wire.GiveBack):
+            return settlement.give_back_unstarted(command)
         return settlement.reject(command) if isinstance(command, wire.Reject) else settlement.extend(command)
 
     def _expire(self, command: inner.ExpireLeases, time_us: int) -> Decision:
@@ -224,13 +228,14 @@ class Queues:
         ledger = self._ledgers.get(command.group)
         if ledger is None or command.member not in ledger.in_flight:
             return DONE
-        held = frozenset(command.held)
+        held = frozenset(command.held or ())
         leases = [
             lease
             for lease in ledger.receipts.live.values()
             if lease.member == command.member and lease.id not in held
         ]
-        found = self._settlement(ledger, time_us).give_back(leases)
+        unheard = command.held is not None
+        found = self._settlement(ledger, time_us).give_back(leases, unstarted=unheard)
         return Decision(found, Done(), soft=True) if found else DONE
 
     def _reopen(self, command: wire.Reopen, time_us: int, wall_us: int) -> Decision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from operator import le, lt
 
-from tailrace.core.delivery_commands import Ack, Extend, Nack, Reject, Reopen, SettleOffsets
+from tailrace.core.delivery_commands import Ack, Extend, GiveBack, Nack, Reject, Reopen, SettleOffsets
 from tailrace.core.inner_commands import HoldRun
 from tailrace.core.leasing_rules import LEASE_MS_MAX
 from tailrace.core.model import Refusal
@@ -17,14 +17,14 @@ DELAY_MS_MAX = 365 * 24 * 3_600_000
 OFFSET_MAX = (1 << 63) - 1
 REASONS = ("rejected", "poison")
 
-Checked = Ack | Nack | Reject | Extend | Reopen | SettleOffsets | HoldRun
+Checked = Ack | Nack | GiveBack | Reject | Extend | Reopen | SettleOffsets | HoldRun
 
 
 def problem_with(command: Checked) -> Refusal | None:
     """What is wrong with a request."""
     text = None
-    if isinstance(command, Ack):
-        text = _ack(command)
+    if isinstance(command, Ack | GiveBack):
+        text = _leases("leases", command.leases)
     elif isinstance(command, Extend):
         text = _extend(command)
     else:
@@ -33,18 +33,20 @@ def problem_with(command: Checked) -> Refusal | None:
             delay_ms = command.delay_ms
             if delay_ms is not None and not 0 <= delay_ms <= DELAY_MS_MAX:
                 text = f"delay_ms is from 0 to {DELAY_MS_MAX}, not {delay_ms}"
+            elif command.unstarted:
+                text = _leases("unstarted", command.unstarted)
         elif text is None and isinstance(command, Reject) and command.reason not in REASONS:
             text = f"reason is {' or '.join(map(repr, REASONS))}, not {command.reason[:80]!r}"
     return None if text is None else Refusal(InvalidRequest.code, text)
 
 
-def _ack(command: Ack) -> str | None:
-    if not 0 < len(command.leases) <= LEASES_MAX:
-        return f"leases are from 1 to {LEASES_MAX}, not {len(command.leases)}"
-    for _, spans in command.leases:
+def _leases(field: str, leases: list[tuple[int, list[int]]]) -> str | None:
+    if not 0 < len(leases) <= LEASES_MAX:
+        return f"{field} are from 1 to {LEASES_MAX}, not {len(leases)}"
+    for _, spans in leases:
         if len(spans) == 2 and 0 <= spans[0] < spans[1] <= OFFSET_MAX:
             continue
-        if text := _spans("leases", spans):
+        if text := _spans(field, spans):
             return text
     return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tailrace.core.decisions import NOTHING, Decision
-from tailrace.core.delivery_commands import Ack, Extend, Extended, Nack, Reject, Settled
+from tailrace.core.delivery_commands import Ack, Extend, Extended, GiveBack, Nack, Reject, Settled
 from tailrace.core.facts import (
     Acked,
     Dying,
@@ -75,19 +75,20 @@ class Settlement:
     def nack(self, command: Nack) -> Decision:
         """Give back, as a failure or not."""
         pieces, stale = self._sort_out(command.lease, command.spans)
-        reply = Settled([(command.lease, stale)] if stale else [])
+        unstarted, lost = self._still_held(command.unstarted)
+        reply = Settled([(command.lease, stale), *lost] if stale else lost)
         if not pieces:
-            return Decision(NOTHING, reply)
+            return self._untouched(unstarted, reply)
         known = self._lookup.of_lease(self._ledger.receipts.live[command.lease])
+        spans = flat([(first, end) for first, end, _, _ in pieces])
         gone = SpanSet()
-        for first, end, _, _ in pieces:
+        for first, end in [*pairs(spans), *pairs(unstarted)]:
             gone.add(first, end)
-        later = self._later(flat(gone.spans()), known, gone)
+        later = self._later(spans, known, gone)
+        facts: list[Fact] = [self._given_back(pairs(unstarted), unstarted=True)] if unstarted else []
         if not command.failure:
-            spans = flat(gone.spans())
-            fact = self._given_back(sorted([*pairs(spans), *pairs(later)]))
-            return Decision((fact,), reply, soft=True)
-        facts: list[Fact] = []
+            facts.append(self._given_back(sorted([*pairs(spans), *pairs(later)])))
+            return Decision(tuple(facts), reply, soft=True)
         alive = self._bury(pieces, known, command.error, facts)
         if alive:
             delay_us = -1 if command.delay_ms is None else command.delay_ms * 1000
@@ -98,6 +99,39 @@ class Settlement:
         if later:
             facts.append(self._given_back(pairs(later)))
         return Decision(tuple(facts), reply)
+
+    def give_back_unstarted(self, command: GiveBack) -> Decision:
+        """Give back what no handler was given."""
+        spans, lost = self._still_held(command.leases)
+        return self._untouched(spans, Settled(lost))
+
+    def _untouched(self, spans: list[int], reply: Settled) -> Decision:
+        """Messages that no handler was given leave their leases, and later ones of their keys with them."""
+        if not spans:
+            return Decision(NOTHING, reply)
+        known: dict[int, int] = {}
+        for number in self._holders(spans) if self._ledger.keyed else ():
+            known |= self._lookup.of_lease(self._ledger.receipts.live[number])
+        gone = SpanSet()
+        for first, end in pairs(spans):
+            gone.add(first, end)
+        later = self._later(spans, known, gone)
+        fact = self._given_back(sorted([*pairs(spans), *pairs(later)]), unstarted=True)
+        return Decision((fact,), reply, soft=True)
+
+    def _still_held(self, leases: Sequence[tuple[int, list[int]]]) -> tuple[list[int], Lost]:
+        """What of (lease, spans) pairs these leases still hold, ascending, and where they are stale."""
+        held: list[tuple[int, int]] = []
+        lost: Lost = []
+        for number, spans in leases:
+            pieces, stale = self._sort_out(number, spans)
+            held += [(first, end) for first, end, _, _ in pieces]
+            if stale:
+                lost.append((number, stale))
+        found = SpanSet()
+        for first, end in held:
+            found.add(first, end)
+        return flat(found.spans()), lost
 
     def reject(self, command: Reject) -> Decision:
         """Send to the dead letters."""
@@ -191,10 +225,10 @@ class Settlement:
                     gone.add(first, end)
         return tuple(facts)
 
-    def give_back(self, leases: Iterable[Lease]) -> tuple[Fact, ...]:
-        """Everything that these leases hold, without a failure."""
+    def give_back(self, leases: Iterable[Lease], *, unstarted: bool = False) -> tuple[Fact, ...]:
+        """Everything that these leases hold, without a failure; `unstarted`: their holder never got them."""
         left = [(first, end) for lease in leases for first, end, _, _ in self._ledger.left_of(lease)]
-        return (self._given_back(sorted(left)),) if left else ()
+        return (self._given_back(sorted(left), unstarted=unstarted),) if left else ()
 
     # --------------------------------------------------------------------------------------------- internals
 
@@ -208,14 +242,15 @@ class Settlement:
             facts.append(Dying(number, dying, MAX_ATTEMPTS, self._time_us, error, keys))
         return flat([(first, end) for first, end, _, failures in pieces if failures < last])
 
-    def _given_back(self, parts: Iterable[tuple[int, int]]) -> GivenBack:
+    def _given_back(self, parts: Iterable[tuple[int, int]], *, unstarted: bool = False) -> GivenBack:
         """The fact for leased messages, with their keys."""
         spans = flat(list(parts))
         known: dict[int, int] = {}
         if self._ledger.keyed:
             for number in self._holders(spans):
                 known |= self._lookup.of_lease(self._ledger.receipts.live[number])
-        return GivenBack(self._ledger.number, spans, self._time_us, self._lookup.row(known, spans))
+        keys = self._lookup.row(known, spans)
+        return GivenBack(self._ledger.number, spans, self._time_us, keys, unstarted)
 
     def _holders(self, spans: Sequence[int]) -> dict[int, None]:
         """The leases that hold some of these messages."""
@@ -258,9 +293,9 @@ class Settlement:
         return flat([(offset, offset + 1) for offset in sorted(found)])
 
 
-def all_lost(command: Ack | Nack | Reject | Extend, time_us: int) -> Settled | Extended:
+def all_lost(command: Ack | Nack | GiveBack | Reject | Extend, time_us: int) -> Settled | Extended:
     """The group is gone, and all receipts with it."""
-    if isinstance(command, Ack):
+    if isinstance(command, Ack | GiveBack):
         return Settled(list(command.leases))
     if isinstance(command, Extend):
         return Extended(time_us + command.lease_ms * 1000, list(command.leases))

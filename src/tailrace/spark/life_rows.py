@@ -109,13 +109,16 @@ class _Group:
             deliveries, failures = self.tries[offset]
             self.tries[offset] = deliveries + 1, failures
 
-    def left(self, offsets: Offsets, *, back: bool = False, failed: bool = False) -> None:
-        """Messages are in flight no more; those that come back are counted from now on."""
+    def left(
+        self, offsets: Offsets, *, back: bool = False, failed: bool = False, undone: bool = False
+    ) -> None:
+        """Messages are in flight no more; those that come back are counted from now on, without the last
+        delivery where it is undone."""
         for offset in offsets.tolist():
             held = self.holder.pop(offset, None) is not None
             if back:
                 deliveries, failures = self.tries.get(offset, (int(held or failed), 0))
-                self.tries[offset] = deliveries, failures + failed
+                self.tries[offset] = max(0, deliveries - undone), failures + failed
 
     def settled(self, offsets: Offsets) -> None:
         """Messages are through."""
@@ -268,11 +271,11 @@ class LifeRows:
         )
 
     def _given_back(self, fact: f.GivenBack, group: _Group) -> None:
-        self._back(fact, group, expand(fact.spans), None)
+        self._back(fact, group, expand(fact.spans), "unstarted" if fact.unstarted else None)
 
     def _back(self, fact: Any, group: _Group, offsets: Offsets, reason: str | None) -> None:
         for lease, some in group.holders(offsets):
-            group.left(some, back=True)
+            group.left(some, back=True, undone=reason == "unstarted")
             self._events("given_back", fact, group, some, reason=reason, **_holder(group, lease))
 
     def _dying(self, fact: f.Dying, group: _Group) -> None:
