@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from tailrace.sim import client_world, delivery_world, move_world, storage_world
+from tailrace.sim import client_world, delivery_world, fairness_world, move_world, storage_world
 
 STATES_CHECKED_FROM = 200
 """Fewer seeds than this need not reach every state."""
@@ -29,6 +29,7 @@ class World(NamedTuple):
 WORLDS: dict[str, World] = {
     "client": World(client_world.run, client_world.STATES),
     "delivery": World(delivery_world.run, delivery_world.STATES),
+    "fairness": World(fairness_world.run, fairness_world.STATES),
     "moves": World(move_world.run, move_world.STATES),
     "storage": World(storage_world.run, storage_world.STATES),
 }

@@ -106,6 +106,8 @@ class LateThreads:
         self._finished: list[tuple[Done, object, Exception | None]] = []
         self.full = self.sync_fails = 0.0
         """How likely an append fails."""
+        self.delays_us: tuple[int, ...] = (50, 500, 2_000, 20_000, 300_000)
+        """How long a piece of work may take."""
 
     def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
         """See `Threads.append`."""
@@ -149,7 +151,7 @@ class LateThreads:
                 self._seen["crash inside an append"] += 1
 
     def _delay_us(self) -> int:
-        return self._random.choice((50, 500, 2_000, 20_000, 300_000))
+        return self._random.choice(self.delays_us)
 
     def _submit(self, log: object, item: Work) -> None:
         lane = self._lanes.setdefault(id(log), Lane(log))

@@ -1,0 +1,375 @@
+"""What is fair: every message as its sender, its handlers and the broker see it, and the rules over that.
+
+The broker's books are looked at every few milliseconds. A message *waits* while nobody works on it and it
+could be started: it is free, or some member holds it and has not started it, and nothing of its key is
+before it. What sessions explain is excused: what a member holds that stands still, or died, does not wait
+until the broker has found out.
+
+- *Nobody idles*: no member that could start a message does nothing while it waits for more than 0.5 s.
+- *Urgent first*: `strict`: no handler is started on a less urgent message of the partition while a more
+  urgent one has been waiting for as long as news need to travel. `weighted`: not more often than the weights
+  allow, and with a backlog in all lanes each one has its share.
+- *Order per key*: a message is started when those before it were handled, and never after a later one.
+- *No delivery too many*: what a handler is told of earlier deliveries are starts, and holds lost to a death
+  or a stall; nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from tailrace.client.deliveries import Delivery
+from tailrace.core.delivery_commands import Leases
+from tailrace.core.lanes import LANES, WEIGHTS
+from tailrace.core.ledger import Ledger
+from tailrace.sim.sim_clients import Violation
+from tailrace.sim.sim_workers import GROUP, TOPIC, Worker
+from tailrace.sim.virtual_time import SECOND_US
+
+if TYPE_CHECKING:
+    from tailrace.broker.shard import Shard
+    from tailrace.sim.fairness_world import FairnessWorld
+
+Run = TypeVar("Run")
+LOOK_US = 20_000
+IDLE_US = 500_000
+NEWS_US = 60_000
+"""So long a more urgent message may wait before a less urgent one is started instead: it has to reach the
+member that is about to start."""
+EMPTY_HANDED_US = 4 * SECOND_US
+"""So long a member may have no partition where there is one for it."""
+NEVER = 1 << 62
+SHARE_STARTS_MIN = 300
+SHARE_EDGE = 8
+"""So many messages of a lane more or less may be with the members when it is counted."""
+BACKLOG_MIN = 3
+GRANTS_SPARE = 6
+"""So often more than it was started may a message be handed to members that then give it back."""
+
+
+@dataclass(slots=True)
+class Task:
+    """One message: `waits_since_us` says since when nobody works on it who could."""
+
+    value: bytes
+    partition: int
+    key: bytes | None
+    lane: int
+    sent_us: int
+    offset: int = -1
+    acked: bool = False
+    """Whether its sender knows that it is stored."""
+    waits_since_us: int = NEVER
+    holder: str = ""
+    """The member that has it in hand, not started; empty while it is free."""
+    handed_us: int = NEVER
+    """Since when that member has it, or since when it is free."""
+    starts: list[str] = field(default_factory=list)
+    """The member of each start."""
+    begun: bool = False
+    """Whether the member that has it started it."""
+    handled: bool = False
+    fails_left: int = 0
+    grants: int = 0
+    lost_holds: set[tuple[str, int]] = field(default_factory=set)
+    """Holds by a member that died or stood still: member and when that began."""
+    passed_over: Counter[str] = field(default_factory=Counter)
+    """By member: less urgent messages that it started while this one waited for it."""
+
+
+class Accounts:
+    """The accounts of one run."""
+
+    def __init__(self, world: FairnessWorld) -> None:
+        self._world = world
+        self.broken: Violation | None = None
+        """The first promise that was broken."""
+        self.tasks: dict[bytes, Task] = {}
+        self.open: list[dict[int, Task]] = [{} for _ in range(world.partitions)]
+        """By partition: what the broker has and has not settled, in the order of offsets."""
+        self._last_started: dict[tuple[int, bytes], int] = {}
+        self._idle_since_us: dict[str, int] = {}
+        self._owned_since_us: dict[tuple[str, int], int] = {}
+        self._bare_since_us: dict[str, int] = {}
+        self._shares: Counter[int] = Counter()
+        self._backlog = False
+
+    def _now_us(self) -> int:
+        return self._world.clock.now_us()
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            # Inside a handler it would only fail the message; the world raises it.
+            self.broken = self.broken or Violation(f"{self._world.seconds():.3f} s: {what}")
+            raise self.broken
+
+    # ------------------------------------------------------------------------------- what is written down
+
+    def sent(self, tasks: Iterable[Task]) -> None:
+        """On their way to the broker."""
+        self.tasks.update((task.value, task) for task in tasks)
+
+    def stored(self, tasks: Iterable[Task], base_offset: int) -> None:
+        """Their sender was told where they are."""
+        for offset, task in enumerate(tasks, base_offset):
+            task.acked = True
+            self._placed(task, offset)
+
+    def _placed(self, task: Task, offset: int) -> None:
+        if task.offset < 0:
+            task.offset = offset
+            self.open[task.partition][offset] = task
+
+    def granted(self, worker: Worker, reply: Leases) -> None:
+        """The broker hands messages to a member."""
+        for grant in reply.grants:
+            for first, count, _, _ in grant.runs:
+                for offset in range(first, first + count):
+                    task = self.open[grant.partition].get(offset)
+                    if task is not None:
+                        task.grants += 1
+
+    def started(self, worker: Worker, delivery: Delivery) -> None:
+        """A handler is called."""
+        assert delivery.value is not None
+        task = self.tasks[delivery.value]
+        self._placed(task, delivery.offset)
+        self._count_delivery(task, delivery)
+        self._check_key(task)
+        self._check_urgent(worker, task)
+        task.starts.append(worker.name)
+        task.begun = True
+        task.waits_since_us = task.handed_us = NEVER
+        self._world.seen["started"] += 1
+        if self._backlog:
+            self._shares[task.lane] += 1
+
+    def finished(self, worker: Worker, value: bytes) -> None:
+        """A handler is done."""
+        self.tasks[value].handled = True
+
+    def failed(self, value: bytes) -> None:
+        """A handler raises."""
+        self.tasks[value].fails_left -= 1
+        self._world.seen["handler failed"] += 1
+
+    def lost(self, worker: Worker) -> None:
+        """A member died, or stands still: what it holds now may have to be delivered again."""
+        began_us = self._now_us()
+        for partition in range(self._world.partitions):
+            for name, first, end, _ in self._ledger(partition).leased_rows():
+                if name == worker.name:
+                    for offset in range(first, end):
+                        self._lost_hold(partition, offset, worker.name, began_us)
+
+    def _lost_hold(self, partition: int, offset: int, name: str, began_us: int) -> None:
+        task = self.open[partition].get(offset)
+        if task is not None:
+            task.lost_holds.add((name, began_us))
+
+    # ---------------------------------------------------------------------------------- when one is started
+
+    def _count_delivery(self, task: Task, delivery: Delivery) -> None:
+        told, explained = delivery.deliveries, 1 + len(task.starts) + len(task.lost_holds)
+        what = f"{self._named(task)} is told to be delivery {told}"
+        self._require(told <= explained, f"{what}; starts and lost holds explain {explained}")
+        if told < 1 + len(task.starts):
+            self._require(False, f"{what}, and was started {len(task.starts)} times before")
+
+    def _check_key(self, task: Task) -> None:
+        if task.key is None or self._world.ordering != "key":
+            return
+        for offset, before in self.open[task.partition].items():
+            if offset < task.offset and before.key == task.key and not before.handled:
+                self._require(False, f"{self._named(task)} is started before {self._named(before)}")
+        place = task.partition, task.key
+        last = self._last_started.get(place, -1)
+        if last > task.offset:
+            # Its ack may have been lost with a member that died or stood still.
+            again = bool(task.lost_holds)
+            self._require(again, f"{self._named(task)} is started again after {last} of its key")
+        self._last_started[place] = max(last, task.offset)
+
+    def _check_urgent(self, worker: Worker, task: Task) -> None:
+        if self._world.ordering == "partition" or self._starved(task):
+            return
+        urgent = [other for other in self.open[task.partition].values() if self._outranks(other, task)]
+        if not any(self._waits_for(worker, other) for other in urgent):
+            return
+        self.look()  # The last look was a while ago: it may have been taken since.
+        for other in urgent:
+            if self._waits_for(worker, other):
+                other.passed_over[worker.name] += 1
+                limit = 0 if self._world.priority_mode == "strict" else 2 * 100 // WEIGHTS[other.lane]
+                many = other.passed_over[worker.name]
+                self._require(
+                    many <= limit,
+                    f"{worker.name} starts {self._named(task)} although {self._named(other)} waits since "
+                    f"{(self._now_us() - other.handed_us) / 1000:.0f} ms ({other.holder or 'free'}), "
+                    f"passed over {many} times",
+                )
+
+    def _outranks(self, other: Task, task: Task) -> bool:
+        return other.lane < task.lane and other.acked and not other.starts
+
+    def _waits_for(self, worker: Worker, task: Task) -> bool:
+        since_us = max(task.handed_us, self._owned_since_us.get((worker.name, task.partition), NEVER))
+        return task.holder in ("", worker.name) and self._now_us() - since_us > NEWS_US
+
+    def _starved(self, task: Task) -> bool:
+        return self._now_us() - task.sent_us > self._world.starvation_us
+
+    def _named(self, task: Task) -> str:
+        key = "" if task.key is None else f" of key {task.key.decode()}"
+        return f"{task.partition}@{task.offset}{key} (lane {task.lane})"
+
+    # -------------------------------------------------------------------------------- the look at the books
+
+    def look(self) -> None:
+        """See who waits for whom now; raises what is unfair."""
+        now_us = self._now_us()
+        workers = self._world.workers
+        for partition in range(self._world.partitions):
+            self._look_at(partition, now_us)
+        self._backlog = self._in_all_lanes()
+        for worker in workers:
+            if worker.dead or worker.loop.frozen():
+                self._note_holds(worker)
+        self._note_idle(now_us)
+        self._check_idle(now_us)
+        self._check_empty_handed(now_us)
+
+    def shard(self, partition: int) -> Shard:
+        """A partition of the topic."""
+        return self._world.broker.engine.topics.get(TOPIC).shards[partition]
+
+    def _ledger(self, partition: int) -> Ledger:
+        queues = self.shard(partition).state.queues
+        numbers = {name: number for number, name in queues.numbers().items()}
+        ledger = queues.find(numbers[GROUP])
+        assert ledger is not None
+        return ledger
+
+    def _look_at(self, partition: int, now_us: int) -> None:
+        ledger, shard, tasks = self._ledger(partition), self.shard(partition), self.open[partition]
+        time_us = shard.clock.time_us(self._world.broker.clock.now_us())
+        holders = dict(_each((member, first, end) for member, first, end, _ in ledger.leased_rows()))
+        later = dict(_each((due > time_us, first, end) for first, end, due, _ in ledger.back_rows()))
+        dying = {offset for first, end, _ in ledger.dying_rows() for offset in range(first, end)}
+        fresh = {o for first, end in ledger.fresh_spans(0, ledger.cursor) for o in range(first, end)}
+        self._require(not dying, f"{partition}: {sorted(dying)[:3]} go to the dead letters")
+        running = {value for worker in self._world.workers for value in worker.running}
+        keys: set[bytes] = set()
+        for offset in sorted(tasks):
+            task = tasks[offset]
+            known = offset in holders or offset in later or offset in fresh
+            if offset < ledger.cursor and not known:
+                del tasks[offset]
+                self._require(task.handled, f"{self._named(task)} is settled, and was never handled")
+                continue
+            ordered = self._world.ordering == "key" and task.key is not None
+            behind = ordered and task.key in keys
+            if task.key is not None:
+                keys.add(task.key)
+            if holders.get(offset) not in task.starts[-1:]:
+                task.begun = False
+            if not task.acked or behind or later.get(offset) or task.begun or task.value in running:
+                task.waits_since_us = task.handed_us = NEVER
+                continue
+            self._waiting(task, holders.get(offset, ""), now_us)
+
+    def _waiting(self, task: Task, holder: str, now_us: int) -> None:
+        if holder != task.holder or task.handed_us == NEVER:
+            task.holder, task.handed_us = holder, now_us
+            task.passed_over.clear()
+        if holder and not self._world.named(holder).at_work():
+            task.waits_since_us = NEVER
+        elif task.waits_since_us == NEVER:
+            task.waits_since_us = now_us
+
+    def _note_holds(self, worker: Worker) -> None:
+        began_us = self._world.lost_us[worker.name]
+        for partition in range(self._world.partitions):
+            for name, first, end, _ in self._ledger(partition).leased_rows():
+                if name == worker.name:
+                    for offset in range(first, end):
+                        self._lost_hold(partition, offset, name, began_us)
+
+    def _note_idle(self, now_us: int) -> None:
+        for worker in self._world.workers:
+            busy = len(worker.running) >= worker.concurrency or not worker.at_work()
+            if busy:
+                self._idle_since_us.pop(worker.name, None)
+            else:
+                self._idle_since_us.setdefault(worker.name, now_us)
+            owned = worker.assignment()
+            for partition in range(self._world.partitions):
+                if partition in owned:
+                    self._owned_since_us.setdefault((worker.name, partition), now_us)
+                else:
+                    self._owned_since_us.pop((worker.name, partition), None)
+            if owned or not worker.at_work() or not self._world.has_one_for_each():
+                self._bare_since_us.pop(worker.name, None)
+            else:
+                self._bare_since_us.setdefault(worker.name, now_us)
+
+    def _check_idle(self, now_us: int) -> None:
+        for name, idle_us in self._idle_since_us.items():
+            if now_us - idle_us <= IDLE_US:
+                continue
+            for (owner, partition), owned_us in self._owned_since_us.items():
+                if owner != name or now_us - owned_us <= IDLE_US:
+                    continue
+                for task in self.open[partition].values():
+                    since_us = max(idle_us, owned_us, task.waits_since_us)
+                    if now_us - since_us > IDLE_US:
+                        place = f"with {task.holder}" if task.holder else "free"
+                        waits = f"{self._named(task)} waits ({place})"
+                        self._require(False, f"{name} idles for {(now_us - since_us) / 1000:.0f} ms, {waits}")
+
+    def _check_empty_handed(self, now_us: int) -> None:
+        for name, since_us in self._bare_since_us.items():
+            what = f"{name} has no partition for {(now_us - since_us) / SECOND_US:.1f} s"
+            self._require(now_us - since_us <= EMPTY_HANDED_US, what)
+
+    def _in_all_lanes(self) -> bool:
+        """Whether every lane of every partition has something to choose from."""
+        for tasks in self.open:
+            free = Counter(task.lane for task in tasks.values() if not task.starts)
+            if any(free[lane] < BACKLOG_MIN for lane in range(LANES)):
+                return False
+        return True
+
+    # ------------------------------------------------------------------------------------------- at the end
+
+    def done(self) -> bool:
+        """Whether all that was stored is settled."""
+        return all(task.acked for task in self.tasks.values()) and not any(self.open)
+
+    def check(self) -> None:
+        """The run is over."""
+        for task in self.tasks.values():
+            self._require(task.handled, f"{self._named(task)} was never handled")
+            spare = GRANTS_SPARE + 2 * len(task.lost_holds)
+            more = task.grants - len(task.starts)
+            self._require(more <= spare, f"{self._named(task)} was handed out {more} times in vain")
+        for partition in range(self._world.partitions):
+            dead = self._ledger(partition).counters.dead_lettered
+            self._require(not dead, f"{partition}: {dead} messages went to the dead letters")
+        total = self._shares.total()
+        if total >= SHARE_STARTS_MIN and self._world.priority_mode == "weighted":
+            self._world.seen["shares counted"] += 1
+            for lane, weight in enumerate(WEIGHTS):
+                wanted = total * weight / sum(WEIGHTS)
+                off = abs(self._shares[lane] - wanted)
+                what = f"lane {lane} had {self._shares[lane]} of {total} starts, its share is {wanted:.0f}"
+                self._require(off <= 0.1 * wanted + SHARE_EDGE, what)
+
+
+def _each(runs: Iterable[tuple[Run, int, int]]) -> Iterator[tuple[int, Run]]:
+    for value, first, end in runs:
+        for offset in range(first, end):
+            yield offset, value
