@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from bench.cases import (
+    fair_shares,
     member_joins,
     queue_cost,
     queue_plain,
     queue_steady,
+    redeliveries,
     repeated_kills,
     settled_log,
     snapshot_pause,
     steady_memory,
     timer_load,
+    urgent_waits,
 )
 from bench.harness import Suite
 from bench.results import Bar
@@ -33,6 +36,11 @@ BARS = (
     Bar(name="soak_mb_per_hour", sense="<=", value=10),
     Bar(name="rebalance_s", sense="<=", value=1),
     Bar(name="kept_partition_gap_ms", sense="<=", value=200),
+    Bar(name="fair_share_shared", sense="<=", value=1.3),
+    Bar(name="fair_share_default", sense="<=", value=1.3),
+    Bar(name="fair_share_partitions", sense="<=", value=1.3),
+    Bar(name="urgent_wait_ms", sense="<=", value=60),
+    Bar(name="redelivery_overhead", sense="<=", value=1.15),
 )
 
 SUITE = Suite(
@@ -50,6 +58,11 @@ SUITE = Suite(
         repeated_kills.CASE,
         snapshot_pause.CASE,
         member_joins.CASE,
+        fair_shares.SHARED,
+        fair_shares.DEFAULT,
+        fair_shares.PARTITIONED,
+        urgent_waits.CASE,
+        redeliveries.CASE,
         steady_memory.CASE,
     ),
 )
