@@ -8,11 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from tailrace.cli.app import app
 from tailrace.errors import EDGES
+from tailrace.testing import ServerProcess
 from tests.cli.conftest import RUN, Broker, environment, invoke, run
 
 HEAVY = (
@@ -319,13 +325,64 @@ def test_misuse_is_told_in_words_and_as_json() -> None:
     assert invoke("read", "t", "--from", "someday").status == 2
 
 
-def test_nobody_listens() -> None:
+def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    done = invoke("topic", "list", "--url", f"tailrace://127.0.0.1:{port}", "--timeout", "1")
-    assert done.status in (EDGES["unavailable"].exit, EDGES["timeout"].exit)
-    assert "tailrace serve" in done.err
+        port: int = taken.getsockname()[1]
+    return port
+
+
+def _talkative(command: TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The commands that have --url, by their words."""
+    for name, child in command.commands.items():
+        if isinstance(child, TyperGroup):
+            yield from _talkative(child, (*path, name))
+        elif any(parameter.name == "url" for parameter in child.params):
+            yield (*path, name)
+
+
+def test_nobody_listens() -> None:
+    """Every command that talks to a broker says so at once, and can be told to wait."""
+    port = _free_port()
+    begun_s = time.monotonic()
+    done = invoke("topic", "list", "--url", f"tailrace://127.0.0.1:{port}")
+    assert time.monotonic() - begun_s < 10, "the default timeout is 30 s"
+    assert done.status == EDGES["unavailable"].exit
+    told, hint = done.err.splitlines()
+    advice = f"start one with `tailrace serve --listen 127.0.0.1:{port}`"
+    assert told == f"error: no broker at 127.0.0.1:{port}: nobody listens there; {advice}"
+    assert "--wait SECONDS" in hint
     assert invoke("topic", "list", "--url", "http://x").status == 2
+    commands = list(_talkative(get_command(app)))
+    assert len(commands) >= 30
+    assert {("worker",), ("pipeline", "run"), ("topic", "list"), ("consume",)} <= set(commands)
+    for command in commands:
+        assert "--wait SECONDS" in invoke(*command, "--help").out, command
+
+
+def test_a_broker_is_waited_for(tmp_path: Path) -> None:
+    port = _free_port()
+    waiting = subprocess.Popen(
+        [*RUN, "topic", "create", "late", "--url", f"tailrace://127.0.0.1:{port}", "--wait", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert waiting.stderr is not None
+    assert b"no broker at" in waiting.stderr.readline()
+    with ServerProcess(tmp_path, "--listen", f"127.0.0.1:{port}") as server:
+        server.start()
+        out, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, err
+    assert b"late" in out
+    assert f"connected to the broker at 127.0.0.1:{port}" in err.decode()
+
+
+def test_a_pipeline_without_a_broker_starts_no_spark() -> None:
+    url = f"tailrace://127.0.0.1:{_free_port()}"
+    done = invoke("pipeline", "run", "compact", "--topic", "t", "-o", "table=/nowhere", "--url", url)
+    assert done.status == EDGES["unavailable"].exit
+    assert "error: no broker at" in done.err
+    assert "Spark" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tailrace.cli.pipeline_commands import _print, told, words
 from tailrace.errors import EDGES, NotFound, TailraceError
 from tailrace.spark.pipelines import NAMES, CommonOptions, options_of, parse_options, pipeline
 from tailrace.spark.pipelines.progress import Standing
-from tests.cli.conftest import environment, invoke
+from tests.cli.conftest import Broker, environment, invoke
 
 
 class Options(CommonOptions, frozen=True):
@@ -62,7 +62,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("pyspark", "py4j",
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_without_pyspark_one_line_says_what_to_install(tmp_path: object) -> None:
+def test_without_pyspark_one_line_says_what_to_install(broker: Broker) -> None:
     program = """
 import sys
 sys.modules["pyspark"] = None
@@ -71,7 +71,11 @@ from tailrace.cli.app import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(TAILRACE_URL=broker.url),
+        timeout=60,
     )
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -80,9 +84,9 @@ main()
     assert "Traceback" not in done.stderr
 
 
-def test_without_java_one_line_says_what_is_needed(tmp_path: object) -> None:
+def test_without_java_one_line_says_what_is_needed(tmp_path: object, broker: Broker) -> None:
     arguments = ("pipeline", "run", "project", "--topic", "t", "-o", "sql=x", "-o", "table=x")
-    done = invoke(*arguments, JAVA_HOME=str(tmp_path))
+    done = invoke(*arguments, JAVA_HOME=str(tmp_path), TAILRACE_URL=broker.url)
     assert done.status == EDGES["invalid_request"].exit
     said = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1

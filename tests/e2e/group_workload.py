@@ -77,7 +77,7 @@ class GroupMember:
     async def run(self) -> None:
         """Consume until SIGTERM."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
-        async with tailrace.connect(self._config.url, timeout=TIMEOUT_S) as client:
+        async with tailrace.connect(self._config.url, timeout=TIMEOUT_S, wait=TIMEOUT_S) as client:
             while not self._stop.is_set():
                 await self._live(client)
                 if not self._stop.is_set():
@@ -289,7 +289,7 @@ class Publisher:
         loop = asyncio.get_running_loop()
         begun_s, counter = loop.time(), 0
         async with (
-            tailrace.connect(self._url, timeout=LIMIT_S) as client,
+            tailrace.connect(self._url, timeout=LIMIT_S, wait=LIMIT_S) as client,
             client.producer(TOPIC, timeout=LIMIT_S) as producer,
         ):
             while not self._stop.is_set():

@@ -37,7 +37,7 @@ class Progress:
 async def write(url: str, writer: str, progress: Progress) -> int:
     """Write version after version, each until it is known to be decided; returns the last."""
     version = 0
-    async with tailrace.connect(url, timeout=5) as client:
+    async with tailrace.connect(url, timeout=5, wait=30) as client:
         while not progress.enough:
             version += 1
             while True:

@@ -66,7 +66,7 @@ class Load:
     async def finish(self) -> None:
         """Stop the producers and wait for their results, drain every topic, and let the readers catch up."""
         self.stop.set()
-        async with tailrace.connect(self.url, timeout=self._timeout_s) as client:
+        async with tailrace.connect(self.url, timeout=self._timeout_s, wait=self._timeout_s) as client:
             async with asyncio.timeout(2 * self._timeout_s):
                 await asyncio.gather(*(task for task in self._tasks if task.get_name() == "producer"))
                 for topic in self.topics:
@@ -93,7 +93,7 @@ class Load:
 
     async def _read(self, topic: str) -> None:
         async with (
-            tailrace.connect(self.url, timeout=self._timeout_s) as client,
+            tailrace.connect(self.url, timeout=self._timeout_s, wait=self._timeout_s) as client,
             client.reader(topic, start="earliest") as reader,
         ):
             async for message in reader:
@@ -109,7 +109,7 @@ class Load:
         counter = 0
         waiting: set[asyncio.Task[None]] = set()
         async with (
-            tailrace.connect(self.url, timeout=self._timeout_s) as client,
+            tailrace.connect(self.url, timeout=self._timeout_s, wait=self._timeout_s) as client,
             client.producer(topic, timeout=self._timeout_s) as producer,
         ):
             while not self.stop.is_set():

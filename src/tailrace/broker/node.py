@@ -113,12 +113,15 @@ class Node:
         self._http = HttpListener(reasons=self._reasons, metrics=self._render)
         self._native = Listener(engine.gateway, self._host.clock, options.limits, secrets.token_hex(8))
         try:
-            # Health is visible while recovery runs; the port of the clients opens after it.
+            # While recovery runs, health is visible, and clients are told that the broker is starting.
             self.http_address = await self._http.start(*split_address(options.http_listen))
+            self._native.starting = True
+            self.native_address = await self._native.start(*split_address(options.listen))
             await asyncio.to_thread(engine.recover, _progress)
             engine.start()
-            self.native_address = await self._native.start(*split_address(options.listen))
+            self._native.starting = False
         except BaseException:
+            await self._native.stop(0)
             await self._http.close()
             await self._host.close()
             raise

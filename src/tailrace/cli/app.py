@@ -15,8 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from tailrace.cli.about import about
+from tailrace.cli.broker_wait import add_wait
 from tailrace.cli.consuming import consuming
-from tailrace.cli.execution import EXIT_INTERRUPTED, EXIT_READER_GONE, report
+from tailrace.cli.execution import EXIT_INTERRUPTED, EXIT_READER_GONE, report, tell_of_outages
 from tailrace.cli.grouping import groups
 from tailrace.cli.letter_commands import letters
 from tailrace.cli.message_commands import messages
@@ -45,6 +46,7 @@ class Root(TyperGroup):
         sys.exit(self._status(arguments, _flagged(arguments, "--json"), extra))
 
     def _status(self, arguments: list[str], as_json: bool, extra: dict[str, Any]) -> int:
+        tell_of_outages(as_json=as_json)
         try:
             # A help page is written by typer; everything else by our own hand (`Output`).
             with writing() if _flagged(arguments, "-h", "--help") else nullcontext():
@@ -92,6 +94,7 @@ app.add_typer(working)
 app.add_typer(pipelines, name="pipeline")
 app.add_typer(logs, name="log")
 app.add_typer(about)
+add_wait(app)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from tailrace.cli.broker_wait import WAIT_S
 from tailrace.cli.execution import with_client
 from tailrace.cli.output import Output, printable
 from tailrace.cli.parameters import GroupSettings, Json, Timeout, Url
@@ -24,6 +25,16 @@ EXIT_REJECT = 65
 EXEC_BATCH = 10
 """Messages that are held for a command: as many as it may get through before anybody would miss them."""
 LOG_MODES = ("stream", "broadcast")
+
+Patience = Annotated[
+    float | None,
+    typer.Option(
+        "--wait",
+        metavar="SECONDS",
+        min=0.1,
+        help="Stop when nothing came for so long; also wait so long for a broker to be there.",
+    ),
+]
 
 consuming = typer.Typer()
 
@@ -64,9 +75,7 @@ def consume(
     max_: Annotated[
         int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")
     ] = None,
-    wait: Annotated[
-        float | None, typer.Option("--wait", min=0.1, help="Stop when nothing came for so many seconds.")
-    ] = None,
+    wait: Patience = None,
     no_standby: Annotated[
         bool, typer.Option("--no-standby", help="exclusive: fail when another consumer is active.")
     ] = False,
@@ -92,6 +101,7 @@ def consume(
         url=url,
     )
     _check(taking)
+    WAIT_S.set(wait or 0.0)
 
     async def work(client: Client) -> None:
         if mode in LOG_MODES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tailrace.cli.broker_wait import WAIT_S
 from tailrace.cli.output import printable, tell
 from tailrace.errors import EDGES, InvalidRequest, TailraceError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
+CHECK_S = 30.0
 
 HINTS = {
     "already_exists": "see it with `tailrace {what} describe`, or pass --if-missing to accept it as it is",
@@ -45,7 +47,7 @@ def with_client(
     from tailrace import connect
 
     async def session() -> None:
-        async with connect(url, timeout=timeout) as client:
+        async with connect(url, timeout=timeout, wait=WAIT_S.get()) as client:
             await work(client)
 
     try:
@@ -56,6 +58,35 @@ def with_client(
                 text = option + error.message.removeprefix(field)
                 raise InvalidRequest(text, outcome=error.outcome, **error.details) from None
         raise
+
+
+def require_broker(url: str | None) -> None:
+    """Raise unless a broker answers at a network address; other addresses are for others to judge."""
+    import os
+
+    from tailrace.connect import DEFAULT_URL
+
+    async def nothing(client: Client) -> None:
+        """That there is a client says it all."""
+
+    if (url or os.environ.get("TAILRACE_URL") or DEFAULT_URL).startswith("tailrace://"):
+        with_client(url, CHECK_S, nothing)
+
+
+def tell_of_outages(*, as_json: bool) -> None:
+    """Say on standard error when the connection is lost, tried again and there again; not with --json."""
+    import logging
+
+    class Remark(logging.Handler):
+        """A line for a person, in which others' text is harmless."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            tell(printable(record.getMessage()))
+
+    log = logging.getLogger("tailrace.client")
+    if not log.hasHandlers():
+        log.addHandler(logging.NullHandler() if as_json else Remark())
+        log.setLevel(logging.INFO)
 
 
 def _hint(error: TailraceError) -> str | None:

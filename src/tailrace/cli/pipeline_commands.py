@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.execution import EXIT_INTERRUPTED
+from tailrace.cli.execution import EXIT_INTERRUPTED, require_broker
 from tailrace.cli.output import Output, decorated, printable
 from tailrace.cli.parameters import Json, Url
 from tailrace.errors import BY_CODE, InvalidRequest, TailraceError
@@ -93,6 +93,7 @@ def run(
 
     found = pipeline(name)
     options = parse_options(found, _settings("--option", option), topic=topic, url=url or None, follow=follow)
+    require_broker(url)  # Spark takes some seconds to start; that nobody is there is told before.
     status = _run(found, options, master, _settings("--conf", conf), Output(as_json=json))
     if status:
         raise typer.Exit(status)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tailrace.cli.broker_wait import WAIT_S
 from tailrace.cli.output import Output
 from tailrace.cli.parameters import Json, Timeout, Url
 from tailrace.errors import InvalidRequest
@@ -89,7 +90,7 @@ async def _work(
             os._exit(EXIT_FORCED)
         bus.stop()
 
-    async with connect(where[0], timeout=where[1]) as client, bus.attach(client):
+    async with connect(where[0], timeout=where[1], wait=WAIT_S.get()) as client, bus.attach(client):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled)
         output.note(f"working on {bus.name!r}: {concurrency} at a time; Ctrl-C finishes what is under way")

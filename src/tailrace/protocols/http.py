@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tailrace.format.wire import PREAMBLE
+
 log = logging.getLogger("tailrace.http")
 
 HEAD_BYTES_MAX = 8 * 1024
@@ -112,11 +114,12 @@ class HttpListener:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Requests of one connection, one after another, until one of both sides has enough."""
+        rest = bytearray()
         while True:
             head_only = False
             try:
                 async with asyncio.timeout(self._request_seconds):
-                    head = await reader.readuntil(b"\r\n\r\n")
+                    head = await _head(reader, rest)
             except asyncio.IncompleteReadError as error:
                 if not error.partial:
                     return
@@ -136,6 +139,8 @@ class HttpListener:
                 return
 
     def _answer(self, head: bytes) -> _Answer:
+        if head == PREAMBLE:
+            return _refusal(400, "this is the port for health and metrics; clients connect to another one")
         try:
             lines = head[:-4].decode("ascii").split("\r\n")
         except UnicodeDecodeError:
@@ -176,6 +181,24 @@ class HttpListener:
         if path == "/metrics":
             return _Answer(200, self._metrics(), _METRICS)
         return _Answer(404, b"not found: there are /healthz, /readyz and /metrics\n")
+
+
+async def _head(reader: asyncio.StreamReader, rest: bytearray) -> bytes:
+    """The head of the next request; what came behind it stays in `rest`. A client of the native protocol is
+    recognised by its first bytes: it would wait for an answer without ever ending a head."""
+    while not rest.startswith(PREAMBLE):
+        end = rest.find(b"\r\n\r\n")
+        if (end if end >= 0 else len(rest)) > HEAD_BYTES_MAX:
+            raise asyncio.LimitOverrunError("the head is too long", len(rest))
+        if end >= 0:
+            head = bytes(rest[: end + 4])
+            del rest[: end + 4]
+            return head
+        chunk = await reader.read(HEAD_BYTES_MAX)
+        if not chunk:
+            raise asyncio.IncompleteReadError(bytes(rest), None)
+        rest += chunk
+    return PREAMBLE
 
 
 def _refusal(status: int, text: str) -> _Answer:

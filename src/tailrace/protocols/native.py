@@ -20,7 +20,7 @@ import msgspec
 
 from tailrace.core.commands import Reply, Request
 from tailrace.core.model import Refusal
-from tailrace.errors import InvalidRequest, TailraceError
+from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import (
@@ -100,6 +100,8 @@ class Listener:
         self.limits = limits
         self.node = node
         self.links: set[Link] = set()
+        self.starting = False
+        """While the broker recovers: whoever greets is told so, and comes again."""
         self.held_bytes = 0
         self.partial_bytes = 0
         self.unsent_bytes = 0
@@ -347,6 +349,8 @@ class Link(asyncio.BufferedProtocol):
             raise InvalidRequest(
                 f"this broker speaks protocol version {PROTOCOL_VERSION}, the client {spoken or 'none'}"
             )
+        if self._listener.starting:
+            raise Unavailable("the broker is starting: it recovers its topics")
         limits = self._listener.limits
         self._greeted = True
         self._reader.body_bytes_max = limits.frame_bytes_max

@@ -30,9 +30,9 @@ HAND_OVER_BYTES_MAX = 1024 * 1024
 T = TypeVar("T")
 
 
-def connect(url: str | None = None, *, timeout: float = 30.0) -> Client:
+def connect(url: str | None = None, *, timeout: float = 30.0, wait: float = 0.0) -> Client:
     """A client to use with `with`; see `tailrace.connect`."""
-    return Client(connect_async(url, timeout=timeout))
+    return Client(connect_async(url, timeout=timeout, wait=wait))
 
 
 class Client:
