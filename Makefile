@@ -6,13 +6,14 @@ ARGS ?=
 PYTEST_ARGS ?=
 SUITE ?= foundation
 SEEDS ?= 200
+BASE ?=
 MINUTES ?= 60
 CHECK_BUDGET_S ?= 120
 TEST_PROCESSES ?= 2
 TEST_BUDGET_S ?= 800
 TEST_LONG_BUDGET_S ?= 2700
 
-.PHONY: help run test test-long check bench soak sim table format clean setup-base setup-dev
+.PHONY: help run test test-long check bench bench-pairs soak sim table format clean setup-base setup-dev
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -32,6 +33,9 @@ check: setup-dev ## style, types, direction of imports, sizes and documents
 bench: setup-dev ## measure; SUITE=foundation, delivery or spark
 	@exec .venv/bin/python -m bench $(SUITE)
 
+bench-pairs: setup-dev ## compare with the commit BASE=... in five interleaved pairs of each case; ARGS="--suite delivery"
+	@exec .venv/bin/python -m bench.pairs $(BASE) $(ARGS)
+
 soak: setup-dev ## 10,000 msg/s with delays and retries for MINUTES=60: the broker's memory over time, and its slope
 	@exec .venv/bin/python -m bench.soak --minutes $(MINUTES)
 
@@ -45,7 +49,7 @@ format: setup-dev ## let ruff format and fix what it can
 	@.venv/bin/ruff check --fix -q . ; .venv/bin/ruff format .
 
 clean: ## remove the environment and caches; ./data is yours and stays
-	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build bench/.scratch
+	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build bench/.scratch bench/.scratch-base
 	find src tests bench scripts \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} + 2>/dev/null || true
 
 setup-base:
