@@ -16,7 +16,7 @@ until the broker has found out.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -58,7 +58,6 @@ class Task:
     partition: int
     key: bytes | None
     lane: int
-    sent_us: int
     offset: int = -1
     acked: bool = False
     """Whether its sender knows that it is stored."""
@@ -76,8 +75,8 @@ class Task:
     grants: int = 0
     lost_holds: set[tuple[str, int]] = field(default_factory=set)
     """Holds by a member that died or stood still: member and when that began."""
-    passed_over: Counter[str] = field(default_factory=Counter)
-    """By member: less urgent messages that it started while this one waited for it."""
+    passed_over: int = 0
+    """Less urgent messages that were started while this one was next in its lane."""
 
 
 class Accounts:
@@ -91,6 +90,8 @@ class Accounts:
         self.open: list[dict[int, Task]] = [{} for _ in range(world.partitions)]
         """By partition: what the broker has and has not settled, in the order of offsets."""
         self._last_started: dict[tuple[int, bytes], int] = {}
+        self._started_of_key: dict[tuple[int, bytes], deque[tuple[int, int]]] = {}
+        """The latest starts of each key: when, and in which lane."""
         self._idle_since_us: dict[str, int] = {}
         self._owned_since_us: dict[tuple[str, int], int] = {}
         self._bare_since_us: dict[str, int] = {}
@@ -142,6 +143,7 @@ class Accounts:
         self._check_urgent(worker, task)
         task.starts.append(worker.name)
         task.begun = True
+        self._idle_since_us.pop(worker.name, None)
         task.waits_since_us = task.handed_us = NEVER
         self._world.seen["started"] += 1
         if self._backlog:
@@ -192,35 +194,50 @@ class Accounts:
             again = bool(task.lost_holds)
             self._require(again, f"{self._named(task)} is started again after {last} of its key")
         self._last_started[place] = max(last, task.offset)
+        self._started_of_key.setdefault(place, deque()).append((self._now_us(), task.lane))
 
     def _check_urgent(self, worker: Worker, task: Task) -> None:
-        if self._world.ordering == "partition" or self._starved(task):
-            return
-        urgent = [other for other in self.open[task.partition].values() if self._outranks(other, task)]
-        if not any(self._waits_for(worker, other) for other in urgent):
+        if not self._outranking(worker, task):
             return
         self.look()  # The last look was a while ago: it may have been taken since.
-        for other in urgent:
-            if self._waits_for(worker, other):
-                other.passed_over[worker.name] += 1
-                limit = 0 if self._world.priority_mode == "strict" else 2 * 100 // WEIGHTS[other.lane]
-                many = other.passed_over[worker.name]
-                self._require(
-                    many <= limit,
-                    f"{worker.name} starts {self._named(task)} although {self._named(other)} waits since "
-                    f"{(self._now_us() - other.handed_us) / 1000:.0f} ms ({other.holder or 'free'}), "
-                    f"passed over {many} times",
-                )
+        for other in self._outranking(worker, task):
+            other.passed_over += 1
+            self._require(
+                other.passed_over <= self._passes_max(other.lane),
+                f"{worker.name} starts {self._named(task)} although {self._named(other)} waits since "
+                f"{(self._now_us() - other.handed_us) / 1000:.0f} ms ({other.holder or 'free'}), "
+                f"passed over {other.passed_over} times",
+            )
 
-    def _outranks(self, other: Task, task: Task) -> bool:
-        return other.lane < task.lane and other.acked and not other.starts
+    def _outranking(self, worker: Worker, task: Task) -> list[Task]:
+        """By lane: the more urgent message that should come first, if it waits for this member."""
+        first: dict[int, Task] = {}
+        rank = self._rank(task)
+        for other in self.open[task.partition].values():
+            if other.lane < rank and other.handed_us != NEVER and not other.starts:
+                first.setdefault(other.lane, other)
+        return [other for other in first.values() if self._waits_for(worker, other)]
+
+    def _rank(self, task: Task) -> int:
+        """A key has the priority of its oldest message; the broker hears late that one is handled."""
+        if task.key is None or self._world.ordering != "key":
+            return task.lane
+        recent = self._started_of_key.setdefault((task.partition, task.key), deque())
+        while recent and self._now_us() - recent[0][0] > IDLE_US:
+            recent.popleft()
+        return min([task.lane, *(lane for _, lane in recent)])
+
+    def _passes_max(self, lane: int) -> int:
+        """How often a message that is next in its lane may be passed over."""
+        if self._world.priority_mode == "strict":
+            return 0
+        return 2 * sum(WEIGHTS) // WEIGHTS[lane] + 2 * sum(
+            worker.concurrency for worker in self._world.workers
+        )
 
     def _waits_for(self, worker: Worker, task: Task) -> bool:
         since_us = max(task.handed_us, self._owned_since_us.get((worker.name, task.partition), NEVER))
         return task.holder in ("", worker.name) and self._now_us() - since_us > NEWS_US
-
-    def _starved(self, task: Task) -> bool:
-        return self._now_us() - task.sent_us > self._world.starvation_us
 
     def _named(self, task: Task) -> str:
         key = "" if task.key is None else f" of key {task.key.decode()}"
@@ -284,7 +301,7 @@ class Accounts:
     def _waiting(self, task: Task, holder: str, now_us: int) -> None:
         if holder != task.holder or task.handed_us == NEVER:
             task.holder, task.handed_us = holder, now_us
-            task.passed_over.clear()
+            task.passed_over = 0
         if holder and not self._world.named(holder).at_work():
             task.waits_since_us = NEVER
         elif task.waits_since_us == NEVER:
@@ -338,7 +355,7 @@ class Accounts:
     def _in_all_lanes(self) -> bool:
         """Whether every lane of every partition has something to choose from."""
         for tasks in self.open:
-            free = Counter(task.lane for task in tasks.values() if not task.starts)
+            free = Counter(task.lane for task in tasks.values() if task.handed_us != NEVER)
             if any(free[lane] < BACKLOG_MIN for lane in range(LANES)):
                 return False
         return True

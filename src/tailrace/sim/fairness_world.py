@@ -29,11 +29,12 @@ GROUP_OPTIONS: dict[str, Any] = {
     "backoff_ms": 100,
     "backoff_max_ms": 200,
     "max_attempts": 8,
+    "starvation_ms": 600_000,
 }
-MAX_DELIVERIES = 8
+LATER_OPTIONS = {"max_deliveries": 8, "reconnect_grace_ms": 1000}
 BLOWS_MAX = 3
 """So many members stand still or die in one run; a message is fatal to nobody, so it has to survive them."""
-DRAIN_S = 120
+DRAIN_S = 300
 
 STATES = frozenset(
     (
@@ -69,13 +70,12 @@ class FairnessWorld(VirtualTime):
         self.assignment = random.choice(CHOICES["assignment"])
         self.ordering = random.choice(("key", "key", "none"))
         self.priority_mode = random.choice(CHOICES["priority_mode"])
-        self.starvation_us = 25 * SECOND_US
         self.group = {
             **GROUP_OPTIONS,
             "assignment": self.assignment,
             "ordering": self.ordering,
             "priority_mode": self.priority_mode,
-            **({"max_deliveries": MAX_DELIVERIES} if "max_deliveries" in RANGES else {}),
+            **{name: value for name, value in LATER_OPTIONS.items() if name in RANGES},
         }
         self._keys = random.choice((0, 0, 3, 40)) if self.ordering == "key" else random.choice((0, 3))
         self._lanes = random.choice(("one", "urgent", "all", "backlog"))
@@ -246,7 +246,8 @@ class FairnessWorld(VirtualTime):
 
     def _pile_up(self) -> None:
         """So much that all lanes have something for a while."""
-        rows = self.random.choice((300, 600, 900))
+        slow = not {"fast", "at once"} & set(self._moods)
+        rows = 100 if slow else self.random.choice((300, 600, 900))
         for partition in range(self.partitions):
             tasks = []
             for lane, weight in enumerate(WEIGHTS):
@@ -269,7 +270,7 @@ class FairnessWorld(VirtualTime):
         if partition is None:
             partition = self.random.randrange(self.partitions) if number is None else number % self.partitions
         key = None if number is None else b"k%d" % number
-        task = Task(b"%d" % self._number, partition, key, lane, self.clock.now_us())
+        task = Task(b"%d" % self._number, partition, key, lane)
         task.fails_left = self.random.choice((1, 1, 2)) if self.chance(self._fails) else 0
         return task
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tailrace.broker.delivery import OpenGate
@@ -17,7 +18,7 @@ from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.deliveries import Delivery
 from tailrace.core.commands import Reply, Request
 from tailrace.core.delivery_commands import Leases
-from tailrace.errors import Unavailable
+from tailrace.errors import LeaseLost, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 from tailrace.sim.sim_loop import SimLoop
@@ -138,9 +139,10 @@ class Worker:
 
     async def _live(self) -> None:
         options = ConsumerOptions(member=self.name, group=self._world.group)
-        async with Consumer(self.wire, [TOPIC], GROUP, CALL_S, options) as self._consumer:
-            self.joined = True
-            await self._consumer.run(self._handle, concurrency=self.concurrency)
+        with suppress(LeaseLost):  # It stood still, and hears when it leaves what that cost.
+            async with Consumer(self.wire, [TOPIC], GROUP, CALL_S, options) as self._consumer:
+                self.joined = True
+                await self._consumer.run(self._handle, concurrency=self.concurrency)
         self.gone = True
 
     async def _handle(self, delivery: Delivery) -> None:
@@ -166,10 +168,11 @@ class Worker:
         return self.joined and not (self.leaving or self.dead or self.loop.frozen())
 
     def assignment(self) -> set[int]:
-        """The partitions that it may ask for."""
+        """The partitions that it may ask for: those that it is about to give up are not among them."""
         if self._consumer is None or not self.at_work():
             return set()
-        return {partition for _, partition in self._consumer.assignment()}
+        finishing = self._consumer._intake.membership._finishing
+        return {partition for _, partition in self._consumer.assignment() - finishing}
 
     def leave(self) -> None:
         """It stops when its handlers are done."""
