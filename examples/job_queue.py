@@ -5,42 +5,50 @@ python examples/job_queue.py                     against the broker of TAILRACE_
 
 import asyncio
 import json
+from collections import Counter
 
 import tailrace
 
 TOPIC, GROUP = "example-jobs", "workers"
+JOBS, WORKERS = 40, 5
 
 
 async def publish_jobs(client: tailrace.Client) -> None:
     async with client.producer(TOPIC) as producer:
-        for number in range(20):
-            await producer.send(json.dumps({"job": number}).encode(), key=f"customer-{number % 4}".encode())
+        for number in range(JOBS):
+            await producer.send(json.dumps({"job": number}).encode(), key=f"customer-{number % 8}".encode())
         await producer.send(b"this is no job")
 
 
-async def work(client: tailrace.Client, name: str, done: list[int]) -> None:
-    async with client.consumer(TOPIC, GROUP, assignment="shared", max_attempts=3) as consumer:
-        async for message in consumer:
-            try:
-                job = json.loads(message.value or b"")["job"]
-            except ValueError as error:
-                await message.reject(f"not a job: {error}")
-                continue
-            if job == 7 and message.attempt == 1:
-                await message.nack(delay=0.05, error="the first attempt at 7 always fails")
-                continue
-            await message.ack()
-            done.append(job)
-            print(f"{name} did job {job} of {(message.key or b'').decode()}, attempt {message.attempt}")
+async def work(client: tailrace.Client, name: str, done: dict[int, str]) -> None:
+    """One worker. There may be more of them than partitions, in this process and in others."""
+
+    async def handle(message: tailrace.Delivery) -> None:
+        try:
+            job = json.loads(message.value or b"")["job"]
+        except ValueError as error:
+            await message.reject(f"not a job: {error}")
+            return
+        await asyncio.sleep(0.02)  # The work.
+        if job == 7 and message.attempt == 1:
+            await message.nack(delay=0.05, error="the first attempt at 7 always fails")
+            return
+        await message.ack()
+        done[job] = name
+        print(f"{name} did job {job} of {(message.key or b'').decode()}, attempt {message.attempt}")
+
+    async with client.consumer(TOPIC, GROUP, max_attempts=3) as consumer:
+        await consumer.run(handle)
 
 
 async def main() -> None:
     async with tailrace.connect() as client:
         await client.admin().create_topic(TOPIC, if_missing=True)
         await publish_jobs(client)
-        done: list[int] = []
-        workers = [asyncio.create_task(work(client, f"worker {number}", done)) for number in (1, 2, 3)]
-        while len(done) < 20:
+        done: dict[int, str] = {}
+        names = [f"worker {number}" for number in range(1, WORKERS + 1)]
+        workers = [asyncio.create_task(work(client, name, done)) for name in names]
+        while len(done) < JOBS:
             await asyncio.sleep(0.01)
         letters = client.dead_letters(TOPIC)
         while not (dead := await letters.list()):
@@ -48,6 +56,8 @@ async def main() -> None:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+        shares = Counter(done.values())
+        print("shared: " + ", ".join(f"{name} did {shares[name]}" for name in names))
         print(f"done: {sorted(done)}")
         print(f"dead: {dead[0].message.value!r} because it was {dead[0].reason}: {dead[0].error}")
 
