@@ -104,7 +104,7 @@ def test_waits_until_something_comes_or_the_time_is_up() -> None:
     broker.publish(b"elsewhere", partition=2)
     broker.pass_s(1.1)
     assert fetched(waiting) == ([], [])
-    assert not any(broker.shard(partition=partition)._watchers for partition in range(3))
+    assert not any(broker.shard(partition=partition).wakeups._watchers for partition in range(3))
     assert not broker.engine.gateway._jobs
 
 

@@ -35,9 +35,7 @@ def make(partitions: int = 1, ring: int = 1 << 20, **options: Any) -> QueueEngin
 
 
 def waiting_places(broker: QueueEngine) -> int:
-    return sum(
-        len(actions) for shard in broker.engine.topics.shards() for actions in shard.wakeups._waiting.values()
-    )
+    return sum(len(line) for shard in broker.engine.topics.shards() for line in shard.wakeups._lines.values())
 
 
 # ------------------------------------------------------------------------------------------------- answers
@@ -516,7 +514,7 @@ def test_a_receiver_without_room_leases_nothing_until_it_has_some() -> None:
     waiting = broker.begin_lease(wait_ms=60_000, gate=gate)
     broker.send(b"b")
     assert waiting == []
-    assert broker.shard().state.queues.in_flight("g") == 0
+    assert broker.shard().state.queues.holders("g") == set()
     gate.open()
     broker.settle()
     assert values(got(waiting)) == [b"a", b"b"]
@@ -554,7 +552,7 @@ def test_an_answer_that_fails_on_its_way_loses_no_fact() -> None:
         broker.settle()
     broker.restart()
     assert broker.shard().fault is None
-    assert broker.shard().state.queues.in_flight("g") == 1
+    assert len(broker.shard().state.queues.holders("g")) == 1
 
 
 def test_closing_answers_who_waits() -> None:

@@ -90,3 +90,37 @@ def test_what_starves_goes_next() -> None:
 def test_the_oldest_of_those_that_starve_goes_first() -> None:
     supplies = [Supply(lane, 1, since_us) for lane, since_us in enumerate((9, 5, 7, 1, 3))]
     assert draw(Turn(WEIGHTED), supplies, 5) == [3, 4, 1, 2, 0]
+
+
+def draw_ahead(turn: Turn, supplies: list[Supply], count: int, above: int) -> list[int]:
+    return lanes_of(turn.draw(supplies, count, 1 << 40, LIMIT_US, above)[0])
+
+
+def test_ahead_of_their_turn_only_more_urgent_lanes_are_drawn_from() -> None:
+    supplies = [Supply(lane, 3) for lane in range(5)]
+    assert draw_ahead(Turn(STRICT), supplies, 100, 2) == [0, 0, 0, 1, 1, 1]
+    assert draw_ahead(Turn(STRICT), supplies, 2, 4) == [2, 2]
+    assert draw_ahead(Turn(STRICT), [Supply(0, 0, state=UNKNOWN), Supply(1, 3)], 2, 2) == []
+
+
+def test_what_a_lane_took_ahead_of_its_turn_it_gives_back() -> None:
+    turn, supplies = Turn(WEIGHTED), [Supply(lane, 5_000) for lane in range(5)]
+    drawn = [lane for _ in range(700) for lane in draw_ahead(turn, supplies, 1, 3) + draw(turn, supplies, 1)]
+    for start in range(0, 300, 50):
+        shares = Counter(drawn[start : start + 1_000])
+        assert all(
+            0.9 * 10 * weight <= shares[lane] <= 1.1 * 10 * weight for lane, weight in enumerate(WEIGHTS)
+        ), shares
+
+
+def test_a_lane_that_owes_much_waits_for_its_turn_unless_it_is_alone() -> None:
+    turn, supplies = (
+        Turn(WEIGHTED),
+        [Supply(0, 100), Supply(1, 0), Supply(2, 100), Supply(3, 0), Supply(4, 0)],
+    )
+    assert len(draw_ahead(turn, supplies, 100, 2)) == 10
+    assert turn.held_back
+    assert draw_ahead(turn, supplies, 100, 2) == []
+    assert draw(turn, supplies, 3) == [2, 2, 0]  # It pays back with its own slots and those left to it.
+    alone = [Supply(0, 100), *(Supply(lane, 0) for lane in range(1, 5))]
+    assert len(draw_ahead(Turn(WEIGHTED), alone, 100, 2)) == 100

@@ -188,7 +188,7 @@ class FetchJob:
         elif not self._watching:
             self._watching = True
             for shard in self._shards:
-                shard.watch(self.look)
+                shard.wakeups.watch(self.look)
 
     def _early(self, nbytes: int) -> bool:
         """Whether to wait a moment for more; a timer looks again."""
@@ -263,7 +263,7 @@ class FetchJob:
         if self._pace is not None:
             self._pace.cancel()
         for shard in self._shards:
-            shard.unwatch(self.look)
+            shard.wakeups.unwatch(self.look)
         self._over(self)
         if respond is not None:
             self._metrics.fetched((self._pump.clock.now_us() - self._started_us) / 1e6)

@@ -73,7 +73,7 @@ class Engine:
         self.coordination = Coordination(self.topics, self.pump, self.coordinators)
         self.topics.changed = self.coordination.topic_changed
         self.coordination.granting.evicted = self.leasing.evict
-        self.leasing.topics_of = self.coordination.topics_of
+        self.leasing.hunger.tell = self.coordination.seats.hungry
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = Cron(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
@@ -109,6 +109,7 @@ class Engine:
         shard.buries = self.burial.take_up
         shard.reopened = self._reopened
         shard.overslept = self.leasing.overslept
+        shard.credit = self.leasing.credit
         shard.start()
 
     def _reopened(self, shard: Shard) -> None:

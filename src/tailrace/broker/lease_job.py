@@ -3,6 +3,9 @@
 A request covers several partitions of one topic. Each is asked when the request arrives and then only when
 something may have changed there (see `wakeups`); the decision is the partition's own. What was leased is
 answered at once, as the stored frames where that is possible.
+
+While a request cannot ask, because its receiver has no room, was answered just now, or has no credit left, it
+stands in no line: what is freed meanwhile goes to others. When it can, it asks everywhere again.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from tailrace.core import spans
 from tailrace.core.commands import Reply
 from tailrace.core.delivery_commands import GiveBack, Grant, Lease, Leases
 from tailrace.core.inner_commands import LeaseRun, RunLeased
+from tailrace.core.lanes import LANES
 from tailrace.core.model import Refusal
+from tailrace.core.policy import GroupPolicy
 from tailrace.errors import Full, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.format.gathering import gather
@@ -28,17 +33,25 @@ if TYPE_CHECKING:
     from tailrace.broker.leasing import Leasing
 
 LEASE_BYTES_MAX = 8 * 1024 * 1024
+UNPACED_MAX = 8
+"""A request for no more messages than that is answered as soon as there is one."""
 _STORAGE = frozenset(("storage_fault", "corrupt", "full"))
 """Refusals of a partition that is ill: the others go on without it."""
 
 
 class _Place:
-    """One partition of a lease request."""
+    """One partition of a lease request; a `Waiter` there."""
 
-    __slots__ = ("asked", "asked_us", "generation", "ill", "job", "partition", "shard", "waits")
+    __slots__ = (
+        *("above", "asked", "asked_us", "generation", "ill", "job", "member", "number", "partition"),
+        *("passing", "roused", "shard", "waits"),
+    )
 
     def __init__(self, job: LeaseJob, partition: int, generation: int, shard: Shard) -> None:
         self.job = job
+        self.member = job.request.member
+        self.number = job.number
+        self.above = job.above
         self.partition = partition
         self.generation = generation
         self.shard = shard
@@ -47,6 +60,9 @@ class _Place:
         self.asked_us = 0
         """When it was last asked, and may have leased something."""
         self.waits = False
+        self.roused = False
+        """Whether it is asked because it was woken."""
+        self.passing = False
         self.ill: Refusal | None = None
         """Why its storage is of no use now."""
 
@@ -59,10 +75,16 @@ class _Place:
         self.asked = False
         self.job.decided(self, reply)
 
-    def wake(self) -> None:
+    def wake(self, passing: bool) -> bool:
         """There may be something now."""
-        self.waits = False
-        self.job.woken(self)
+        self.passing = passing
+        return self.job.woken(self)
+
+    def pass_on(self) -> None:
+        """It was woken and cannot use what there may be."""
+        roused, self.roused = self.roused, False
+        if roused:
+            self.shard.wakeups.passed(self.job.request.group)
 
 
 class LeaseJob:
@@ -72,12 +94,13 @@ class LeaseJob:
         self,
         request: Lease,
         shards: Sequence[Shard],
-        all_shards: Sequence[Shard],
         leasing: Leasing,
         gate: Gate,
         respond: Respond,
     ) -> None:
         self.request = request
+        self.number = leasing.next_number()
+        self.above = LANES if request.above is None else request.above
         self._leasing = leasing
         self._pump = leasing.pump
         self._gate = gate
@@ -91,11 +114,10 @@ class LeaseJob:
         self._timer: Timer | None = None
         self._pace: Timer | None = None
         self._parked = False
-        self._short = False
-        """Whether the limit of messages in flight was in the way, so that any partition's ack may help."""
-        self._all_shards = all_shards
-        """Of the topic, those included that are added later."""
-        self._elsewhere: Sequence[Shard] = ()
+        self._short: GroupPolicy | None = None
+        """The limits of messages in flight, when they were in the way."""
+        self._by_credit = False
+        """Whether it asks because there was credit."""
         self._under_way = 0
         self._grants: list[Grant] = []
         self._taken: list[tuple[_Place, RunLeased]] = []
@@ -105,6 +127,7 @@ class LeaseJob:
             for (partition, generation), shard in zip(request.partitions, shards, strict=True)
         ]
         self._pending: list[_Place] = []
+        self._key = (gate, request.topic, request.group, request.member)
         self._begun = False
         self._then: LeaseJob | None = None
         """The next request of the same member, which begins when this one is answered."""
@@ -118,19 +141,14 @@ class LeaseJob:
         lease messages that arrive in the wrong order.
         """
         self._places = self._places[first:] + self._places[:first]
-        older = [job for job in self._gate.fetches if isinstance(job, LeaseJob) and job.precedes(self)]
+        older = self._leasing.latest.get(self._key)
+        self._leasing.latest[self._key] = self
         self._gate.fetches[self] = None
         self._leasing.jobs[self] = None
-        if older:
-            older[0].supersede(self)
+        if older is not None:
+            older.supersede(self)
         else:
             self._begin()
-
-    def precedes(self, other: LeaseJob) -> bool:
-        """Whether it is the last request before the other of the same member."""
-        mine, its = self.request, other.request
-        same = (mine.topic, mine.group, mine.member) == (its.topic, its.group, its.member)
-        return same and self._then is None
 
     def supersede(self, newer: LeaseJob) -> None:
         """Its sender has sent another: ask no more, and answer with what there is."""
@@ -154,27 +172,55 @@ class LeaseJob:
     def look(self) -> None:
         """Ask the partitions where something may be, when the receiver has room."""
         self._parked = False
-        if self._respond is None or not self._pending or self._early():
+        if self._respond is None or not self._pending:
+            return
+        if self._early():
+            self._step_aside()
             return
         if self._gate.blocked(self.look):
             self._parked = True
+            self._step_aside()
             return
         pending, self._pending = self._pending, []
         self._under_way += len(pending)
         for place in pending:
             place.shard.submit(Late(place.make), b"", place.reply)
 
-    def woken(self, place: _Place) -> None:
-        """Something changed in a partition."""
-        if self._respond is not None and not place.asked:
-            place.asked = True
+    def woken(self, place: _Place) -> bool:
+        """Something changed in a partition: whether it asks there now."""
+        if self._respond is None:
+            return False
+        if not place.asked:
+            place.asked = place.roused = True
             self._pending.append(place)
-            if not self._parked:
-                self.look()
+            self.look()
+        return place.roused
+
+    def _step_aside(self) -> None:
+        """It cannot ask now: it stands in no line until it asks everywhere again."""
+        for place in self._places:
+            place.roused = False
+            self._leave_line(place)
+            if not place.asked:
+                place.asked = True
+                self._pending.append(place)
+        self._pass_credit_on()
+
+    def _pass_credit_on(self) -> None:
+        """It asked, or cannot ask, because there was credit: what it does not use is for others."""
+        if self._by_credit:
+            self._by_credit = False
+            self._leasing.credit.pass_on(self.request.group)
+
+    def _leave_line(self, place: _Place) -> None:
+        if place.waits:
+            place.waits = False
+            place.shard.wakeups.leave(self.request.group, place)
 
     def _early(self) -> bool:
-        """Whether to wait a moment for more, because little was handed over just now."""
-        if self._expired:
+        """Whether to wait a moment for more, because little was handed over just now. Who wants little does
+        not gain by that."""
+        if self._expired or self.request.count_max <= UNPACED_MAX:
             return False
         if self._pace is None:
             due_us = self._gate.answered_us.get(self._pace_key(), 0) + PACE_US
@@ -188,16 +234,23 @@ class LeaseJob:
         self.look()
 
     def _pace_key(self) -> str:
-        return f"{self.request.topic}/{self.request.group}"
+        request = self.request
+        return f"{request.topic}/{request.group}/{request.member}"
 
     def command(self, place: _Place) -> LeaseRun | None:
         """What to ask a partition for; None when nothing more is wanted."""
-        request = self.request
+        request, shard = self.request, place.shard
         count = self._count_left
         if self._respond is not None and count > 0 and self._bytes_left > 0:
-            credit = self._leasing.credit(request, self._all_shards)
+            policy = shard.state.queues.policy(request.group)
+            # Where there is no policy, the partition itself refuses.
+            credit = (
+                count if policy is None else self._leasing.credit.left(request.group, request.member, policy)
+            )
             if credit > 0:
                 place.asked_us = self._pump.clock.now_us()
+                sharers = shard.wakeups.sharers(request.group, place)
+                self._leave_line(place)  # Of what it leaves, it has no share any more.
                 return LeaseRun(
                     request.group,
                     request.member,
@@ -205,12 +258,15 @@ class LeaseJob:
                     self._leasing.new_lease(),
                     count if count < credit else credit,
                     self._bytes_left,
-                    place.shard.end_offset,
+                    shard.end_offset,
                     request.lease_ms,
+                    self.above,
+                    sharers,
                 )
-            self._short = True
+            self._short = policy
         place.asked = False
         self._under_way -= 1
+        place.pass_on()
         self._check()
         return None
 
@@ -226,9 +282,13 @@ class LeaseJob:
                 self._take(place, reply)
         elif type(reply) is Refusal:
             self._refused(place, reply)
+            place.pass_on()
         else:
             place.ill = None
             self._wait(place)
+            roused, place.roused = place.roused, False
+            if roused and place.passing:
+                place.shard.wakeups.in_vain(self.request.group, place)
         self._check()
 
     def _take(self, place: _Place, leased: RunLeased) -> None:
@@ -256,6 +316,9 @@ class LeaseJob:
         self._taken.append((place, leased))
         self._grants.append(Grant(place.partition, leased.lease, leased.deadline_us, size, leased.runs))
         self._leasing.metrics.delivered(self.request.topic, size, rows)
+        roused, place.roused = place.roused, False
+        if roused:
+            place.shard.wakeups.took(self.request.group, place)
 
     def _taker(self, place: _Place, leased: RunLeased) -> Callable[[Exception | None], None]:
         def loaded(error: Exception | None) -> None:
@@ -287,9 +350,11 @@ class LeaseJob:
         self._answer(refusal)
 
     def _wait(self, place: _Place) -> None:
-        if self._respond is not None and not place.waits:
+        if self._respond is not None:
             place.waits = True
-            place.shard.wakeups.wait(self.request.group, place.wake)
+            place.shard.wakeups.wait(self.request.group, place)
+            if self.above == LANES:
+                self._leasing.hunger.waits(self.request.group, self.request.topic)
 
     # -- the end
 
@@ -299,11 +364,18 @@ class LeaseJob:
             return
         if self._grants or (self._expired and not self._pending):
             self._answer(self._damage() or Leases(self._grants, self._waited_ms))
-        elif self._short:
-            self._short = False
-            self._elsewhere = tuple(self._all_shards)
-            for shard in self._elsewhere:
-                shard.wakeups.wait(self.request.group, self.credit_freed)
+        elif self._short is not None:
+            self._wait_for_credit(self._short)
+        else:
+            self._pass_credit_on()
+
+    def _wait_for_credit(self, policy: GroupPolicy) -> None:
+        """Its member or its group has too many messages, perhaps of partitions that it does not speak of: it
+        asks again when there are fewer."""
+        self._short, self._by_credit = None, False
+        for place in self._places:
+            self._leave_line(place)
+        self._leasing.credit.wait(self.request.group, self.request.member, policy, self)
 
     def _damage(self) -> Refusal | None:
         """Where the others had nothing for all the time that was to be waited: a partition that is damaged or
@@ -313,15 +385,13 @@ class LeaseJob:
         return next((p.ill for p in self._places if p.ill and p.ill.code != Full.code), None)
 
     def credit_freed(self) -> None:
-        """Something of the group was settled, perhaps in a partition that this request does not speak of."""
-        self._leave_elsewhere()
+        """There may be credit: ask everywhere."""
+        self._by_credit = True
         for place in self._places:
-            self.woken(place)
-
-    def _leave_elsewhere(self) -> None:
-        shards, self._elsewhere = self._elsewhere, ()
-        for shard in shards:
-            shard.wakeups.leave(self.request.group, self.credit_freed)
+            if not place.asked:
+                place.asked = True
+                self._pending.append(place)
+        self.look()
 
     def expire(self, now_us: int) -> None:
         """The time is up: answer, be it with nothing."""
@@ -368,10 +438,13 @@ class LeaseJob:
         for timer in (self._timer, self._pace):
             if timer is not None:
                 timer.cancel()
+        if self._leasing.latest.get(self._key) is self:
+            del self._leasing.latest[self._key]
+        group = self.request.group
         for place in self._places:
-            if place.waits:
-                place.shard.wakeups.leave(self.request.group, place.wake)
-        self._leave_elsewhere()
+            self._leave_line(place)
+        self._leasing.credit.leave(group, self.request.member, self)
+        self._pass_credit_on()
         # They know this job: it would live on with all that it leased until a collection of garbage finds it.
         self._places, self._pending, self._taken = [], [], []
         return respond

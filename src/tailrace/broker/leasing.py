@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from tailrace.broker.credit import Credit
 from tailrace.broker.delivery import Gate
 from tailrace.broker.host import Topics
+from tailrace.broker.hunger import Hunger
 from tailrace.broker.lease_job import LeaseJob
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
@@ -54,9 +56,12 @@ class Leasing:
         self.metrics = metrics
         self.jobs: dict[LeaseJob, None] = {}
         """In the order in which they came."""
+        self.latest: dict[tuple[Gate, str, str, str], LeaseJob] = {}
+        """By receiver, topic, group and member: the last request under way."""
+        self.credit = Credit(pump)
+        self.hunger = Hunger(topics, pump, self.credit)
+        self._number = 0
         self._entropy = entropy
-        self.topics_of: Callable[[str], Collection[str]] = lambda group: ()
-        """The topics of a group."""
         self._ids: Iterator[int] = iter(())
         self._served: dict[tuple[str, str, str], int] = {}
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
@@ -125,17 +130,8 @@ class Leasing:
             for shard in shards:
                 evict = EvictMember(request.group, request.member, request.held)
                 shard.submit(evict, b"", lambda reply, parts: None)
-        job = LeaseJob(request, shards, self._all_shards(request), self, gate, respond)
+        job = LeaseJob(request, shards, self, gate, respond)
         job.start(self._after_served(request) if len(places) > 1 else 0)
-
-    def _all_shards(self, request: Lease) -> Sequence[Shard]:
-        """Every partition of the group, over which its limits count."""
-        shards = self.topics.get(request.topic).shards
-        topics = self.topics_of(request.group)
-        if len(topics) <= 1:
-            return shards
-        hosts = [self.topics.find(topic) for topic in topics]
-        return [shard for host in hosts if host is not None for shard in host.shards]
 
     def _after_served(self, request: Lease) -> int:
         """Which of its partitions to ask first: the one behind that which was served last."""
@@ -160,19 +156,10 @@ class Leasing:
         self._ids = iter(struct.unpack(f"<{_IDS}Q", self._entropy(8 * _IDS)))
         return self.new_lease()
 
-    def credit(self, request: Lease, shards: Sequence[Shard]) -> int:
-        """How many messages the member may still be given: the limits count over all partitions."""
-        group, member = request.group, request.member
-        known = (shard.state.queues.policy(group) for shard in shards)
-        policy = next((policy for policy in known if policy is not None), None)
-        if policy is None:
-            return request.count_max  # The partition itself refuses.
-        of_member = of_group = 0
-        for shard in shards:
-            of_member += shard.state.queues.in_flight(group, member)
-            of_group += shard.state.queues.in_flight(group)
-        credit: int = min(policy.in_flight_max - of_member, policy.group_in_flight_max - of_group)
-        return credit
+    def next_number(self) -> int:
+        """A number for a request: those that come later have greater ones."""
+        self._number += 1
+        return self._number
 
     # -- settling
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from tailrace.broker.pump import Pump, Timer
 from tailrace.broker.shard import NOTHING
 from tailrace.core.commands import Reply
@@ -21,6 +23,9 @@ WAIT_MS_MAX = 60_000
 STALL_US = 2_000_000
 """When the broker itself comes so late to look after a member, it was the broker that stood still: nobody can
 be blamed for silence, and everybody gets another session."""
+
+HUNGRY_US = 200_000
+"""So long it holds that others wait for messages; then it is said again."""
 
 Key = tuple[str, str]
 """Group and member."""
@@ -37,7 +42,10 @@ class Standing(NamedTuple):
 class Seat:
     """One member."""
 
-    __slots__ = ("incarnation", "policy", "poll", "poll_timer", "seen_us", "standing", "timer", "version")
+    __slots__ = (
+        *("hungry", "hungry_us", "incarnation", "policy", "poll", "poll_timer", "seen_us", "standing"),
+        *("timer", "version"),
+    )
 
     def __init__(self, policy: GroupPolicy, version: int, now_us: int) -> None:
         self.policy = policy
@@ -46,6 +54,9 @@ class Seat:
         self.seen_us = now_us
         self.incarnation = ""
         """Which of those who use its name it is; empty while that is not known."""
+        self.hungry: list[Place] = []
+        """Where others waited for what it has, at `hungry_us`, when it had no poll to be told by."""
+        self.hungry_us = 0
         self.timer: Timer | None = None
         self.poll: Respond | None = None
         self.poll_timer: Timer | None = None
@@ -127,6 +138,16 @@ class Seats:
         seat.standing = standing
         self._answer(seat, self.membership(seat))
 
+    def hungry(self, group: str, member: str, places: list[Place]) -> None:
+        """Others wait for messages of partitions of which a member holds some: it is told at once."""
+        seat = self._seats.get((group, member))
+        if seat is None:
+            return
+        if seat.poll is not None:
+            self._answer(seat, msgspec.structs.replace(self.membership(seat), hungry=places))
+        else:
+            seat.hungry, seat.hungry_us = places, self._pump.clock.now_us()
+
     @staticmethod
     def membership(seat: Seat) -> Membership:
         """What a member is told."""
@@ -141,6 +162,10 @@ class Seats:
         It is answered within half a session: a member whose connection is gone must not seem alive."""
         self._answer(seat, self.membership(seat))
         wait_ms = min(heartbeat.wait_ms, WAIT_MS_MAX, seat.policy.session_ms // 2)
+        places, seat.hungry = seat.hungry, []
+        if places and seat.hungry_us + HUNGRY_US > self._pump.clock.now_us():
+            respond(msgspec.structs.replace(self.membership(seat), hungry=places), NOTHING)
+            return
         if heartbeat.version != seat.version or wait_ms <= 0:
             respond(self.membership(seat), NOTHING)
             return

@@ -23,6 +23,7 @@ import msgspec
 
 from tailrace.broker.assurance import Assurance, Reach
 from tailrace.broker.at_hand import COLD_BYTES, FramesAtHand
+from tailrace.broker.credit import Credit
 from tailrace.broker.framing import TurnFrames
 from tailrace.broker.machines import DATA_PARTITION, MachineKind
 from tailrace.broker.metrics import Metrics
@@ -89,7 +90,6 @@ class Shard:
         self.metrics = metrics
         self._inbox: list[Item] = []
         self._turns: deque[Turn] = deque()
-        self._watchers: dict[Callable[[], None], None] = {}
         self.reopening = False
         self._closing = False
         self._full_until_us = 0
@@ -100,6 +100,8 @@ class Shard:
         self.failures = 0
         self._outstanding = 0
         self.assurance = Assurance(self)
+        self.credit: Credit | None = None
+        """Where messages in flight are counted over all partitions; set by who gives credit."""
         self.upkeep = Upkeep(self)
         self.wakeups = Wakeups(self)
         self.releases = Releases(self)
@@ -156,6 +158,8 @@ class Shard:
         if self.rebuilt.lost and self.fault is None:
             record_loss(self)
         if self.machine.delivers:
+            if self.credit is not None and self.fault is None:
+                self.state.queues.count_in(self.credit.flights)
             self.wakeups.arm()
             self.wakeups.wake_all()
             self.buries(self)
@@ -242,7 +246,7 @@ class Shard:
                         turn.dying = True
                 if not soft:
                     turn.hard = True
-                wakeups.decided(command, soft)
+                wakeups.decided(command, decision.facts, soft)
             if late and type(reply) is Done:
                 soft = True  # There is nothing for it: nobody relies on that.
             if type(reply) is Refusal:
@@ -358,7 +362,7 @@ class Shard:
             self.metrics.published(
                 self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
             )
-            self._notify()
+            self.wakeups.committed(messages)
         if turn.dying:
             self.buries(self)
         if delayed >= 0:
@@ -407,11 +411,12 @@ class Shard:
             self._hidden = True
             self.tail.clear(synced.end_offset)
         self._drop_state(synced)
-        self._notify()
+        self.wakeups.wake_all()
 
     def _drop_state(self, reach: Reach) -> None:
         """Forget what is ahead of the disk: where the readable log ends and begins is all that is known."""
         self.releases.stop()
+        self._count_out()
         lost = self.state.lost.spans if self.machine.delivers else []
         self.state = self.machine.make(self.options)
         if lost:
@@ -419,6 +424,11 @@ class Shard:
         self.state.start_offset, self.state.end_offset = reach.start_offset, reach.end_offset
         self.at_hand = FramesAtHand(self, self._cold_bytes)
         self.state.at_hand = self.at_hand
+
+    def _count_out(self) -> None:
+        """What is in flight here cannot be settled, or not any more: it is nobody's credit."""
+        if self.machine.delivers:
+            self.state.queues.count_out()
 
     def damaged(self, error: Exception) -> None:
         """Somebody who read the log came upon damage: no more writes and no more leases, and everybody is
@@ -429,8 +439,9 @@ class Shard:
         self.fault = Refusal(Corrupt.code, refusal.message, "none", refusal.details)
         log.error("%s/%d is quarantined: %s", self.topic, self.partition, refusal.message)
         self.metrics.damage_found()
+        self._count_out()
         self._go_on()
-        self._notify()
+        self.wakeups.wake_all()
 
     def open_log(self) -> tuple[PartitionLog, Rebuilt]:
         """Blocking: take the log anew and rebuild the state from it."""
@@ -449,6 +460,7 @@ class Shard:
         if self.gone is not None:
             self.log.close()
             return False
+        self._count_out()
         self._adopt(rebuilt)
         return True
 
@@ -480,7 +492,7 @@ class Shard:
             if not self.take_over(*result):
                 return
             self.lost = failed  # A sync failed as well: what it left is looked at after a restart.
-            self._notify()
+            self.wakeups.wake_all()
             self.pump.at(self._full_until_us, lambda now_us: self.restart())
 
         self.upkeep.after_saving(lambda: self.run_in_order(work, done))
@@ -532,21 +544,6 @@ class Shard:
         that is decided may lie above what is."""
         return min(self.state.start_offset, self.tail.end_offset)
 
-    def watch(self, action: Callable[[], None]) -> None:
-        """Call once when more is committed."""
-        self._watchers[action] = None
-
-    def unwatch(self, action: Callable[[], None]) -> None:
-        """Forget a watcher; harmless when it was called already."""
-        self._watchers.pop(action, None)
-
-    def _notify(self) -> None:
-        if self._watchers:
-            watchers, self._watchers = self._watchers, {}
-            for action in watchers:
-                action()
-        self.wakeups.wake_all()
-
     # -- upkeep
 
     def limit_tail(self, bytes_max: int) -> None:
@@ -583,8 +580,9 @@ class Shard:
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
         self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
+        self._count_out()
         self.upkeep.after_saving(lambda: self.run_in_order(self._close_log, closed))
-        self._notify()
+        self.wakeups.wake_all()
 
     def forget(self) -> None:
         """After `retire`: the storage threads need not know this log any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.core.commands import Publish
-from tailrace.core.model import BatchView, Times
+from tailrace.core.model import PRIORITY_MAX, BatchView, Times
 from tailrace.core.policy import GroupPolicy
 
 
@@ -35,7 +35,9 @@ class RecordLoss(msgspec.Struct, frozen=True):
 
 class LeaseRun(msgspec.Struct, frozen=True):
     """Lease up to `count_max` messages (and about `bytes_max` bytes) below `end_offset`, the committed end,
-    to a member. `lease` is a random 64-bit number, `generation` the one that the member was granted.
+    to a member. `lease` is a random 64-bit number, `generation` the one that the member was granted. Only
+    messages of lanes that are more urgent than `above` are wanted (`LANES`: all). `sharers` members wait for
+    what is free, this one included: it gets its share.
 
     The reply is `RunLeased`, or `Done` when there is nothing to lease now.
     """
@@ -48,6 +50,8 @@ class LeaseRun(msgspec.Struct, frozen=True):
     bytes_max: int
     end_offset: int
     lease_ms: int | None = None
+    above: int = PRIORITY_MAX + 1
+    sharers: int = 1
 
 
 class RunLeased(msgspec.Struct, frozen=True):

@@ -269,6 +269,10 @@ class KeyQueues:
         feeds[0].refresh()
         return feeds
 
+    def takers(self) -> list[str]:
+        """Members to whom alone something is offered."""
+        return [member for member, spots in self._held.items() if any(spot.has(self.rows) for spot in spots)]
+
     def put_back(self) -> None:
         """The selection is over: what it took out is offered again, until an event says otherwise."""
         for queue, spot in self.drawn:

@@ -13,6 +13,8 @@ LANES_ALL = (1 << LANES) - 1
 WEIGHTS = (50, 25, 15, 7, 3)
 
 EMPTY, READY, UNKNOWN = range(3)
+OWED_MAX = 10
+"""So many messages of a lane are drawn ahead of its turn, where lanes have shares."""
 FEW = 8
 """Fewer rows than that are taken one by one."""
 
@@ -62,25 +64,40 @@ class Feed(Protocol):
 
 
 class Turn:
-    """Whose turn it is; moves with every delivery. A copy is moved while selecting."""
+    """Whose turn it is; moves with every delivery. A copy is moved while selecting.
 
-    __slots__ = ("pattern", "position")
+    Where lanes have shares, a row that was drawn ahead of its lane's turn is *owed*: the lane gives away one
+    of its next slots for it. So shares hold, whoever asks for urgent messages only.
+    """
 
-    def __init__(self, pattern: tuple[int, ...], position: int = 0) -> None:
+    __slots__ = ("held_back", "owed", "pattern", "position")
+
+    def __init__(self, pattern: tuple[int, ...], position: int = 0, owed: Sequence[int] = ()) -> None:
         self.pattern = pattern
         self.position = position
+        self.owed = list(owed) or [0] * LANES
+        self.held_back = False
+        """Whether a lane was not drawn from because it owes too much; not copied."""
 
     def copy(self) -> Turn:
         """The same turn, to move on its own."""
-        return Turn(self.pattern, self.position)
+        return Turn(self.pattern, self.position, self.owed)
 
     def draw(
-        self, feeds: Sequence[Feed], count_max: int, bytes_max: int, starved_us: int
+        self,
+        feeds: Sequence[Feed],
+        count_max: int,
+        bytes_max: int,
+        starved_us: int,
+        above: int = LANES,
     ) -> tuple[list[int], int | None]:
         """Take rows from filled feeds in the order of delivery, until there are enough, or none, or it cannot
         be told what is next: then the frame that is missing. What waits since `starved_us` or longer is
-        promoted."""
+        promoted. With `above`, only lanes that are more urgent are drawn from, ahead of their turn."""
+        if above < LANES:
+            return self._draw_ahead(feeds, count_max, bytes_max, above)
         taken: list[int] = []
+        owed, owing = self.owed, any(self.owed)
         pattern, slots, position = self.pattern, len(self.pattern), self.position
         ready, unknown, starving = _masks(feeds, starved_us)
         missing, nbytes = None, 0.0
@@ -95,6 +112,12 @@ class Turn:
             lane = _oldest(feeds, starving) if starving else _FIRST[pattern[position]][ready | unknown]
             if lane < 0:
                 break
+            if owing and not starving and owed[lane]:
+                owed[lane] -= 1
+                owing = any(owed)
+                if (ready | unknown) & ~(1 << lane):
+                    position = (position + 1) % slots  # It had what this slot would give it before.
+                    continue
             feed = feeds[lane]
             if unknown and unknown >> lane & 1:
                 missing = feed.missing
@@ -112,6 +135,31 @@ class Turn:
                 ready, unknown, starving = _masks(feeds, starved_us)
         self.position = position
         return taken, missing
+
+    def _draw_ahead(
+        self, feeds: Sequence[Feed], count_max: int, bytes_max: int, above: int
+    ) -> tuple[list[int], int | None]:
+        taken: list[int] = []
+        nbytes = 0.0
+        for lane in range(above):
+            feed = feeds[lane]
+            # A lane has a share only where others want theirs.
+            shares = self.pattern is not STRICT and any(other.state != EMPTY for other in feeds[lane + 1 :])
+            while feed.state != EMPTY:
+                if feed.state != READY:
+                    return taken, feed.missing
+                if shares and self.owed[lane] >= OWED_MAX:
+                    self.held_back = True
+                    break
+                if len(taken) == count_max or nbytes >= bytes_max:
+                    return taken, None
+                taken.append(feed.rows[feed.at])
+                nbytes += feed.row_bytes
+                self.owed[lane] += shares
+                feed.at += 1
+                if feed.at == len(feed.rows):
+                    feed.refill()
+        return taken, None
 
     def skip(self, count: int) -> None:
         """Deliveries that were not drawn from here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import repeat
 
+import msgspec
 import numpy as np
 
 from tailrace.core.backlog import BACK
@@ -13,7 +14,7 @@ from tailrace.core.facts import Dying, Fact, Lapsed, Leased
 from tailrace.core.inner_commands import LeaseRun, RunLeased
 from tailrace.core.key_lookup import key_at
 from tailrace.core.ledger import Ledger
-from tailrace.core.model import AtHand, Refusal, Times
+from tailrace.core.model import PRIORITY_DEFAULT, AtHand, Refusal, Times
 from tailrace.core.plain_selection import PlainSelection
 from tailrace.core.policy import RANGES
 from tailrace.core.pool import Pool, Want
@@ -76,6 +77,10 @@ class LeaseRules:
         backlog = ledger.backlog
         if self._is_careful():
             return self._careful(room)
+        if command.above <= PRIORITY_DEFAULT:
+            return NOTHING_NOW  # All have the default priority, or it does not matter.
+        if command.sharers > 1:
+            room = min(room, self._share(ledger.free(command.end_offset, self._time_us)))
         cursor = backlog.cursor
         if self._is_mixed(cursor):
             chosen = PlainSelection(ledger, traits, self._at_hand, self._time_us, self._wall_us)
@@ -103,6 +108,10 @@ class LeaseRules:
             or self._traits.ending(cursor)
             or ((backlog.back or backlog.dying) and self._ledger.policy.ordering == "partition")
         )
+
+    def _share(self, free: int) -> int:
+        """What one of those who wait gets of what is free: at least one."""
+        return max(1, -(-free // self._command.sharers))
 
     # ------------------------------------------------------------------------------------------- who may what
 
@@ -153,8 +162,16 @@ class LeaseRules:
         ledger.backlog.advance(self._time_us)
         keyed = ledger.keyed and self._traits.keyed(ledger.committed())
         times = self._time_us, self._wall_us
-        want = Want(command.member, room, command.bytes_max, command.end_offset, *times, keyed)
+        want = Want(command.member, room, command.bytes_max, command.end_offset, *times, keyed, command.above)
         chosen = ledger.pool.select(want, ledger, self._traits, self._at_hand)
+        if command.sharers > 1 and len(chosen.offsets) > 1:
+            # If it found less than it may have, that is all there is for it; else there is more.
+            found = len(chosen.offsets)
+            free = found if found < room else max(found, ledger.free(command.end_offset, self._time_us))
+            share = self._share(free)
+            if share < found:
+                want = msgspec.structs.replace(want, count_max=share)
+                chosen = ledger.pool.select(want, ledger, self._traits, self._at_hand)
         lapsed = [(offset, 0) for offset in chosen.lapsed]
         if chosen.lapsed and keyed and ledger.policy.expired_to_dlq:
             keys = [key_at(self._at_hand, offset) for offset in chosen.lapsed]

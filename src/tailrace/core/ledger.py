@@ -15,6 +15,7 @@ import msgspec
 from tailrace.core import facts
 from tailrace.core.back_off import back_off_us
 from tailrace.core.backlog import BACK, DYING, Backlog
+from tailrace.core.flights import InFlight
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.pool import Pool
 from tailrace.core.receipts import KeyRuns, Lease, Receipts
@@ -64,7 +65,7 @@ class Ledger:
         self.backlog.clear(start)
         self.leased = Runs()
         self.receipts = Receipts()
-        self.in_flight: dict[str, int] = {}
+        self.in_flight = InFlight()
         self.texts = Texts()
         self.pool: Pool | None = None
         """Made when it is first needed, and told everything from then on."""
@@ -93,6 +94,15 @@ class Ledger:
                 if first is not None and first < lowest:
                     lowest = first
         return lowest
+
+    def free(self, end_offset: int, time_us: int) -> int:
+        """How many messages below an offset are with nobody and due. Those that were never delivered are all
+        counted, also where they wait for another of their key."""
+        backlog = self.backlog
+        if backlog.back:
+            backlog.advance(max(time_us, backlog.clock_us))
+        many = backlog.fresh.total + backlog.ready.total + backlog.renewed.total
+        return many + end_offset - backlog.cursor if end_offset > backlog.cursor else many
 
     def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
         """Spans in [first, end) that are not settled, whatever else they are."""
@@ -163,7 +173,7 @@ class Ledger:
         spans, time_us = fact.spans, fact.time_us
         many = count(spans)
         self.receipts.open(Lease(fact.lease, fact.member, fact.deadline_us, time_us, spans, many, fact.keys))
-        self.in_flight[fact.member] = self.in_flight.get(fact.member, 0) + many
+        self.in_flight.add(fact.member, many)
         self.counters.deliveries += many
         first_time = LEASED.pack(fact.lease, 1, 0, time_us)
         taken = 0
@@ -295,7 +305,7 @@ class Ledger:
         self.leased.clear()
         self.receipts.clear()
         self.texts.clear()
-        self.in_flight.clear()
+        self.in_flight.end()
         self.keys_of_lease.clear()
         self.generation = fact.generation
         if self.pool is not None:
@@ -331,11 +341,7 @@ class Ledger:
     def _leave(self, lease: Lease, many: int, time_us: int) -> None:
         """So many messages left a lease."""
         lease.left -= many
-        left = self.in_flight[lease.member] - many
-        if left:
-            self.in_flight[lease.member] = left
-        else:
-            del self.in_flight[lease.member]
+        self.in_flight.add(lease.member, -many)
         if not lease.left:
             self.receipts.end(lease, time_us)
             if self.keys_of_lease:

@@ -68,7 +68,7 @@ def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
         _fill(runs, shape.size, columns[4 + at * 3 : 7 + at * 3])
     backlog.rebuild(time_us)
     for lease in ledger.receipts.live.values():
-        ledger.in_flight[lease.member] = ledger.in_flight.get(lease.member, 0) + lease.left
+        ledger.in_flight.add(lease.member, lease.left)
     return ledger
 
 

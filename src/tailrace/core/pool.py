@@ -34,6 +34,7 @@ class Pool:
         """Of selections since the last lease: whose turn it is when they are leased, by member, count, first
         and last offset."""
         self._queues: LaneQueues | KeyQueues | None = None
+        self._held_back = False
 
     def select(self, want: Want, source: LedgerView, traits: Traits, at_hand: AtHand) -> Selection:
         """The messages that go to a member next."""
@@ -50,7 +51,8 @@ class Pool:
         if isinstance(feeds, int):
             return Selection([], [], [], feeds)
         turn = self._turn.copy()
-        offsets, missing = turn.draw(feeds, want.count_max, want.bytes_max, starved_us)
+        offsets, missing = turn.draw(feeds, want.count_max, want.bytes_max, starved_us, want.above)
+        self._held_back = self._held_back or turn.held_back
         keys: list[int] = []
         if isinstance(queues, KeyQueues):
             queues.put_back()
@@ -62,6 +64,16 @@ class Pool:
                 self._drawn.clear()
             self._drawn[want.member, len(offsets), min(offsets), max(offsets)] = turn
         return Selection(offsets, keys, sorted(view.lapsed), missing)
+
+    def held_back(self) -> bool:
+        """Whether, since this was asked last, somebody was not given urgent messages because their lane had
+        more than its share: when others were given some, there may be."""
+        held_back, self._held_back = self._held_back, False
+        return held_back
+
+    def takers(self) -> list[str]:
+        """Members to whom alone something is offered, because others of its key are in flight to them."""
+        return self._queues.takers() if isinstance(self._queues, KeyQueues) else []
 
     def leased(self, member: str, spans: Sequence[int], keys: Sequence[int]) -> None:
         """Messages are in flight to a member; `keys` as in `facts.Leased`."""

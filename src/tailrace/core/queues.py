@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +12,7 @@ from tailrace.core import facts, ledger_image
 from tailrace.core import inner_commands as inner
 from tailrace.core.commands import Done
 from tailrace.core.decisions import NOTHING, Decision
+from tailrace.core.flights import Flights
 from tailrace.core.holding import hold
 from tailrace.core.key_lookup import FrameMissing, KeyLookup
 from tailrace.core.leasing_rules import LeaseRules, fenced
@@ -67,6 +68,7 @@ class Queues:
         self._ledgers: dict[str, Ledger] = {}
         self._by_number: dict[int, Ledger] = {}
         self._next_number = 1
+        self._flights: Flights | None = None
         self.traits = FrameTraits()
         self._originals = Originals(self.traits)
         self._decide: dict[type, Callable[[Any, int], Decision]] = {
@@ -139,12 +141,37 @@ class Queues:
         ledger = self._ledgers.get(group)
         return None if ledger is None else ledger.committed()
 
-    def in_flight(self, group: str, member: str | None = None) -> int:
-        """How many messages a member, or all together, have now."""
+    def holders(self, group: str) -> Collection[str]:
+        """The members that have messages now."""
+        ledger = self._ledgers.get(group)
+        return () if ledger is None else ledger.in_flight.keys()
+
+    def free(self, group: str, end_offset: int, time_us: int) -> int:
+        """How many messages below the committed end may go to somebody now, at the most: some of them may
+        have to wait for others of their key that are in flight."""
+        ledger = self._ledgers.get(group)
+        return 0 if ledger is None or ledger.paused else ledger.free(end_offset, time_us)
+
+    def laned(self, group: str) -> bool:
+        """Whether some message that is not settled may have another priority than the default."""
+        ledger = self._ledgers.get(group)
+        return ledger is not None and self.traits.laned(ledger.committed())
+
+    def held_back(self, group: str) -> bool:
+        """Whether, since this was asked last, somebody was not given urgent messages because their lane had
+        more than its share."""
+        ledger = self._ledgers.get(group)
+        return ledger is not None and ledger.pool is not None and ledger.pool.held_back()
+
+    def takers(self, group: str) -> Collection[str]:
+        """Members that could have what others may not: of a key, or (with ordering=partition) of a partition
+        of which they have something in flight."""
         ledger = self._ledgers.get(group)
         if ledger is None:
-            return 0
-        return ledger.leased.total if member is None else ledger.in_flight.get(member, 0)
+            return ()
+        if ledger.policy.ordering == "partition":
+            return ledger.in_flight.keys()
+        return () if ledger.pool is None else ledger.pool.takers()
 
     def figures(self, group: str) -> dict[str, Any]:
         """All numbers of a group, for whoever describes it."""
@@ -416,6 +443,8 @@ class Queues:
         elif kind is facts.Delisted:
             ledger = self._by_number.pop(fact.group)
             del self._ledgers[ledger.name]
+            if self._flights is not None:
+                self._flights.count_out(ledger.name, ledger.in_flight)
         else:
             ledger = self._by_number[fact.group]
             self._apply[kind](ledger, fact)
@@ -454,6 +483,21 @@ class Queues:
         ledger.id = fact.id
         self._ledgers[fact.name] = self._by_number[fact.group] = ledger
         self._next_number = max(self._next_number, fact.group + 1)
+        if self._flights is not None:
+            self._flights.count_in(ledger.name, ledger.in_flight)
+
+    def count_in(self, flights: Flights) -> None:
+        """From now on messages in flight are part of the sums over all partitions."""
+        self._flights = flights
+        for ledger in self._ledgers.values():
+            flights.count_in(ledger.name, ledger.in_flight)
+
+    def count_out(self) -> None:
+        """They are not, any more: this state is not the partition's, or the partition serves nobody."""
+        flights, self._flights = self._flights, None
+        if flights is not None:
+            for ledger in self._ledgers.values():
+                flights.count_out(ledger.name, ledger.in_flight)
 
     def appended(self, fact: facts.Appended) -> None:
         """More messages are there; the columns that they have are remembered for leasing."""

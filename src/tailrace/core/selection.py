@@ -7,12 +7,15 @@ from typing import Protocol
 
 import msgspec
 
+from tailrace.core.model import PRIORITY_MAX
+
 
 class Want(msgspec.Struct, frozen=True):
     """A member wants up to `count_max` messages of about `bytes_max` bytes below `end_offset` now.
 
     `now_us` is the partition's time, `wall_us` what `expires_at` is compared with.
     `keyed`: keys matter (ordering is by key, and some frame from the first unsettled message on has keys).
+    `above`: only messages of lanes that are more urgent than this one.
     """
 
     member: str
@@ -22,6 +25,7 @@ class Want(msgspec.Struct, frozen=True):
     now_us: int
     wall_us: int
     keyed: bool
+    above: int = PRIORITY_MAX + 1
 
 
 class Selection(msgspec.Struct, frozen=True):
