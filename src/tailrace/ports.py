@@ -7,9 +7,11 @@ Each port is small, and each has one conformance suite that every implementation
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tailrace.core.catalog import Catalog
 from tailrace.core.commands import Reply, Request
@@ -192,6 +194,18 @@ class Scrubbed(msgspec.Struct, frozen=True):
     """Damage that stops nothing: of snapshots that have another behind them."""
 
 
+class KeyPlaces(NamedTuple):
+    """Messages of one key, by ascending offset, as `find_key` gives them."""
+
+    offsets: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    """Where the engine finds their frames, for `read_places`."""
+    passed: int
+    """How many newer ones were passed over."""
+    generation: int
+    """Of the log: it is another one when frames have gone since."""
+
+
 class PartitionLog(Protocol):
     """The log of one partition. Blocking; `append`, `sync`, `trim`, `truncate` are never called side by side,
     `read` and the look-ups may run beside them in other threads. All raise `StorageFault` (`Corrupt`, `Full`)
@@ -244,6 +258,24 @@ class PartitionLog(Protocol):
         """The checked frames with these indexes, of any kind, in the order asked. An index that the log does
         not hold is a `StorageFault`.
         """
+        ...
+
+    def find_key(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
+        """Where the messages in [begin, end) lie whose key has this hash: the newest `skip` of them are
+        passed over, the next `count` are found. None when keys have still to be read from frames:
+        `index_keys` does that. A few other keys may share the hash.
+        """
+        ...
+
+    def read_places(self, places: KeyPlaces, bytes_max: int) -> list[Frame]:
+        """The checked frames that hold what `find_key` found, each once and in the order of the places: at
+        least one, then as many as fit `bytes_max`. None at all when the log has shrunk since: search again.
+        """
+        ...
+
+    def index_keys(self, bytes_max: int) -> bool:
+        """Read the keys out of about so many bytes of frames whose keys are not known: those of the open
+        segment that were there at the start, and those that a search missed. True when nothing is left."""
         ...
 
     def scan(self, entry: int, end: int) -> Iterator[tuple[Header, Callable[[], Buffer]]]:

@@ -21,6 +21,7 @@ from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.group_figures import figures_of
 from tailrace.broker.group_reports import GroupReports
 from tailrace.broker.host import Topics, kept_text
+from tailrace.broker.key_reading import KeyReading
 from tailrace.broker.leasing import Leasing
 from tailrace.broker.loss_acceptance import LossAcceptance
 from tailrace.broker.metrics import Metrics
@@ -81,7 +82,8 @@ class Engine:
         store = stores[self.topics.storage()]
         self.scrubbing = Scrubbing(self.topics, self.pump, store, self.metrics, scrub_period_us)
         parts += [LossAcceptance(self.topics), self.scrubbing]
-        parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump)]
+        self.key_reading = KeyReading(self.topics, self.pump, self.metrics)
+        parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump), self.key_reading]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
@@ -104,6 +106,7 @@ class Engine:
         self.coordination.start()
         self.cron.start()
         self.scrubbing.start()
+        self.key_reading.warm()
 
     def _opened(self, shard: Shard) -> None:
         shard.buries = self.burial.take_up
@@ -153,6 +156,7 @@ class Engine:
         self.leasing.close()
         self.coordination.close()
         self.scrubbing.close()
+        self.key_reading.close()
 
     def close(self, closed: Callable[[], None]) -> None:
         """Take no more requests, answer the fetches that wait, finish all storage work, snapshot, sync; then

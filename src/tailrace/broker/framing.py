@@ -20,6 +20,7 @@ from tailrace.core.facts import Acked, Appended, Fact, Scheduled, Staged, Stored
 from tailrace.core.inner_commands import ApplyStaged, PublishBatch, ReleaseDue, StageBatch
 from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer, Frame, Header
+from tailrace.format.gathering import stored_hashes
 
 _STORED = (Appended, Scheduled, Staged)
 _SPAN_MAX = (1 << 32) - 1
@@ -87,7 +88,7 @@ class TurnFrames:
         for index in range(first, len(self.frames) - 1):
             item = self.frames[index]
             header = _with_flags(item.header, item.header.flags | frame.MORE)
-            self.frames[index] = Frame(header, frame.pack(header), item.body)
+            self.frames[index] = Frame(header, frame.pack(header), item.body, item.keys)
         return tuple(stored)
 
     def flush(self) -> None:
@@ -129,14 +130,15 @@ class TurnFrames:
             view.timestamp_max_us,
             self._wall_us,
         )
-        self._append(header, body)
+        keys = view.keys if kind == frame.DATA else None
+        self._append(header, body, None if keys is None else stored_hashes(keys))
         if len(body) == view.nbytes:
             return fact
         # Rows were left out: the decision knew an upper bound of the size only.
         return msgspec.structs.replace(fact, view=msgspec.structs.replace(view, nbytes=len(body)))
 
-    def _append(self, header: Header, body: Buffer) -> None:
-        self.frames.append(Frame(header, frame.pack(header), body))
+    def _append(self, header: Header, body: Buffer, keys: npt.NDArray[np.uint64] | None = None) -> None:
+        self.frames.append(Frame(header, frame.pack(header), body, keys))
         self.entry += 1
 
 

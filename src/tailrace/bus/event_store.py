@@ -10,22 +10,19 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
-import pyarrow.compute as pc
 
 from tailrace.bus.registry import Registry, as_key
 from tailrace.client.aio import Client
 from tailrace.client.reader import Start
 from tailrace.core.model import ANY_KEY_SEQUENCE, partition_of
-from tailrace.errors import InvalidRequest, SequenceConflict
+from tailrace.errors import InvalidRequest
 
 ANY = ANY_KEY_SEQUENCE
 """As `expected`: append whatever the version is."""
 NEW = 0
 """As `expected`: the stream must not exist yet."""
-NEVER = (1 << 62) - 1
-"""As `expected`: always refused; no stream has so many."""
-
-Row = dict[str, Any]
+PAGE = 1000
+"""Events that one request asks for."""
 
 
 class Event(msgspec.Struct, frozen=True, eq=False):
@@ -98,53 +95,35 @@ class EventStore:
     async def read(
         self, stream: str, *, since: int = 0, backwards: bool = False, limit: int | None = None
     ) -> list[Event]:
-        """Events of a stream in order, from the one after version `since`; or the newest first."""
+        """Events of a stream in order, from the one after version `since`; or the newest first. It costs what
+        it returns: other streams are not read, nor are events of this one that are not asked for."""
         key = as_key(stream)
         assert key is not None
+        if since < 0 or (limit is not None and limit < 0):
+            raise InvalidRequest(f"read: since and limit are 0 or more, not {since} and {limit}")
         partition = partition_of(key, self._partitions)
-        begin, end, rows = await self._scan(partition, key, "earliest")
-        trimmed = await self._trimmed(partition, key, end, rows) if begin and rows else 0
-        chosen: list[Event] = []
-        for version, row in enumerate(rows, trimmed + 1):
-            if version > since:
-                name, _, data = self._registry.decode(row["value"], row["headers"] or ())
-                chosen.append(Event(stream, version, partition, row["offset"], name, data))
-        if backwards:
-            chosen.reverse()
-        return chosen if limit is None else chosen[:limit]
-
-    async def _scan(self, partition: int, key: bytes, start: Start) -> tuple[int, int, list[Row]]:
-        """The messages of a key: its partition is read through, and other keys are passed over unread. Also
-        where that began and ended."""
-        rows: list[Row] = []
-        async with self._client.reader(
-            self.topic, start=start, partitions=[partition], stop_at_end=True
-        ) as reader:
-            begin = end = reader.position()[partition]
-            async for batch in reader.batches():
-                end = batch.column("offset")[-1].as_py() + 1
-                own = batch.filter(pc.equal(batch.column("key"), key))
-                rows += own.select(["offset", "value", "headers"]).to_pylist()
-        return begin, end, rows
-
-    async def _trimmed(self, partition: int, key: bytes, end: int, rows: list[Row]) -> int:
-        """How many events of a stream are not in the log any more, given those that are; those that came
-        since are added to them."""
-        while True:
-            count = await self._count(key)
-            # What was counted and had not been read, if anything, can be read by now.
-            _, end, more = await self._scan(partition, key, {partition: end})
-            if not more:
-                return count - len(rows)
-            rows += more
-
-    async def _count(self, key: bytes) -> int:
-        """How many events a stream has had, trimmed ones too: the broker says so when it refuses one."""
-        try:
-            await self._producer.publish(b"", key=key, expected_key_sequence=NEVER)
-        except SequenceConflict as conflict:
-            return int(conflict.current_key_sequence)
-        raise AssertionError("an event at an impossible version was accepted")
+        pages = self._client.key_pages(self.topic)
+        found: list[Event] = []
+        until, more = 0, limit != 0
+        while more:
+            count = PAGE if limit is None else min(limit - len(found), PAGE)
+            page = await pages.read(
+                partition, key, since=since, until=until, limit=count, newest_first=backwards
+            )
+            events = []
+            for version, message in enumerate(page.messages, page.version):
+                name, _, data = self._registry.decode(message.value, message.headers)
+                events.append(Event(stream, version, partition, message.offset, name, data))
+            if backwards:
+                events.reverse()
+            found += events
+            more = page.more and len(found) != limit and bool(events)
+            if more and backwards:
+                until = events[-1].version - 1
+            elif more:
+                # What is appended while a long stream is read is left to the next read.
+                since, until = events[-1].version, until or page.total
+        return found
 
     async def subscribe(self, start: Start = "earliest") -> AsyncIterator[Event]:
         """All events of all streams from a position on, as they come; `Event.version` is 0 here."""

@@ -18,6 +18,7 @@ from tailrace.client.consumer import Consumer
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.dead_letters import DeadLetters
 from tailrace.client.group_admin import Groups
+from tailrace.client.key_pages import KeyPages
 from tailrace.client.membership import Moved
 from tailrace.client.producer import Producer
 from tailrace.client.reader import Reader, Start
@@ -95,6 +96,10 @@ class Client:
     def admin(self, *, timeout: float | None = None) -> Admin:
         """Administration of topics."""
         return Admin(self._open(), self._seconds(timeout))
+
+    def key_pages(self, topic: str, *, timeout: float | None = None) -> KeyPages:
+        """Reads of single keys of a topic with `key_index`."""
+        return KeyPages(self._open(), topic, self._seconds(timeout))
 
     def producer(
         self,

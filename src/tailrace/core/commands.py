@@ -109,6 +109,21 @@ class FindOffsets(Command, frozen=True, tag="find_offsets"):
     timestamp_us: int
 
 
+class ReadKey(Command, frozen=True, tag="read_key"):
+    """The messages of one key, of a topic with `key_index`: those of the versions above `since` and up to
+    `until` (0: the newest), `limit` of them, from the oldest on or, with `newest_first`, from the newest. The
+    version of a message is its number among those of its key, from 1 on."""
+
+    topic: str
+    partition: int
+    key: bytes
+    since: int = 0
+    until: int = 0
+    limit: int = 1000
+    newest_first: bool = False
+    bytes_max: int = 1_048_576
+
+
 EARLIEST = -2
 LATEST = -1
 
@@ -124,6 +139,7 @@ Request = (
     | ClaimProducer
     | Fetch
     | FindOffsets
+    | ReadKey
     | damage.DamageRequest
     | delivery.DeliveryRequest
     | groups.GroupRequest
@@ -185,6 +201,17 @@ class Offsets(Command, frozen=True, tag="offsets"):
     offsets: list[int]
 
 
+class KeyRead(Command, frozen=True, tag="key_read"):
+    """Messages of one key in a frame, by ascending offset; the versions of `count` of them follow on from
+    `version`. `total` is the version of the newest that the key has; `more` says that there are others among
+    those that were asked for."""
+
+    version: int
+    count: int
+    total: int
+    more: bool
+
+
 Reply = (
     Pong
     | Done
@@ -194,6 +221,7 @@ Reply = (
     | Claimed
     | Fetched
     | Offsets
+    | KeyRead
     | damage.DamageReply
     | delivery.DeliveryReply
     | groups.GroupReply

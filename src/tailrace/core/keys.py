@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailrace.core.model import ANY_KEY_SEQUENCE, Hashes, Refusal
+from tailrace.core.model import ANY_KEY_SEQUENCE, HASH_OF_EMPTY, Hashes, Refusal
 from tailrace.core.table import MISSING, Buffer, HashTable, Numbers, group_rows, present_rows
 from tailrace.errors import InvalidRequest, Overloaded, SequenceConflict
 
@@ -40,6 +40,11 @@ class KeyIndex:
     def count(self, low: int, high: int) -> int:
         """How many messages the key has had."""
         return max(self._table.get(low, high), 0)
+
+    def alone(self, low: int, high: int) -> bool:
+        """Whether no other key shares the low half of the hash: that is what messages are found by. Zero is
+        stored as the hash of the empty key, so the two share one."""
+        return bool(low) and low != HASH_OF_EMPTY[0] and not self._table.shares_low(low, high)
 
     def check(self, keys: Hashes, expected: list[int] | None, rows: Numbers | None = None) -> Refusal | None:
         """None when a batch with these keys may be appended. `rows` are the client's numbers of the rows."""

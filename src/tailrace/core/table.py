@@ -151,6 +151,17 @@ class HashTable:
             return self._values[at + 2]
         return MISSING if self._former is None else self._former.get(low, high)
 
+    def shares_low(self, low: int, high: int) -> bool:
+        """Whether there is another hash with the same low half. Such hashes have the same home slot, so all
+        of them lie between there and the next empty one."""
+        keys, mask = self._keys, self._mask
+        at = (low & mask) * 3
+        while keys[at] or keys[at + 1]:
+            if keys[at] == low and keys[at + 1] != high:
+                return True
+            at = 0 if at == mask * 3 else at + 3
+        return self._former is not None and self._former.shares_low(low, high)
+
     def put(self, low: int, high: int, value: int) -> None:
         """Set or replace."""
         assert low or high, "the all-zero hash is reserved"

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import google_crc32c
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tailrace.core.model import COLUMNS_ALL
 from tailrace.errors import Corrupt
@@ -97,6 +98,9 @@ class Frame(msgspec.Struct, frozen=True, eq=False):
     header: Header
     head: bytes
     body: Buffer
+    keys: npt.NDArray[np.uint64] | None = None
+    """Beside what is stored: the `key_hash` of each message, 0 where there is no key; None where nobody
+    indexes keys."""
 
     @property
     def size(self) -> int:

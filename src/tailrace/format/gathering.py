@@ -22,6 +22,8 @@ from tailrace.core.model import (
     HASH_OF_EMPTY,
     PRIORITY_DEFAULT,
     Columns,
+    Hashes,
+    hash128,
 )
 from tailrace.errors import Corrupt
 from tailrace.format import frame
@@ -64,6 +66,34 @@ def columns_of(header: Header, body: Buffer) -> Columns:
     if columns & HAS_EXPIRES_AT:
         expires = plain.numbers("expires_at", "<i8", 1)
     return Columns(base, end, time_us, offsets, priorities, hashes, expires, header.length)
+
+
+def stored_hashes(keys: Hashes) -> npt.NDArray[np.uint64]:
+    """From hashes of the core to what `key_rows_of` finds in the stored body: 0 only where there is no
+    key."""
+    low = keys[:, 0]
+    if low.all():
+        return low
+    return np.where((low == 0) & (keys[:, 1] != 0), np.uint64(HASH_OF_EMPTY[0]), low)
+
+
+def hash_of_key(key: bytes) -> int:
+    """What `key_rows_of` finds for a message with this key."""
+    return hash128(key)[0] or HASH_OF_EMPTY[0]
+
+
+def key_rows_of(header: Header, body: Buffer) -> list[tuple[int, npt.NDArray[np.uint64]]]:
+    """The `key_hash` of the messages of a stored data frame, as runs that follow on from an offset; 0 stands
+    for no key. Nothing where no message has one."""
+    columns = header.columns
+    if not columns & HAS_KEY:
+        return []
+    plain = _Plain(body, columns)
+    hashes = plain.numbers("key_hash", "<u8", HASH_OF_EMPTY[0])
+    if not columns & HAS_OFFSET_DELTA:
+        return [(header.base_offset, hashes)]
+    deltas = plain.numbers("offset_delta", "<u4").tolist()
+    return [(header.base_offset + delta, hashes[row : row + 1]) for row, delta in enumerate(deltas)]
 
 
 class _Plain:
@@ -110,11 +140,11 @@ def gather(
             return frames
         if len(frames) == 1 and not frames[0].header.columns & HAS_OFFSET_DELTA:
             return (_slice(frames[0], first, count, opened),)
-        return (_pick(frames, np.arange(first, first + count), opened),)
+        return (pick(frames, np.arange(first, first + count), opened),)
     offsets = offsets_of(runs)
     if 2 * len(offsets) >= rows and bool((offsets[1:] > offsets[:-1]).all()):
         return frames
-    return (_pick(frames, offsets, opened),)
+    return (pick(frames, offsets, opened),)
 
 
 def _slice(item: Frame, first: int, count: int, opened: Callable[[Frame], pa.RecordBatch]) -> Frame:
@@ -124,7 +154,9 @@ def _slice(item: Frame, first: int, count: int, opened: Callable[[Frame], pa.Rec
     return _frame((item,), columns, body, first, count, count)
 
 
-def _pick(frames: Sequence[Frame], offsets: Offsets, opened: Callable[[Frame], pa.RecordBatch]) -> Frame:
+def pick(
+    frames: Sequence[Frame], offsets: Offsets, opened: Callable[[Frame], pa.RecordBatch] = _opened
+) -> Frame:
     """Rows from anywhere, in any order, with their offsets beside them."""
     columns = 0
     for item in frames:

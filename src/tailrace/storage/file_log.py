@@ -25,9 +25,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault
 from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
-from tailrace.ports import Clock, Disk, LogStats, Recovery, Scrubbed, Snapshot
+from tailrace.ports import Clock, Disk, KeyPlaces, LogStats, Recovery, Scrubbed, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.frame_scan import Glanced, entry_at, scan_frames
+from tailrace.storage.key_rows import KEYS_SUFFIX, KeyRows, encode_keys
+from tailrace.storage.key_search import KeySearch
 from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
 from tailrace.storage.log_reader import LogReader
 from tailrace.storage.lost_ranges import LOSS_NAME, read_intent
@@ -68,6 +70,9 @@ class FileLog:
         self._disk = disk
         self._folder = LogFolder(disk, folder, clock)
         self._reader = LogReader(disk, folder, self._found)
+        self._flushing = threading.Lock()
+        """Held by whoever syncs the active file, closes it, removes files, or changes which one is active."""
+        self._key_search = KeySearch(self._reader, self._folder, self._flushing)
         self._tell: Callable[[Corrupt], None] = lambda error: None
         self._segment_bytes = segment_bytes
         self._make_nonce = nonce
@@ -75,8 +80,6 @@ class FileLog:
         self._mark: MarkFile | None = None
         self._active: Segment | None = None
         self._handle = -1
-        self._flushing = threading.Lock()
-        """Held by whoever syncs the active file, closes it, removes files, or changes which one is active."""
         self._nonce = 0
         self._origin: int | None = None
         """The entry with which the log began; 0 when it began with a snapshot; None before its first
@@ -115,6 +118,8 @@ class FileLog:
         self._snapshots.known = [(snapshot.entry, snapshot.offset) for snapshot in opened.snapshots]
         self._end_entry, self._end_offset = opened.end_entry, opened.end_offset
         self._origin = opened.origin
+        if opened.segments and not opened.segments[-1].sealed:
+            opened.segments[-1].unkeyed = opened.segments[-1].size
         self._reader.publish(tuple(opened.segments))
         self._reader.lost = opened.lost
         if opened.fault is not None:
@@ -136,8 +141,9 @@ class FileLog:
         """Remove what an interrupted step left: temporary files, stale indexes, a note whose damage is
         gone."""
         sealed = {segment.index_name for segment in opened.segments[:-1]}
+        sealed |= {segment.keys_name for segment in opened.segments[:-1]}
         for name in self._disk.list(self._folder.folder):
-            stale = name.endswith(".idx") and name not in sealed
+            stale = name.endswith((".idx", KEYS_SUFFIX)) and name not in sealed
             if stale or name.endswith(TEMPORARY) or name in (QUARANTINE_NAME, opened.leftover):
                 self._disk.remove(self._folder.path(name))
         for segment in opened.segments[:-1]:
@@ -245,6 +251,10 @@ class FileLog:
         position = segment.size + HEADER_BYTES
         for frame in frames:
             segment.note(frame.header, position)
+            if frame.keys is not None:
+                if segment.keys is None:
+                    segment.keys = KeyRows()
+                segment.keys.note(frame.keys, frame.header.base_offset, position)
             position += frame.header.size
         self._end_entry, self._end_offset = entry, offset
         segment.size = position
@@ -309,11 +319,25 @@ class FileLog:
             self._folder.write_whole(old.index_name, [encode_index(old)])
         except OSError as error:
             raise refused(f"writing the index of {self._reader.path(old)}", error) from error
+        self._seal_keys(old)
         new = self._start_segment(old.end_entry, old.end_offset, size)
         self._disk.truncate(handle, old.size)
         self._disk.close(handle)
         old.sealed, old.points = True, None
+        old.early = old.keys = None
         return new
+
+    def _seal_keys(self, old: Segment) -> None:
+        """Store the keys of a segment, if all of them are in memory. Where they are not, or the disk is full,
+        they are read from the frames when somebody asks for one."""
+        rows = old.key_rows()
+        if rows is None:
+            return
+        try:
+            self._folder.put_derived(old.keys_name, encode_keys(old.first_entry, old.size, rows))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise refused(f"writing the keys of {self._reader.path(old)}", error) from error
 
     def _start_segment(self, entry: int, offset: int, size: int) -> Segment:
         segment = Segment(entry, offset)
@@ -419,7 +443,7 @@ class FileLog:
             self._write_mark(both=True)
             for oldest in gone:
                 # one at a time, each durable before the next: a crash never leaves a gap
-                self._folder.remove(oldest.name, oldest.index_name)
+                self._folder.remove(oldest.name, oldest.index_name, oldest.keys_name)
 
     def truncate(self, entry: int) -> None:
         """See `PartitionLog.truncate`. Snapshots that know of later entries go too."""
@@ -446,6 +470,7 @@ class FileLog:
     def _cut(self, kept: list[Segment], gone: Sequence[Segment], entry: int) -> None:
         old = kept[-1]
         short, nonce = shortened(self._disk, self._reader.path(old), old, entry)
+        short.unkeyed = short.size
         if gone:
             self._disk.close(self._handle)
             self._handle = self._disk.open(self._reader.path(old))
@@ -455,8 +480,8 @@ class FileLog:
         self._write_mark(both=True)
         self._reader.publish((*kept[:-1], short), shrunk=True)
         for segment in reversed(gone):
-            self._folder.remove(segment.name, segment.index_name)
-        self._folder.remove(old.index_name)
+            self._folder.remove(segment.name, segment.index_name, segment.keys_name)
+        self._folder.remove(old.index_name, old.keys_name)
         self._disk.truncate(self._handle, short.size)
         self._allocated = short.size
         self._sync_active(short)
@@ -517,6 +542,18 @@ class FileLog:
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
         """See `PartitionLog.read_entries`."""
         return self._reader.read_entries(entries)
+
+    def find_key(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
+        """See `PartitionLog.find_key`."""
+        return self._key_search.find(key_hash, begin, end, skip, count)
+
+    def read_places(self, places: KeyPlaces, bytes_max: int) -> list[Frame]:
+        """See `PartitionLog.read_places`."""
+        return self._key_search.read(places, bytes_max)
+
+    def index_keys(self, bytes_max: int) -> bool:
+        """See `PartitionLog.index_keys`."""
+        return self._key_search.index(bytes_max)
 
     def scan(self, entry: int, end: int) -> Iterator[Glanced]:
         """See `PartitionLog.scan`."""

@@ -10,6 +10,7 @@ import msgspec
 
 from tailrace.errors import Corrupt, NotFound
 from tailrace.storage.disk import RealDisk
+from tailrace.storage.key_rows import check_keys, keys_name
 from tailrace.storage.log_folder import QUARANTINE_NAME
 from tailrace.storage.mark import MARK_NAME
 from tailrace.storage.opening import check_segment, inspect_folder, read_mark
@@ -194,4 +195,11 @@ def _index_problems(disk: ViewedDisk, name: str, rows: list[Row]) -> list[Proble
             found.append(Problem(file, 0, f"{error.message}; it will be rebuilt", fatal=False))
         finally:
             disk.close(handle)
+        file = keys_name(row.first_entry)
+        try:
+            check_keys(disk, f"{name}/{file}", row.bytes)
+        except FileNotFoundError:
+            pass  # Only a topic with `key_index` has one.
+        except Corrupt as error:
+            found.append(Problem(file, 0, f"{error.message}; it will be rebuilt", fatal=False))
     return found

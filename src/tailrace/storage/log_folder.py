@@ -97,6 +97,21 @@ class LogFolder:
         self.disk.rename(self.path(temporary), self.path(name))
         self.sync_names()
 
+    def put_derived(self, name: str, parts: Sequence[Buffer]) -> None:
+        """A file that can be made again, and knows by checksums of its own whether it is whole: it is not
+        synced. A failure leaves nothing behind."""
+        temporary = self.path(name + TEMPORARY)
+        handle = self.disk.open(temporary, create=True)
+        try:
+            self.disk.truncate(handle, 0)
+            self.disk.write(handle, parts, 0)
+        except OSError:
+            self.disk.remove(temporary)
+            raise
+        finally:
+            self.disk.close(handle)
+        self.disk.rename(temporary, self.path(name))
+
     def remove(self, *names: str) -> None:
         """Remove those of the files that exist, durably."""
         present = set(self.disk.list(self.folder))

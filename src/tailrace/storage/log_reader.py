@@ -59,7 +59,7 @@ class LogReader:
         frame."""
         if self.lost is not None and self.segments and offset < self.segments[0].base_offset:
             raise self.lost
-        return self._steady(lambda: self._read(offset, end, bytes_max))
+        return self.steady(lambda: self._read(offset, end, bytes_max))
 
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
         """See `PartitionLog.read_entries`; bodies are views into larger pieces of the file: copies of few, or
@@ -80,7 +80,7 @@ class LogReader:
                 raise StorageFault(f"{self.folder} does not hold entry {missing[0]}", outcome="none")
             return [found[entry] for entry in entries]
 
-        return self._steady(find)
+        return self.steady(find)
 
     def _find_entries(
         self, segment: Segment, wanted: list[int], found: dict[int, tuple[Header, Buffer]], room: int
@@ -119,7 +119,7 @@ class LogReader:
                         return found.base_offset
             return None
 
-        return self._steady(find)
+        return self.steady(find)
 
     def retention_offset(
         self, bytes_max: int | None, append_time_us: int | None, count_max: int | None
@@ -140,7 +140,7 @@ class LogReader:
                 found = max(found, self._keep_offset(segments, segments[-1].end_offset - count_max))
             return found
 
-        return self._steady(find)
+        return self.steady(find)
 
     def replay(self, after: int) -> Iterator[tuple[Header, Buffer]]:
         """Frames with an index above `after`, as of now. Sealed segments are checked on the way. The last
@@ -204,7 +204,7 @@ class LogReader:
             self.disk.close(handle)
         return rebuilt.points or Points()
 
-    def _steady(self, work: Callable[[], T]) -> T:
+    def steady(self, work: Callable[[], T]) -> T:
         """Run a read again when the log shrank beneath it."""
         while True:
             generation = self.generation

@@ -42,6 +42,7 @@ from tailrace.format.frame import (
     parse,
 )
 from tailrace.ports import Disk, Losses, LostRange
+from tailrace.storage.key_rows import keys_name
 from tailrace.storage.log_folder import QUARANTINE_NAME, LogFolder
 from tailrace.storage.mark import MARK_NAME, SLOT_BYTES, Mark, encode
 from tailrace.storage.opening import read_mark
@@ -158,7 +159,7 @@ def accept_losses(disk: Disk, folder: LogFolder, plan: Plan, nonce: int) -> Loss
         folder.save(LOSS_NAME, [msgspec.json.encode(Intent(lost))])
     for walked in plan.segments:
         if walked.holes:
-            folder.remove(index_name(walked.first))
+            folder.remove(index_name(walked.first), keys_name(walked.first))
             folder.save(log_name(walked.first), _repaired(disk, folder, walked, nonce))
     if plan.new_end:
         folder.save(MARK_NAME, _marks(plan, nonce))

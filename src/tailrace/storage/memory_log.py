@@ -12,8 +12,10 @@ from functools import partial
 
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, LOST, Buffer, Frame, Header, pack
-from tailrace.ports import LogStats, Losses, LostRange, Recovery, Scrubbed, Snapshot, TopicFolders
+from tailrace.format.gathering import key_rows_of
+from tailrace.ports import KeyPlaces, LogStats, Losses, LostRange, Recovery, Scrubbed, Snapshot, TopicFolders
 from tailrace.storage.continuity import first_numbers, numbers_after
+from tailrace.storage.key_rows import KeyRows
 from tailrace.storage.snapshots import KEPT
 
 MEMORY_ROOM = 1 << 62
@@ -33,8 +35,24 @@ class _Content:
         self.end_offset = 0
         self.damaged: set[int] = set()
         """Entries that cannot be read any more."""
+        self.keys = KeyRows()
+        """Keys of the messages; a frame's position is its entry."""
+        self.generation = 0
         self.lost: list[int] = []
         """Offsets whose loss was accepted and is not a fact in the log yet."""
+
+    def index_again(self) -> None:
+        """After frames went: the keys of those that are left."""
+        self.generation += 1
+        if not self.keys.count:
+            return
+        keys = KeyRows()
+        for header, raw in self.frames:
+            if header.kind == DATA:
+                body = memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]
+                for offset, hashes in key_rows_of(header, body):
+                    keys.note(hashes, offset, header.entry)
+        self.keys = keys
 
 
 class MemoryLog:
@@ -101,6 +119,9 @@ class MemoryLog:
         stored = [(frame.header, b"".join(frame.parts())) for frame in frames]
         self._fail_if_asked()
         content.frames += stored
+        for frame in frames:
+            if frame.keys is not None:
+                content.keys.note(frame.keys, frame.header.base_offset, frame.header.entry)
         content.bytes += sum(len(raw) for _, raw in stored)
         content.started = True
         content.start_offset, content.end_entry, content.end_offset = start, entry, offset
@@ -150,6 +171,37 @@ class MemoryLog:
             self._checked(header, raw)
             found.append((header, memoryview(raw)[HEADER_BYTES : HEADER_BYTES + header.length]))
         return found
+
+    def find_key(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
+        """See `PartitionLog.find_key`."""
+        generation = self._content.generation
+        offsets, entries = self._content.keys.find(key_hash)
+        first, last = offsets.searchsorted((begin, max(begin, end))).tolist()
+        passed = min(skip, last - first)
+        last -= passed
+        first = max(first, last - count)
+        return KeyPlaces(offsets[first:last], entries[first:last], passed, generation)
+
+    def read_places(self, places: KeyPlaces, bytes_max: int) -> list[Frame]:
+        """See `PartitionLog.read_places`."""
+        found: list[Frame] = []
+        room, frames = bytes_max, self._content.frames
+        if self._content.generation != places.generation:
+            return []
+        for entry in dict.fromkeys(places.positions.tolist()):
+            at = bisect_left(frames, entry, key=lambda frame: frame[0].entry)
+            if at == len(frames) or frames[at][0].entry != entry:
+                return []
+            header, raw = frames[at]
+            if found and header.size > room:
+                break
+            found.append(Frame(header, pack(header), self._body(header, raw)))
+            room -= header.size
+        return found
+
+    def index_keys(self, bytes_max: int) -> bool:
+        """See `PartitionLog.index_keys`: all keys are in memory."""
+        return True
 
     def scan(self, entry: int, end: int) -> Iterator[tuple[Header, Callable[[], Buffer]]]:
         """See `PartitionLog.scan`."""
@@ -210,6 +262,7 @@ class MemoryLog:
         content.bytes -= sum(len(raw) for _, raw in content.frames[:gone])
         content.frames = content.frames[gone:]
         content.start_offset = start
+        content.index_again()
 
     def truncate(self, entry: int) -> None:
         """See `PartitionLog.truncate`."""
@@ -223,6 +276,7 @@ class MemoryLog:
         content.snapshots = [snapshot for snapshot in content.snapshots if snapshot.entry < entry]
         content.bytes -= sum(len(raw) for _, raw in content.frames[entry - first :])
         content.frames = content.frames[: entry - first]
+        content.index_again()
         content.end_entry = entry
         data = [header for header, _ in content.frames if header.kind == DATA]
         content.end_offset = data[-1].end_offset if data else content.start_offset
@@ -367,6 +421,7 @@ class MemoryStore:
                 content.lost += [lost.first_offset, lost.end_offset] * (lost.first_offset < lost.end_offset)
             frames.append((header, raw))
         content.frames = frames
+        content.index_again()
         content.damaged.clear()
         content.snapshots = [kept for kept in content.snapshots if kept.entry not in snapshots]
         return losses

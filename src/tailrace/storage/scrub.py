@@ -1,4 +1,4 @@
-"""Scrubbing a log: closed segments and snapshots are read from the disk and checked, a piece at a time.
+"""Scrubbing a log: closed segments, their keys and snapshots are read from the disk and checked, in pieces.
 
 What memory caches is dropped before a piece is read, or it would be memory that is checked; and afterwards,
 as nobody is going to read it soon.
@@ -6,9 +6,12 @@ as nobody is going to read it soon.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import BARRIER, LOST, Header
 from tailrace.ports import Scrubbed
+from tailrace.storage.key_rows import check_keys
 from tailrace.storage.log_reader import LogReader
 from tailrace.storage.scan import scan
 from tailrace.storage.segment import Segment, last_false
@@ -31,7 +34,7 @@ def scrub_piece(reader: LogReader, entry: int, bytes_max: int) -> Scrubbed:
                     return Scrubbed(segment.end_entry, 0)
                 text = f"reading {reader.path(segment)} failed: {error}"
                 raise StorageFault(text, outcome="none") from error
-    return _snapshots(reader)
+    return _beside(reader)
 
 
 def _segment_piece(reader: LogReader, segment: Segment, entry: int, bytes_max: int) -> Scrubbed:
@@ -59,20 +62,32 @@ def _behind(header: Header) -> int:
     return header.entry + (header.producer_id if header.kind == LOST else 1)
 
 
-def _snapshots(reader: LogReader) -> Scrubbed:
-    """A snapshot that is damaged stops nothing, as the one before is there; somebody should know."""
+def _removed(reader: LogReader, path: str) -> str:
+    """Keys that are damaged go: they are made again from the frames. What to say about it."""
+    with suppress(FileNotFoundError):
+        reader.disk.remove(path)
+    return "; the file was removed, and is made again from the frames when it is needed"
+
+
+def _beside(reader: LogReader) -> Scrubbed:
+    """Snapshots, and the keys of closed segments. One that is damaged stops nothing, as the snapshot before
+    is there, and the frames; somebody should know."""
     read, problems = 0, []
+    sealed = {segment.keys_name: segment.size for segment in reader.segments if segment.sealed}
     for name in reader.disk.list(reader.folder):
-        if snapshot_entry(name) is None:
+        if snapshot_entry(name) is None and name not in sealed:
             continue
         path = f"{reader.folder}/{name}"
         try:
             reader.disk.uncache(path)
-            read += sum(len(chunk) for chunk in load_snapshot(reader.disk, path).chunks)
+            if name in sealed:
+                read += check_keys(reader.disk, path, sealed[name])
+            else:
+                read += sum(len(chunk) for chunk in load_snapshot(reader.disk, path).chunks)
         except FileNotFoundError:
-            continue  # A newer one took its place.
+            continue  # A newer one took its place, or its segment was trimmed.
         except Corrupt as error:
-            problems.append(f"{path}: {error.message}")
+            problems.append(f"{path}: {error.message}" + _removed(reader, path) * (name in sealed))
         except OSError as error:
             raise StorageFault(f"reading {path} failed: {error}", outcome="none") from error
     return Scrubbed(None, read, problems)

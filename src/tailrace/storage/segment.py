@@ -14,8 +14,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, overload
 
+import numpy as np
+
 from tailrace.errors import Corrupt
 from tailrace.format.frame import BARRIER, DATA, LOST, Buffer, Header, crc32c
+from tailrace.storage.key_rows import KeyRows, Rows, in_order, keys_name
 
 INDEX_STEP = 64 * 1024
 TIME_MIN = -(1 << 63)
@@ -87,16 +90,19 @@ class Segment:
     __slots__ = (
         "base_offset",
         "data_bytes",
+        "early",
         "end_entry",
         "end_offset",
         "first_append_us",
         "first_entry",
         "frames",
+        "keys",
         "last_append_us",
         "points",
         "sealed",
         "size",
         "time_max",
+        "unkeyed",
     )
 
     def __init__(self, first_entry: int, base_offset: int) -> None:
@@ -113,6 +119,13 @@ class Segment:
         self.sealed = False
         self.points: Points | None = Points()
         """None when the index of a sealed segment is on the disk only."""
+        self.keys: KeyRows | None = None
+        """Keys of the frames that were appended since the log was opened; None: there are none, or the
+        segment is sealed."""
+        self.early: Rows | None = None
+        """Keys of the frames before those, sorted."""
+        self.unkeyed = 0
+        """Up to this position nobody has looked for keys yet."""
 
     @property
     def name(self) -> str:
@@ -123,6 +136,20 @@ class Segment:
     def index_name(self) -> str:
         """File name of the index."""
         return index_name(self.first_entry)
+
+    @property
+    def keys_name(self) -> str:
+        """File name of the keys of its messages."""
+        return keys_name(self.first_entry)
+
+    def key_rows(self) -> Rows | None:
+        """The keys of the whole segment, sorted; None where not all of them are in memory."""
+        if self.unkeyed:
+            return None
+        late = None if self.keys is None else self.keys.rows()
+        if self.early is None or late is None:
+            return self.early if late is None else late
+        return in_order(np.concatenate((self.early, late)))
 
     def note(self, header: Header, position: int) -> None:
         """Take a frame at `position` into the figures; the caller raises `size` when the bytes are in
