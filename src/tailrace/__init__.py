@@ -10,7 +10,7 @@ from tailrace.connect import connect
 
 if TYPE_CHECKING:
     from tailrace import bus, sync
-    from tailrace.bus import AckPolicy, Bus, EventStore, Reject, RequestFailed, Retry
+    from tailrace.bus import AckPolicy, Bus, EventStore, RequestFailed
     from tailrace.client.admin import Admin
     from tailrace.client.aio import Client
     from tailrace.client.atomic import Atomic
@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from tailrace.client.deliveries import Batch, Delivery
     from tailrace.client.group_admin import Group, Groups, Reset
     from tailrace.client.leases import FailedAck
+    from tailrace.client.plain_handlers import BlockingDelivery
     from tailrace.client.producer import Producer
     from tailrace.client.reader import Reader
     from tailrace.client.results import Message, Receipt, Receipts, Result, Topic
     from tailrace.client.schedules import Schedule, Scheduled, Schedules
     from tailrace.client.streaming import StreamConsumer
     from tailrace.client.tracing_calls import Life, LifeEvent, Traced
+    from tailrace.client.verdicts import Reject, Retry
 
 __all__ = [
     "AckPolicy",
     "Admin",
     "Atomic",
     "Batch",
+    "BlockingDelivery",
     "Bus",
     "Client",
     "Consumer",
@@ -71,6 +74,7 @@ _LAZY = {
     "Admin": "tailrace.client.admin",
     "Atomic": "tailrace.client.atomic",
     "Batch": "tailrace.client.deliveries",
+    "BlockingDelivery": "tailrace.client.plain_handlers",
     "Bus": "tailrace.bus",
     "Client": "tailrace.client.aio",
     "Consumer": "tailrace.client.consumer",
@@ -89,11 +93,11 @@ _LAZY = {
     "Receipt": "tailrace.client.results",
     "Receipts": "tailrace.client.results",
     "Redriven": "tailrace.client.dead_letters",
-    "Reject": "tailrace.bus",
+    "Reject": "tailrace.client.verdicts",
     "RequestFailed": "tailrace.bus",
     "Reset": "tailrace.client.group_admin",
     "Result": "tailrace.client.results",
-    "Retry": "tailrace.bus",
+    "Retry": "tailrace.client.verdicts",
     "Schedule": "tailrace.client.schedules",
     "Scheduled": "tailrace.client.schedules",
     "Schedules": "tailrace.client.schedules",

@@ -800,7 +800,7 @@ def test_run_acknowledges_what_is_done_and_gives_back_what_failed() -> None:
         async with client.consumer("t", "g") as consumer:
             seen: list[tuple[bytes | None, int]] = []
 
-            def handler(delivery: tailrace.Delivery) -> None:
+            async def handler(delivery: tailrace.Delivery) -> None:
                 seen.append((delivery.value, delivery.attempt))
                 if delivery.value == b"b" and delivery.attempt == 1:
                     raise ValueError("not today")

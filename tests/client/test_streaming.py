@@ -58,7 +58,7 @@ def test_auto_commit_stores_what_is_finished_and_not_what_is_in_hand() -> None:
             async with client.consumer("t", "g", mode="stream") as consumer:
                 seen = []
 
-                def handler(message: tailrace.Message) -> None:
+                async def handler(message: tailrace.Message) -> None:
                     seen.append(int(message.value or b""))
                     if len(seen) == 5:
                         consumer.stop()

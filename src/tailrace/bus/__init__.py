@@ -17,7 +17,8 @@ from __future__ import annotations
 from tailrace.bus.application import Bus
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
 from tailrace.bus.event_store import Event, EventStore
-from tailrace.bus.outcomes import AckPolicy, Reject, RequestFailed, Retry
+from tailrace.bus.outcomes import AckPolicy, RequestFailed
+from tailrace.client.verdicts import Reject, Retry
 
 __all__ = [
     "AckPolicy",

@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from tailrace.bus.outcomes import Act, as_text
+from tailrace.bus.outcomes import Act
 from tailrace.client.deliveries import Delivery
+from tailrace.client.verdicts import as_text
 from tailrace.errors import LeaseLost
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ behind, which must not keep later calls waiting: they get a spare one, up to a b
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,7 +40,7 @@ class Threads:
         begun: list[Future[Any]] = []
 
         async def run(function: Callable[[Any], Any], subject: Any) -> Any:
-            begun.append(self._pool.submit(function, subject))
+            begun.append(self._pool.submit(contextvars.copy_context().run, function, subject))
             return await asyncio.wrap_future(begun[-1])
 
         try:

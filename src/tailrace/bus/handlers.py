@@ -18,8 +18,10 @@ import msgspec
 
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
 from tailrace.bus.handler_threads import Run, Threads
-from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, delay_of, described, outcome_of
+from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, outcome_of
 from tailrace.client.calls import seconds_of, whole_of
+from tailrace.client.plain_handlers import is_async
+from tailrace.client.verdicts import delay_of, described
 from tailrace.core.topics import check_name
 from tailrace.errors import InvalidRequest
 
@@ -45,7 +47,7 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
     @property
     def blocking(self) -> bool:
         """Whether it runs in a thread."""
-        return not inspect.iscoroutinefunction(self.function)
+        return not is_async(self.function)
 
     @property
     def title(self) -> str:

@@ -8,9 +8,9 @@ from typing import Any, Union, get_args, get_origin, is_typeddict
 
 import msgspec
 
-from tailrace.bus.outcomes import described
 from tailrace.bus.payloads import BYTES, JSON, Codec, codec_of, plain
 from tailrace.client.calls import whole_of
+from tailrace.client.verdicts import described
 from tailrace.errors import InvalidRequest
 
 TYPE_HEADER = "tailrace-type"

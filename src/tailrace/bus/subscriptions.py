@@ -11,7 +11,7 @@ import msgspec
 
 from tailrace.bus.envelope import Batch, Message
 from tailrace.bus.handlers import Caller, Handler, Settle, settlement
-from tailrace.bus.outcomes import TABLE, AckPolicy, Act, as_text, described, outcome_of
+from tailrace.bus.outcomes import TABLE, AckPolicy, Act, outcome_of
 from tailrace.bus.payloads import BYTES, JSON
 from tailrace.bus.registry import (
     CONTENT_HEADER,
@@ -25,6 +25,7 @@ from tailrace.client.consumer import Consumer
 from tailrace.client.deliveries import Delivery
 from tailrace.client.group_admin import Groups
 from tailrace.client.producer import Producer
+from tailrace.client.verdicts import as_text, described
 from tailrace.errors import InvalidRequest, LeaseLost, TailraceError, TooLarge
 
 log = logging.getLogger("tailrace.bus")

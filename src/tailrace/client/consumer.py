@@ -17,6 +17,7 @@ from tailrace.client.handling import Handler, Runner
 from tailrace.client.intake import Intake
 from tailrace.client.leases import FailedAck
 from tailrace.client.membership import client_name
+from tailrace.client.plain_handlers import runs_here
 from tailrace.core.group_commands import JoinGroup, Place
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
 from tailrace.ports import BrokerVerbs
@@ -47,6 +48,7 @@ class Consumer:
     async def __aenter__(self) -> Consumer:
         if hasattr(self, "_intake"):
             raise InvalidRequest("this consumer was used before: make a new one")
+        self._loop = asyncio.get_running_loop()
         options = self._options
         asked = {"mode": options.mode, **options.group}
         request = JoinGroup(self.group, self.member, self.topics, asked, options.wait, client_name())
@@ -92,9 +94,13 @@ class Consumer:
         return self._intake
 
     def stop(self) -> None:
-        """Take no more messages: `run` returns when the handlers under way are done, loops end."""
+        """Take no more messages: `run` returns when the handlers under way are done, loops end. May be called
+        from any thread: also by a plain function that handles a message."""
         if self._closed is None:
-            self._intake.stop()
+            if runs_here(self._loop):
+                self._intake.stop()
+            else:
+                self._loop.call_soon_threadsafe(self.stop)
 
     # -- messages
 
@@ -138,8 +144,10 @@ class Consumer:
     async def run(self, handler: Handler, *, concurrency: int = 1, settle: bool = True) -> None:
         """Call `handler(delivery)` for every message until `stop`; messages of one key one after the other.
 
-        A message whose handler returns is acknowledged, one whose handler raises is given back as a failure.
-        With `settle=False` that is left to the handler, and what it raises ends the run.
+        A coroutine function runs on the event loop, a plain function in one of `concurrency` threads, with a
+        `BlockingDelivery`. A message whose handler returns is acknowledged, one whose handler raises is given
+        back as a failure; `Retry(delay)` and `Reject(reason)` say more. With `settle=False` that is left to
+        the handler, and what else it raises ends the run.
         """
         whole_of("concurrency", concurrency)
         intake = self._open()

@@ -38,6 +38,10 @@ class Settling(Protocol):
         """Settle and wait until it is durable."""
         ...
 
+    def ack_late(self, delivery: Leased) -> None:
+        """Settle without waiting, called for another thread."""
+        ...
+
     async def nack(
         self, deliveries: Sequence[Leased], delay: float | None, error: str, failure: bool
     ) -> None:

@@ -1,22 +1,24 @@
 """Handlers at work: `Consumer.run` with several at a time, messages of one key one after the other.
 
-A key whose handler is slow parks only its own messages; others go on, up to a bound on what is parked.
+Coroutine functions run on the loop, plain functions in threads (`plain_handlers`). A key whose handler is
+slow parks only its own messages; others go on, up to a bound on what is parked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from tailrace.client.deliveries import Delivery
+from tailrace.client.plain_handlers import BlockingDelivery, PlainHandler, is_async
+from tailrace.client.verdicts import Reject, Retry, as_text, delay_of, described
 from tailrace.errors import TailraceError
 
 log = logging.getLogger("tailrace.consumer")
-Handler = Callable[[Delivery], Awaitable[Any] | Any]
+Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[BlockingDelivery], Any]
 
 
 class Source(Protocol):
@@ -43,7 +45,8 @@ class Runner:
     ) -> None:
         self._source = source
         self._ready = ready
-        self._handler = handler
+        self._handler: Callable[[Any], Any] = handler
+        self._plain = None if is_async(handler) else PlainHandler(handler, concurrency)
         self._concurrency = concurrency
         self._settle = settle
         self._ordering = ordering
@@ -57,6 +60,13 @@ class Runner:
 
     async def run(self) -> None:
         """Until the source ends. What a handler raises is raised here when it has to settle by itself."""
+        try:
+            await self._run()
+        finally:
+            if self._plain is not None:
+                self._plain.close()
+
+    async def _run(self) -> None:
         if self._concurrency == 1:
             while (delivery := await self._pull()) is not None:
                 await self._handle(delivery)
@@ -136,33 +146,49 @@ class Runner:
         return None
 
     async def _handle(self, delivery: Delivery) -> None:
+        stopped: asyncio.CancelledError | None = None
         try:
-            result = self._handler(delivery)
-            if inspect.isawaitable(result):
-                await result
+            if self._plain is None:
+                await self._handler(delivery)
+            else:
+                loop = asyncio.get_running_loop()
+                subject = BlockingDelivery(delivery.rows, delivery.value, delivery.row, loop)
+                error, stopped = await self._plain.call(subject)
+                if error is not None:
+                    raise error
+        except (Retry, Reject) as verdict:
+            await self._failed(delivery, verdict)
         except Exception as error:
             if not self._settle:
                 raise
             place = f"{delivery.topic}/{delivery.partition}@{delivery.offset}"
             log.exception("the handler failed on %s, attempt %d", place, delivery.attempt)
             await self._failed(delivery, error)
-            return
-        # Not `settled`: that searches what has gathered, and to acknowledge twice is harmless.
-        if self._settle and delivery.rows.lease.is_open(delivery.offset):
-            try:
-                delivery.ack_nowait()
-            except TailraceError as error:
-                log.warning("not acknowledged: %s", error)
+        else:
+            # Not `settled`: that searches what has gathered, and to acknowledge twice is harmless.
+            if self._settle and delivery.rows.lease.is_open(delivery.offset):
+                try:
+                    delivery.ack_nowait()
+                except TailraceError as error:
+                    log.warning("not acknowledged: %s", error)
+        if stopped is not None:
+            raise stopped
 
     async def _failed(self, delivery: Delivery, error: Exception) -> None:
-        """Give back as a failure; later messages of its key went back with it and are not handled."""
+        """Give back as a failure, or reject. Later messages of its key go back with a failure and are not
+        handled; those behind a rejected message stay."""
+        rejected = isinstance(error, Reject)
         try:
-            await delivery.nack(error=_told(error))
+            if rejected:
+                await delivery.reject(as_text(error))
+            else:
+                await delivery.nack(delay_of(error), described(error))
         except TailraceError as problem:
             log.warning("not given back: %s", problem)
             # Nobody works on it any more: not extended, its lease ends by itself if this does not arrive.
             delivery.rows.settling.give_back(delivery.rows.lease, [delivery.offset])
-        if parked := self._parked.get(self._key(delivery)):
+            rejected = False
+        if not rejected and (parked := self._parked.get(self._key(delivery))):
             self._return_stale(parked, delivery)
 
     def _return_stale(self, parked: deque[Delivery], before: Delivery) -> None:
@@ -185,11 +211,3 @@ class Runner:
             rows = deliveries[0].rows
             rows.settling.give_back(rows.lease, [delivery.offset for delivery in deliveries])
         self._room.set()
-
-
-def _told(error: Exception) -> str:
-    """What the handler raised, for people; even when it cannot say so itself."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__

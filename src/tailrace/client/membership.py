@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, ask, error_of
+from tailrace.client.loop_watch import unwatch, watch
 from tailrace.core.commands import Reply
 from tailrace.core.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membership, Place
 from tailrace.core.model import Refusal
@@ -131,7 +132,9 @@ class Member:
             log.warning("group %r: %s", self._request.group, warning)
 
     def _joined(self, membership: Membership) -> None:
-        self.policy = msgspec.convert(membership.options, GroupPolicy)
+        policy = self.policy = msgspec.convert(membership.options, GroupPolicy)
+        leased_ms = policy.session_ms if policy.mode == "stream" else policy.lease_ms
+        watch(self._loop, self, min(leased_ms, policy.session_ms))
         self._apply(membership)
         self._beat()
 
@@ -165,9 +168,8 @@ class Member:
 
     def _give_up(self, error: TailraceError) -> None:
         """Another consumer of this name has taken over: this one is over, without a word to the broker."""
-        self._left = True
+        self._end()
         self._number += 1
-        self._cancel_timer()
         log.error("%s", error)
         places = set(self._owned)
         self._holder.pause(places)  # The other one shall not have to wait for what was leased ahead.
@@ -178,9 +180,8 @@ class Member:
 
     async def leave(self) -> None:
         """Stop being a member. When the broker cannot be reached, the session runs out by itself."""
-        self._left = True
+        self._end()
         self._number += 1
-        self._cancel_timer()
         for task in list(self._tasks):
             task.cancel()
         request = LeaveGroup(self._request.group, self.member, self._request.incarnation)
@@ -193,10 +194,14 @@ class Member:
 
     def stop(self) -> None:
         """End without a word: there is no connection to say it on."""
-        self._left = True
-        self._cancel_timer()
+        self._end()
         for task in list(self._tasks):
             task.cancel()
+
+    def _end(self) -> None:
+        self._left = True
+        self._cancel_timer()
+        unwatch(self._loop, self)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

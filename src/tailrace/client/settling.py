@@ -129,9 +129,15 @@ class Settlement:
     def _add_failures(self, failed: list[FailedAck]) -> None:
         self.failures += failed[: max(0, FAILURES_KEPT - len(self.failures))]
 
-    def failed_late(self, delivery: Leased, error: TailraceError) -> None:
-        """An acknowledgement of another thread came too late to tell that thread."""
-        self._add_failures(failures(delivery.rows.lease.place, [delivery.offset], error))
+    def ack_late(self, delivery: Leased) -> None:
+        """An acknowledgement from another thread. If it comes too late, that thread is told by `failures`."""
+        lease = delivery.rows.lease
+        lease.acks.append(delivery.offset)
+        if lease.idle:
+            try:
+                lease.wake()
+            except TailraceError as error:
+                self._add_failures(failures(lease.place, [delivery.offset], error))
 
     async def flushed(self, places: Iterable[Place] | None = None) -> None:
         """Wait until the acknowledgements so far have been answered."""

@@ -8,7 +8,6 @@ again; `commit` stores the place behind it.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -19,6 +18,7 @@ from tailrace.client.calls import PAUSE_S_MAX, ask, whole_of
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.log_feed import Cursor, LogFeed
 from tailrace.client.membership import Member, client_name
+from tailrace.client.plain_handlers import PlainHandler, is_async, runs_here
 from tailrace.client.results import Message
 from tailrace.core.commands import FindOffsets, Offsets
 from tailrace.core.delivery_commands import Commit, Committed
@@ -58,6 +58,7 @@ class StreamConsumer:
     async def __aenter__(self) -> StreamConsumer:
         if hasattr(self, "_source"):
             raise InvalidRequest("this consumer was used before: make a new one")
+        self._loop = asyncio.get_running_loop()
         if self.group is None:
             self._source = _Everything(self._verbs, self.topics, self._timeout, self._options)
         else:
@@ -92,9 +93,12 @@ class StreamConsumer:
         return self._source
 
     def stop(self) -> None:
-        """Take no more messages: `run` and loops end."""
+        """Take no more messages: `run` and loops end. May be called from any thread."""
         if self._closed is None:
-            self._source.feed.stop()
+            if runs_here(self._loop):
+                self._source.feed.stop()
+            else:
+                self._loop.call_soon_threadsafe(self.stop)
 
     # -- messages
 
@@ -131,14 +135,22 @@ class StreamConsumer:
             yield batch
 
     async def run(self, handler: Callable[[Message], Awaitable[Any] | Any], *, concurrency: int = 1) -> None:
-        """Call `handler(message)` for every message until `stop`, one after the other. What it raises ends
-        the run; the message is read again."""
+        """Call `handler(message)` for every message until `stop`, one after the other; a plain function in a
+        thread. What it raises ends the run; the message is read again."""
         if concurrency != 1:
             raise InvalidRequest("concurrency: a stream is read in order, by one handler at a time")
-        async for message in self:
-            result = handler(message)
-            if inspect.isawaitable(result):
-                await result
+        if is_async(handler):
+            async for message in self:
+                await handler(message)
+            return
+        plain = PlainHandler(handler, 1)
+        try:
+            async for message in self:
+                error, stopped = await plain.call(message)
+                if error is not None or stopped is not None:
+                    raise error or stopped or AssertionError
+        finally:
+            plain.close()
 
     # -- places
 

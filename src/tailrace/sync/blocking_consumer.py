@@ -7,7 +7,6 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,9 +14,10 @@ from tailrace.client import consumer, deliveries, streaming
 from tailrace.client.calls import whole_of
 from tailrace.client.leases import FailedAck
 from tailrace.client.membership import Moved
+from tailrace.client.plain_handlers import BlockingDelivery
 from tailrace.client.results import Message
 from tailrace.core.group_commands import Place
-from tailrace.errors import InvalidRequest, TailraceError
+from tailrace.errors import InvalidRequest
 from tailrace.sync.portal import Portal
 
 T = TypeVar("T")
@@ -171,25 +171,25 @@ class Consumer:
     def run(self, handler: Callable[[Delivery], Any], *, concurrency: int = 1, settle: bool = True) -> None:
         """Call `handler(delivery)` for every message until `stop`, each in one of `concurrency` threads; see
         `tailrace.Consumer.run`."""
-        inner = self._inner
-        with ThreadPoolExecutor(
-            whole_of("concurrency", concurrency), thread_name_prefix="tailrace-handler"
-        ) as pool:
+        inner, ended = self._inner, threading.Event()
 
-            async def handle(delivery: deliveries.Delivery) -> None:
-                own = Delivery(delivery.rows, delivery.value, delivery.row)
-                await self._portal.loop.run_in_executor(pool, handler, own)
-                self._drain()  # What the handler acknowledged counts before it is settled for it.
+        def handle(delivery: BlockingDelivery) -> Any:
+            return handler(Delivery(delivery.rows, delivery.value, delivery.row))
 
-            async def run() -> None:
-                inner._open().kind = deliveries.Delivery
-                try:
-                    await inner.run(handle, concurrency=concurrency, settle=settle)
-                finally:
-                    inner._intake.kind = Delivery
+        async def run() -> None:
+            inner._open().kind = deliveries.Delivery
+            try:
+                await inner.run(handle, concurrency=concurrency, settle=settle)
+            finally:
+                inner._intake.kind = Delivery
+                ended.set()
 
-            with self._lock:
+        with self._lock:
+            try:
                 self._portal.call(run)
+            except KeyboardInterrupt:
+                ended.wait()  # Handlers that are under way end first, and what they did is settled.
+                raise
 
     def stop(self) -> None:
         """Take no more messages: `run` and loops end. May be called from any thread, also from a handler."""
@@ -234,14 +234,7 @@ class Consumer:
         self._draining = False  # First: what is appended from now on calls for another round.
         settlement = self._inner._intake.settlement
         while self._acks:
-            delivery = self._acks.popleft()
-            lease = delivery.rows.lease
-            lease.acks.append(delivery.offset)
-            if lease.idle:
-                try:
-                    lease.wake()
-                except TailraceError as error:
-                    settlement.failed_late(delivery, error)
+            settlement.ack_late(self._acks.popleft())
 
 
 class StreamConsumer:

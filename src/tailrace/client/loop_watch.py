@@ -1,0 +1,88 @@
+"""Notices when the event loop stood still for so long that leases or sessions of its consumers were at risk.
+
+A timer looks at the loop's clock about ten times within the time that is dangerous. A look that comes late by
+that time tells of a stall: for so long nothing was extended and no heartbeat was sent. There is one watch for
+each loop, however many consumers run on it, and so one warning for each stall; after a warning the next ones
+are only counted for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+log = logging.getLogger("tailrace.consumer")
+PART = 3
+"""A lease is extended at half of its time: a stall of a third may be too long for the next extension."""
+LOOKS = 10
+QUIET_S = 30.0
+"""No second warning within this time."""
+
+
+_watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
+"""Of the loops that have consumers now."""
+
+
+class LoopWatch:
+    """Watches one loop for those that have entered themselves, each with its own limit."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._limits: dict[object, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet_until_s = 0.0
+        self._unsaid = 0
+
+    def enter(self, who: object, limit_ms: int) -> None:
+        """Watch for somebody whose leases and session last at least so long."""
+        self._limits[who] = limit_ms / 1000
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_later()
+
+    def leave(self, who: object) -> bool:
+        """Somebody is gone; whether nobody is left, and nothing is watched any more."""
+        self._limits.pop(who, None)
+        if self._limits:
+            return False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return True
+
+    def _look_later(self) -> None:
+        limit_s = min(self._limits.values())
+        due_s = self._loop.time() + limit_s / PART / LOOKS
+        self._timer = self._loop.call_at(due_s, self._look, due_s, limit_s)
+
+    def _look(self, due_s: float, limit_s: float) -> None:
+        now_s = self._loop.time()
+        self._look_later()
+        if now_s - due_s < limit_s / PART:
+            return
+        if now_s < self._quiet_until_s:
+            self._unsaid += 1
+            return
+        before = f" ({self._unsaid} times more since the last warning)" if self._unsaid else ""
+        self._quiet_until_s, self._unsaid = now_s + QUIET_S, 0
+        log.warning(
+            "the event loop stood still for %.1f s%s: meanwhile no lease was extended and no heartbeat sent, "
+            "and leases or sessions of this process end after %.1f s. Something blocks the loop: make the "
+            "handler a plain function, which runs in a thread, or call what blocks with asyncio.to_thread",
+            now_s - due_s,
+            before,
+            limit_s,
+        )
+
+
+def watch(loop: asyncio.AbstractEventLoop, who: object, limit_ms: int) -> None:
+    """Warn when the loop stands still, as long as somebody has leases or a session of that time on it."""
+    if loop not in _watches:
+        _watches[loop] = LoopWatch(loop)
+    _watches[loop].enter(who, limit_ms)
+
+
+def unwatch(loop: asyncio.AbstractEventLoop, who: object) -> None:
+    """Somebody has no leases any more."""
+    if loop in _watches and _watches[loop].leave(who):
+        del _watches[loop]
