@@ -99,7 +99,8 @@ def test_a_reason_that_nothing_dies_of_is_refused(
 ) -> None:
     done = broker.run("dlq", command[0], topic, *command[1:], "--reason", "zz")
     assert (done.status, done.out) == (EDGES["invalid_request"].exit, "")
-    assert done.err == "error: --reason: one of max_attempts, rejected, expired, poison, not 'zz'\n"
+    reasons = "max_attempts, max_deliveries, rejected, expired, poison"
+    assert done.err == f"error: --reason: one of {reasons}, not 'zz'\n"
     assert len(broker.rows("dlq", "list", topic)) == 3
 
 

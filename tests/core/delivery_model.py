@@ -306,24 +306,29 @@ class DeliveryModel:
         ]  # fmt: skip
         for offset in {*offsets, *(o for o in behind if self.states[o].state == LEASED)}:
             self.states[offset].deliveries -= 1
-            self._give_back([offset], now_us)
-
-    def _give_back(self, offsets: list[int], now_us: int) -> None:
-        for offset in offsets:
             self.states[offset].back((now_us, now_us))
 
+    def _give_back(self, offsets: list[int], now_us: int) -> None:
+        """Without a failure; but the delivery counts, and may have been the last."""
+        for offset in offsets:
+            state = self.states[offset]
+            state.back((now_us, now_us))
+            if 0 < self.policy.max_deliveries <= state.deliveries:
+                state.state = DYING
+
     def _give_back_later(self, failed: list[int], now_us: int) -> None:
-        """What was leased of a key behind a message that came back comes back, too, and has not failed."""
+        """What was leased of a key behind a message that came back comes back, too, and dies not of it."""
         for offset in failed:
-            later = [o for o in self.siblings(offset) if o > offset and self.states[o].state == LEASED]
-            self._give_back(later, now_us)
+            for other in self.siblings(offset):
+                if other > offset and self.states[other].state == LEASED:
+                    self.states[other].back((now_us, now_us))
 
     def _fail(self, offsets: list[int], now_us: int, delay_us: int | None) -> None:
         policy = self.policy
         for offset in offsets:
             state = self.states[offset]
             state.failures += 1
-            if state.failures >= policy.max_attempts:
+            if state.failures >= policy.max_attempts or 0 < policy.max_deliveries <= state.deliveries:
                 state.state, state.lease = DYING, 0
                 continue
             due = now_us, now_us

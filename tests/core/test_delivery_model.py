@@ -35,6 +35,7 @@ POLICIES = st.builds(
     start=st.sampled_from(["earliest", "earliest", "latest"]),
     lease_ms=st.sampled_from([1_000, 30_000]),
     max_attempts=st.sampled_from([1, 2, 3, 5]),
+    max_deliveries=st.sampled_from([0, 1, 2, 3, 6]),
     backoff_ms=st.sampled_from([1_000, 100]),
     backoff_max_ms=st.sampled_from([60_000, 1_500]),
     in_flight_max=st.sampled_from([3, 10_000]),

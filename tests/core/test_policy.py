@@ -69,6 +69,21 @@ def test_the_other_of_a_pair_follows_when_it_is_not_given() -> None:
     assert (policy.heartbeat_ms, policy.backoff_max_ms) == (1000, 90_000)
 
 
+def test_deliveries_are_never_limited_below_attempts() -> None:
+    for given in ({"max_deliveries": 4}, {"max_deliveries": 9, "max_attempts": 10}):
+        (problem,) = problems(**given)
+        assert "is less than max_attempts" in problem
+        assert "0 means no limit" in problem
+    for given, wanted in (({}, 20), ({"max_attempts": 20}, 20), ({"max_attempts": 30}, 30)):
+        policy = parse_policy(given)
+        assert isinstance(policy, GroupPolicy)
+        assert policy.max_deliveries == wanted
+    policy = parse_policy({"max_deliveries": 0, "max_attempts": 7})
+    assert isinstance(policy, GroupPolicy)
+    assert policy.max_deliveries == 0
+    assert "max_deliveries" in warnings_of(GroupPolicy(mode="stream", max_deliveries=30))[0]
+
+
 def test_warnings() -> None:
     assert "priorities are ignored" in warnings_of(GroupPolicy(ordering="partition"))[0]
     assert len(warnings_of(GroupPolicy(ordering="partition", assignment="shared"))) == 2

@@ -23,6 +23,7 @@ from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.pool import Pool
 from tailrace.core.queues import Queues
 from tailrace.core.selection import Selection
+from tailrace.core.settlement import Settlement
 from tailrace.core.timetable import Timetable
 from tailrace.core.wheel import WIDTH, Wheel
 from tailrace.format.gathering import columns_of
@@ -30,7 +31,7 @@ from tailrace.sim import delivery_world
 from tailrace.sim.sim_clients import Violation
 
 SEEDS = 8
-BUG_SEEDS = 30
+BUG_SEEDS = 50
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -264,7 +265,13 @@ def _absolute_times_on_the_partition_clock(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(partition.Partition, "decide", by_one_clock)
 
 
+def _deliveries_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that kills its member each time is delivered for ever."""
+    monkeypatch.setattr(Settlement, "_wear_out", lambda self, pieces, error: [])
+
+
 BUGS: list[Plant] = [
+    _deliveries_not_counted,
     _durations_on_wall_time,
     _absolute_times_on_the_partition_clock,
     _settled_without_the_group,

@@ -22,7 +22,8 @@ letters = typer.Typer(no_args_is_help=True, help="Look at dead letters, send the
 
 OfGroup = Annotated[str | None, typer.Option("--group", help="Only those that this group gave up.")]
 OfReason = Annotated[
-    str | None, typer.Option("--reason", help="Only max_attempts, rejected, expired or poison.")
+    str | None,
+    typer.Option("--reason", help="Only max_attempts, max_deliveries, rejected, expired, poison."),
 ]
 FIELDS = {"reason": "--reason"}
 OfKey = Annotated[str | None, typer.Option("--key", help="Only those with this key.")]

@@ -33,7 +33,7 @@ FEW_BOUNDS = 16
 """Spans with so many bounds are leased one by one."""
 NEAR = 8_192
 """A stretch of so many offsets is looked through at once; of a longer one mostly the beginning is wanted."""
-MAX_ATTEMPTS = "max_attempts"
+MAX_ATTEMPTS, MAX_DELIVERIES = "max_attempts", "max_deliveries"
 
 
 class Counters(msgspec.Struct, array_like=True):

@@ -24,6 +24,8 @@ class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     start: str = "earliest"
     lease_ms: int = 30_000
     max_attempts: int = 5
+    max_deliveries: int = 20
+    """Of one message, but for those given back unstarted; 0: no limit. Never below `max_attempts`."""
     backoff_ms: int = 1_000
     backoff_max_ms: int = 60_000
     in_flight_max: int = 10_000
@@ -35,12 +37,18 @@ class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_ms: int = 3_000
     revoke_timeout_ms: int = 60_000
 
+    def __post_init__(self) -> None:
+        # Groups of releases that had no limit may allow more attempts than the default allows deliveries.
+        if 0 < self.max_deliveries < self.max_attempts:
+            msgspec.structs.force_setattr(self, "max_deliveries", self.max_attempts)
+
 
 _DAY_MS = 24 * 3_600_000
 
 RANGES: dict[str, tuple[int, int]] = {
     "lease_ms": (10, 7 * _DAY_MS),
     "max_attempts": (1, 1_000_000),
+    "max_deliveries": (0, 1_000_000),
     "backoff_ms": (0, 7 * _DAY_MS),
     "backoff_max_ms": (0, 7 * _DAY_MS),
     "in_flight_max": (1, 1_000_000),
@@ -72,6 +80,7 @@ _LEASING = (
     "ordering",
     "lease_ms",
     "max_attempts",
+    "max_deliveries",
     "backoff_ms",
     "backoff_max_ms",
     "in_flight_max",
@@ -183,4 +192,13 @@ def _together(values: dict[str, Any]) -> list[str]:
             values[high] = min(least, RANGES[high][1])
         else:
             values[low] = most
+    attempts = values.get("max_attempts", default.max_attempts)
+    deliveries = values.get("max_deliveries", max(attempts, default.max_deliveries))
+    if 0 < deliveries < attempts:
+        problems.append(
+            f"max_deliveries = {deliveries} is less than max_attempts = {attempts}: every attempt is a "
+            "delivery (0 means no limit)"
+        )
+    else:
+        values["max_deliveries"] = deliveries
     return problems

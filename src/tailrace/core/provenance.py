@@ -18,6 +18,6 @@ STORY = (
     "reason",
     "error",
 )
-REASONS = ("max_attempts", "rejected", "expired", "poison")
+REASONS = ("max_attempts", "max_deliveries", "rejected", "expired", "poison")
 NAMES = frozenset(PREFIX + name for name in STORY)
 """Only these: other headers with the prefix, such as those of the bus, belong to the message."""

@@ -22,7 +22,7 @@ from tailrace.core.model import Refusal
 from tailrace.core.originals import Originals
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.request_checks import problem_with
-from tailrace.core.settlement import Settlement, all_lost
+from tailrace.core.settlement import MEMBER_GONE, Settlement, all_lost
 from tailrace.core.spans import count, flat, pairs, without
 from tailrace.core.table import Buffer
 from tailrace.core.traits import FrameTraits
@@ -261,9 +261,9 @@ class Queues:
             for lease in ledger.receipts.live.values()
             if lease.member == command.member and lease.id not in held
         ]
-        unheard = command.held is not None
-        found = self._settlement(ledger, time_us).give_back(leases, unstarted=unheard)
-        return Decision(found, Done(), soft=True) if found else DONE
+        why = MEMBER_GONE if command.held is None else ""
+        found = self._settlement(ledger, time_us).give_back(leases, why)
+        return Decision(found, Done(), soft=len(found) == 1) if found else DONE
 
     def _reopen(self, command: wire.Reopen, time_us: int, wall_us: int) -> Decision:
         ledger = self._queue(command)
@@ -370,7 +370,7 @@ class Queues:
             text = f"generation {command.generation} of {command.group!r} is over: it is {ledger.generation}"
             refusal = Refusal(Fenced.code, text, details={"generation": ledger.generation})
             return Decision(NOTHING, refusal)
-        returned = self._settlement(ledger, time_us).give_back(ledger.receipts.live.values())
+        returned = self._settlement(ledger, time_us).give_back(ledger.receipts.live.values(), MEMBER_GONE)
         fact = facts.Granted(ledger.number, command.member, command.generation, time_us)
         return Decision((*returned, fact), Done())
 

@@ -1,5 +1,10 @@
 """What becomes of leased messages: ack, nack, reject, extend, expiry, and members that are gone.
 
+A message dies when its `max_attempts`-th failure is known, or when its `max_deliveries`-th delivery ends
+without an ack: by a nack or an expiry, or because its member is gone. What no handler got is given back
+*unstarted*, which undoes the delivery. Messages that go back only because one before them of their key does
+are counted, for their holder may have begun with them, and do not die of it.
+
 A receipt is good for what its lease still holds, until the deadline, whether or not anybody has looked at the
 clock since. What was settled through it before is no harm; everything else is lost.
 """
@@ -20,12 +25,15 @@ from tailrace.core.facts import (
     Nacked,
 )
 from tailrace.core.key_lookup import KeyLookup
-from tailrace.core.ledger import FEW_BOUNDS, LEASED, MAX_ATTEMPTS, Ledger
+from tailrace.core.ledger import FEW_BOUNDS, LEASED, MAX_ATTEMPTS, MAX_DELIVERIES, Ledger
 from tailrace.core.receipts import Lease
 from tailrace.core.spans import SpanSet, count, flat, pairs, without
 
 ERROR_CHARACTERS_MAX = 1_000
 EXPIRY = "the lease expired"
+MEMBER_GONE = "the member that had it was gone, or lost the partition"
+RETURNED = "it was given back"
+"""Why a message dies that was delivered too often; a nack tells its own error."""
 
 Lost = list[tuple[int, list[int]]]
 Left = list[tuple[int, int, int, int]]
@@ -86,19 +94,24 @@ class Settlement:
             gone.add(first, end)
         later = self._later(spans, known, gone)
         facts: list[Fact] = [self._given_back(pairs(unstarted), unstarted=True)] if unstarted else []
+        error = command.error[:ERROR_CHARACTERS_MAX]
         if not command.failure:
-            facts.append(self._given_back(sorted([*pairs(spans), *pairs(later)])))
-            return Decision(tuple(facts), reply, soft=True)
-        alive = self._bury(pieces, known, command.error, facts)
-        if alive:
+            facts.append(self._given_back(pairs(spans)))
+            worn = self._wear_out(pieces, error or RETURNED)
+        else:
+            pieces = self._bury(pieces, known, error, facts)
+            worn = self._wear_out(pieces, error)
+        if command.failure and pieces:
+            alive = flat([(first, end) for first, end, _, _ in pieces])
             delay_us = -1 if command.delay_ms is None else command.delay_ms * 1000
-            keys, error = self._lookup.row(known, alive), command.error[:ERROR_CHARACTERS_MAX]
+            keys = self._lookup.row(known, alive)
             facts.append(
                 Nacked(self._ledger.number, command.lease, alive, delay_us, self._time_us, keys, error)
             )
+        facts += worn
         if later:
             facts.append(self._given_back(pairs(later)))
-        return Decision(tuple(facts), reply)
+        return Decision(tuple(facts), reply, soft=not (command.failure or worn))
 
     def give_back_unstarted(self, command: GiveBack) -> Decision:
         """Give back what no handler was given."""
@@ -216,8 +229,10 @@ class Settlement:
             spans = flat([(first, end) for first, end, _, _ in left])
             for first, end in pairs(spans):
                 gone.add(first, end)
-            alive = self._bury(left, known, EXPIRY, facts)
+            left = self._bury(left, known, EXPIRY, facts)
+            alive = flat([(first, end) for first, end, _, _ in left])
             facts.append(LeaseExpired(ledger.number, lease.id, time_us, self._lookup.row(known, alive)))
+            facts += self._wear_out(left, EXPIRY)
             later = self._later(spans, known, gone)
             if later:
                 facts.append(self._given_back(pairs(later)))
@@ -225,22 +240,32 @@ class Settlement:
                     gone.add(first, end)
         return tuple(facts)
 
-    def give_back(self, leases: Iterable[Lease], *, unstarted: bool = False) -> tuple[Fact, ...]:
-        """Everything that these leases hold, without a failure; `unstarted`: their holder never got them."""
-        left = [(first, end) for lease in leases for first, end, _, _ in self._ledger.left_of(lease)]
-        return (self._given_back(sorted(left), unstarted=unstarted),) if left else ()
+    def give_back(self, leases: Iterable[Lease], error: str = "") -> tuple[Fact, ...]:
+        """Everything that these leases hold, without a failure. With an error their holder had them and is
+        gone, or lost them; without, it never got them."""
+        left = sorted(piece for lease in leases for piece in self._ledger.left_of(lease))
+        if not left:
+            return ()
+        fact = self._given_back([(first, end) for first, end, _, _ in left], unstarted=not error)
+        return (fact, *self._wear_out(left, error)) if error else (fact,)
 
     # --------------------------------------------------------------------------------------------- internals
 
-    def _bury(self, pieces: Left, known: dict[int, int], error: str, facts: list[Fact]) -> list[int]:
-        """Those that have failed often enough die; the spans of the others."""
+    def _bury(self, pieces: Left, known: dict[int, int], error: str, facts: list[Fact]) -> Left:
+        """Those that have failed often enough die; the others."""
         last = self._ledger.policy.max_attempts - 1
         dying = flat([(first, end) for first, end, _, failures in pieces if failures >= last])
         if dying:
             number, keys = self._ledger.number, self._lookup.row(known, dying)
-            error = error[:ERROR_CHARACTERS_MAX]
             facts.append(Dying(number, dying, MAX_ATTEMPTS, self._time_us, error, keys))
-        return flat([(first, end) for first, end, _, failures in pieces if failures < last])
+        return [piece for piece in pieces if piece[3] < last]
+
+    def _wear_out(self, pieces: Left, error: str) -> list[Fact]:
+        """Those that were delivered often enough die. They have left their leases by the fact before: so the
+        end of the last delivery is counted and told like that of any other."""
+        limit = self._ledger.policy.max_deliveries
+        dying = flat([(first, end) for first, end, deliveries, _ in pieces if 0 < limit <= deliveries])
+        return [Dying(self._ledger.number, dying, MAX_DELIVERIES, self._time_us, error)] if dying else []
 
     def _given_back(self, parts: Iterable[tuple[int, int]], *, unstarted: bool = False) -> GivenBack:
         """The fact for leased messages, with their keys."""

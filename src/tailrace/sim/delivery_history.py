@@ -93,6 +93,7 @@ class Rules:
     assignment: str
     ordering: str
     max_attempts: int
+    max_deliveries: int
     backoff_ms: int
     backoff_max_ms: int
     session_ms: int
@@ -232,8 +233,12 @@ class History:
         expires = message.expires_us
         wall_us = self.wall_us(given.decided_us)
         require(not expires or wall_us < expires, f"{name} was delivered after its end")
-        limit = self.rules[given.group].max_attempts
-        require(given.failures < limit, f"{name} was delivered after {given.failures} failures")
+        rules = self.rules[given.group]
+        require(given.failures < rules.max_attempts, f"{name} was delivered after {given.failures} failures")
+        # What goes back with an older one of its key is counted and does not die of it.
+        if rules.ordering == "none" and rules.max_deliveries:
+            often = given.deliveries > rules.max_deliveries
+            require(not often, f"{name} was delivered {given.deliveries} times")
 
     def _check_again(self, before: Given, after: Given, family: list[Given]) -> None:
         """The same message of the same group in two leases."""
@@ -375,6 +380,7 @@ class History:
                 "expired": rules.expired_to_dlq and expired,
                 "max_attempts": not given or any(self._may_have_failed(item, 0, now_us) for item in given),
             }
+            fits["max_deliveries"] = rules.max_deliveries > 0
             require(fits.get(reason, False), f"{name} is among the dead letters for no reason: {reason}")
         if value in self.trimmed:
             return

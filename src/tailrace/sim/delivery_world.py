@@ -36,6 +36,11 @@ was written between the last snapshots and a crash."""
 SHAKEN_US = 2 * SECOND_US
 """How long after a failure of storage the state may be built anew."""
 
+DELIVERIES = {2: 3, 3: 20, 5: 0}
+"""`max_deliveries` by `max_attempts`; 0: no limit."""
+KILLERS = 13
+"""One of so many messages kills the member that handles it."""
+
 STATES = frozenset(
     (
         "acked twice",
@@ -50,10 +55,12 @@ STATES = frozenset(
         "dead letters",
         "delayed",
         "delivered again",
+        "delivered too often",
         "duplicate",
         "extended",
         "forgotten",
         "leased with what was lost",
+        "killed by a message",
         "left",
         "partition revoked",
         "place of a group refused",
@@ -120,7 +127,8 @@ class DeliveryWorld(VirtualTime):
             "assignment": "partitions" if mode == "exclusive" else random.choice(("partitions", "shared")),
             "ordering": random.choice(("none", "key", "key", "partition")),
             "lease_ms": 3_000,
-            "max_attempts": random.choice((2, 3, 5)),
+            "max_attempts": (attempts := random.choice((2, 3, 5))),
+            "max_deliveries": DELIVERIES[attempts],
             "backoff_ms": random.choice((100, 1_000)),
             "backoff_max_ms": random.choice((1_000, 60_000)),
             "in_flight_max": random.choice((5, 10_000)),
@@ -136,6 +144,17 @@ class DeliveryWorld(VirtualTime):
         """A value that nobody else has."""
         self._value_count += 1
         return b"%d" % self._value_count
+
+    def kills(self, value: bytes) -> bool:
+        """Whether a message is the end of its member, as long as there is trouble."""
+        troubled = bool(self._trouble_us) and not self.healed
+        return troubled and value.isdigit() and int(value) % KILLERS == 0
+
+    def killed(self, group: str) -> None:
+        """A message has killed its member: another one is started."""
+        self.seen["killed by a message"] += 1
+        if sum(member.alive for member in self.members) < 8:
+            self.later(100_000, lambda: None if self.healed else self._new_member(group))
 
     def known_as(self, value: bytes, partition: int, offset: int) -> bytes:
         """The name of a message here: its value, unless a schedule made it, which gives all the same one."""
@@ -421,7 +440,9 @@ class DeliveryWorld(VirtualTime):
         if engine.topics.find(f"{TOPIC}.dlq") is not None:
             for number in range(self.partitions):
                 reasons_of(rows_in(engine, f"{TOPIC}.dlq", number), log, dead, lives)
-        self.seen["dead letters"] += sum(map(len, dead.values()))
+        reasons = [reason for letters in dead.values() for reason in letters.values()]
+        self.seen["dead letters"] += len(reasons)
+        self.seen["delivered too often"] += reasons.count("max_deliveries")
         self.history.check()
         self.history.check_complete(log, dead, self.clock.now_us())
 
@@ -434,8 +455,7 @@ class DeliveryWorld(VirtualTime):
 
 
 def _rules(options: dict[str, Any]) -> Rules:
-    names = ("assignment", "ordering", "max_attempts", "backoff_ms", "backoff_max_ms", "session_ms")
-    return Rules(**{name: options[name] for name in names}, expired_to_dlq=options["expired_to_dlq"])
+    return Rules(**{name: options[name] for name in Rules.__slots__})
 
 
 def run(seed: int) -> Counter[str]:

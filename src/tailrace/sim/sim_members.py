@@ -53,6 +53,8 @@ class SimMember:
         """Partitions that it ever owned, with their generations."""
         self._asked: dict[int, int] = {}
         """Partitions and generations of the request for messages that is under way."""
+        self._unheard = False
+        """An answer was lost: something may have been leased that it never heard of."""
         self._held: dict[int, list[Given]] = {}
         """What it was given and has not settled, by lease."""
         self._join()
@@ -162,11 +164,14 @@ class SimMember:
             random.choice((1, 500, 100_000)),
             random.choice((0, 200, 2_000)),
             self.lease_ms,
+            list(self._held) if self._unheard else None,
         )
+        self._unheard = False
         self._ask(request, self._leased)
 
     def _leased(self, reply: Reply, parts: Sequence[Buffer]) -> None:
         if not isinstance(reply, wire.Leases):
+            self._unheard = True
             self._soon(self._lease)
             return
         data, at = memoryview(b"".join(parts)), 0
@@ -216,6 +221,10 @@ class SimMember:
         now_us = world.clock.now_us()
         if now_us < self._paused_until_us:
             world.later(self._paused_until_us - now_us, lambda: self._handle(lease))
+            return
+        if any(world.kills(item.value) for item in given):
+            self.leave() if lease % 2 else self.vanish()
+            world.killed(self.group)
             return
         kinds = ("ack", "ack", "ack", "some", "nack", "nack", "back", "reject", "extend", "late", "forget")
         kind = "ack" if world.healed or world.chance(world.obedience) else world.random.choice(kinds)
