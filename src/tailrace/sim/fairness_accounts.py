@@ -95,6 +95,8 @@ class Accounts:
         self._idle_since_us: dict[str, int] = {}
         self._owned_since_us: dict[tuple[str, int], int] = {}
         self._bare_since_us: dict[str, int] = {}
+        self._failures: Counter[tuple[int, bytes | None]] = Counter()
+        """By key: each failure gives back what was handed out behind it."""
         self._shares: Counter[int] = Counter()
         self._backlog = False
 
@@ -155,7 +157,9 @@ class Accounts:
 
     def failed(self, value: bytes) -> None:
         """A handler raises."""
-        self.tasks[value].fails_left -= 1
+        task = self.tasks[value]
+        task.fails_left -= 1
+        self._failures[task.partition, task.key] += 1
         self._world.seen["handler failed"] += 1
 
     def lost(self, worker: Worker) -> None:
@@ -370,7 +374,8 @@ class Accounts:
         """The run is over."""
         for task in self.tasks.values():
             self._require(task.handled, f"{self._named(task)} was never handled")
-            spare = GRANTS_SPARE + 2 * len(task.lost_holds)
+            behind = self._failures[task.partition, task.key] if task.key is not None else 0
+            spare = GRANTS_SPARE + 2 * len(task.lost_holds) + behind
             more = task.grants - len(task.starts)
             self._require(more <= spare, f"{self._named(task)} was handed out {more} times in vain")
         for partition in range(self._world.partitions):

@@ -31,6 +31,11 @@ GROUP_OPTIONS: dict[str, Any] = {
     "max_attempts": 8,
     "starvation_ms": 600_000,
 }
+PUBLISHING: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((1, 1, 3, 10), (5_000, 50_000, 300_000)),
+    ((30, 80, 150), (SECOND_US, 2 * SECOND_US, 4 * SECOND_US)),
+)
+"""How many messages come at a time, and the pauses between, in microseconds."""
 LATER_OPTIONS = {"max_deliveries": 8, "reconnect_grace_ms": 1000}
 BLOWS_MAX = 3
 """So many members stand still or die in one run; a message is fatal to nobody, so it has to survive them."""
@@ -80,10 +85,10 @@ class FairnessWorld(VirtualTime):
         self._keys = random.choice((0, 0, 3, 40)) if self.ordering == "key" else random.choice((0, 3))
         self._lanes = random.choice(("one", "urgent", "all", "backlog"))
         self._fails = random.choice((0, 0, 0.05, 0.2))
-        self._moods = random.choice(
-            (("fast",), ("at once",), ("medium",), ("slow",), ("mixed",), tuple(PACES_MS))
-        )
-        self._members_max = random.choice((1, 2, 5, 10))
+        moods = tuple(PACES_MS)
+        self._moods = random.choice((*((mood,) for mood in moods), ("fast", "in fits"), moods, moods))
+        self._members_max = random.choice((1, 3, 6, 10))
+        self._bursts, self._pauses_us = random.choice(PUBLISHING)
         self._restless_us = random.choice((0, 500_000, 2 * SECOND_US))
         self._number = self._name = self._blows = 0
         self._over = False
@@ -150,7 +155,7 @@ class FairnessWorld(VirtualTime):
 
     def run(self) -> Counter[str]:
         """Work and trouble, then the rest of the work, then the accounts; raises `Violation`."""
-        for _ in range(self.random.randint(1, min(4, self._members_max))):
+        for _ in range(self.random.randint(1, self._members_max)):
             self._join()
         self.run_for(0.5 if self.chance(0.5) else 0.01)
         self._publish(self.random.choice((20, 60, 150)) if self._lanes != "backlog" else 0)
@@ -232,8 +237,8 @@ class FairnessWorld(VirtualTime):
     def _send(self) -> None:
         if self._over:
             return
-        self._publish(self.random.choice((1, 1, 3, 10)))
-        self.later(self.random.choice((5_000, 50_000, 300_000)), self._send)
+        self._publish(self.random.choice(self._bursts))
+        self.later(self.random.choice(self._pauses_us), self._send)
 
     def _publish(self, count: int) -> None:
         """Some messages, each to a partition by its key or by chance."""

@@ -36,6 +36,7 @@ PACES_MS: dict[str, tuple[int, ...]] = {
     "medium": (5, 10, 30),
     "slow": (120, 200, 300),
     "mixed": (0, 1, 10, 50, 200),
+    "in fits": (1,) * 50 + (1_500,),
 }
 """How long a handler takes, by the mood of its worker."""
 
