@@ -55,6 +55,12 @@ class SimLoop:
         self._world.later(0, lambda: self._run(handle))
         return handle
 
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """There are no other threads."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:

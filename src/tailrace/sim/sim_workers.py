@@ -45,6 +45,10 @@ class HandlerFailed(Exception):
     """What a handler raises now and then."""
 
 
+class _Gone(Unavailable):
+    """What the parts of a consumer hear whose process was killed."""
+
+
 class WorkerLoop(SimLoop):
     """An event loop that can stand still."""
 
@@ -140,7 +144,8 @@ class Worker:
 
     async def _live(self) -> None:
         options = ConsumerOptions(member=self.name, group=self._world.group)
-        with suppress(LeaseLost):  # It stood still, and hears when it leaves what that cost.
+        # It hears when it leaves what it cost to stand still; and the dead hear nothing.
+        with suppress(LeaseLost, _Gone):
             async with Consumer(self.wire, [TOPIC], GROUP, CALL_S, options) as self._consumer:
                 self.joined = True
                 await self._consumer.run(self._handle, concurrency=self.concurrency)
@@ -195,6 +200,6 @@ class Worker:
         """Nothing is left of it a moment later."""
         self.loop.frozen_until_us = 0
         if self._consumer is not None:
-            self._consumer.kill(Unavailable("its process is gone"))
+            self._consumer.kill(_Gone("its process is gone"))
         for task in list(self.loop.tasks):
             task.cancel()
