@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.cases import (
+    busy_connections,
     fair_shares,
     member_joins,
     queue_cost,
@@ -41,6 +42,9 @@ BARS = (
     Bar(name="fair_share_partitions", sense="<=", value=1.3),
     Bar(name="urgent_wait_ms", sense="<=", value=60),
     Bar(name="redelivery_overhead", sense="<=", value=1.15),
+    Bar(name="many_workers_ack_share", sense=">=", value=0.5),
+    Bar(name="ack_cost_growth", sense="<=", value=1.3),
+    Bar(name="single_publish_cpu_us", sense="<=", value=36),
 )
 
 SUITE = Suite(
@@ -63,6 +67,9 @@ SUITE = Suite(
         fair_shares.PARTITIONED,
         urgent_waits.CASE,
         redeliveries.CASE,
+        busy_connections.SHARE,
+        busy_connections.GROWTH,
+        busy_connections.PUBLISH,
         steady_memory.CASE,
     ),
 )

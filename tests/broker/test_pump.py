@@ -125,3 +125,22 @@ def test_a_failure_is_raised_and_takes_nothing_from_the_others() -> None:
     with pytest.raises(ZeroDivisionError):
         pump.tick()
     assert armed[-1] == 9
+
+
+def test_requests_of_one_connection_get_their_turn_at_once_those_of_many_share_one() -> None:
+    _, pump, wakes, _ = make()
+    alone, member = Member(pump), Member(pump)
+    pump.gather(True)
+    pump.ready(alone)
+    pump.gather(False)
+    assert (alone.turns, wakes) == (1, [])
+    for _ in range(3):
+        pump.gather(True)
+        if not pump.busy:
+            pump.ready(member)
+        pump.gather(False, True)
+    assert (member.turns, wakes) == (0, ["wake"])
+    pump.turn()
+    assert member.turns == 1
+    pump.ready(member)
+    assert wakes == ["wake", "wake"]

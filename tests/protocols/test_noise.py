@@ -126,7 +126,7 @@ class Verbs:
     def submit(self, request: Any, body: Any, respond: Any, gate: Any) -> None:
         respond(TopicList([]) if isinstance(request, ListTopics) else Pong(), ())
 
-    def gather(self, gathering: bool) -> None:
+    def gather(self, gathering: bool, later: bool = False) -> None:
         pass
 
 

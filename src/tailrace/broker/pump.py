@@ -93,25 +93,32 @@ class Pump:
         self._arm = arm
         self._ready: list[Turnable] = []
         self._gathering = False
+        self._woken = False
+        """Whether the next round of the event loop brings a turn."""
         self._timers = _Timers()
         self._wall_timers = _Timers()
 
     def ready(self, member: Turnable) -> None:
         """Give a member its turn soon; it takes care not to ask twice."""
-        if not self._ready and not self._gathering:
+        if not self._ready and not self._gathering and not self._woken:
+            self._woken = True
             self._wake()
         self._ready.append(member)
 
-    def gather(self, gathering: bool) -> None:
+    def gather(self, gathering: bool, later: bool = False) -> None:
         """Between `gather(True)` and `gather(False)` commands only gather; at the end all of them get their
-        turn at once.
+        turn at once, or (`later`) in the next round of the event loop, with what others bring until then.
 
-        A listener brackets the requests of one read with it, which saves a round of the event loop for
-        each.
+        A listener brackets the requests of one read with it: a turn at once saves a round of the event loop,
+        one turn for the requests of many connections saves most of what a turn and its write cost.
         """
         self._gathering = gathering
         if not gathering and self._ready:
-            self.turn()
+            if not later:
+                self.turn()
+            elif not self._woken:
+                self._woken = True
+                self._wake()
 
     @property
     def busy(self) -> bool:
@@ -120,7 +127,7 @@ class Pump:
 
     def turn(self) -> None:
         """One turn for every member that asked for it; one that fails does not take it from the others."""
-        ready, self._ready = self._ready, []
+        ready, self._ready, self._woken = self._ready, [], False
         now_us, wall_us = self.clock.now_us(), self.clock.wall_us()
         problem: Exception | None = None
         for member in ready:

@@ -52,6 +52,9 @@ log = logging.getLogger("tailrace.shard")
 
 FULL_RETRY_US = 1_000_000
 INLINE_BYTES_MAX = 32 * 1024
+INLINE_FRAME_BYTES = 2 * 1024
+"""Small frames of many producers are written at once up to so much each, and so much together."""
+INLINE_TOGETHER_BYTES_MAX = 256 * 1024
 SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
 
@@ -279,9 +282,10 @@ class Shard:
         frames, pump = turn.frames, self.pump
         sync = turn.synced = turn.hard and self.options.durability == "fsync"
         size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
+        together = min(INLINE_FRAME_BYTES * len(frames), INLINE_TOGETHER_BYTES_MAX)
         if (
             sync
-            or size > INLINE_BYTES_MAX
+            or size > max(INLINE_BYTES_MAX, together)
             or self._outstanding
             or len(self._turns) > 1
             or turn.started_us < pump.threads_only_until_us

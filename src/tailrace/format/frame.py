@@ -79,7 +79,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     @property
     def size(self) -> int:
         """Bytes of the whole frame on disk, padding included."""
-        return HEADER_BYTES + padded(self.length)
+        return HEADER_BYTES + self.length + -self.length % ALIGNMENT
 
     @property
     def columns(self) -> int:
@@ -105,7 +105,7 @@ class Frame(msgspec.Struct, frozen=True, eq=False):
     @property
     def size(self) -> int:
         """Bytes of the whole frame on disk, padding included."""
-        return HEADER_BYTES + padded(self.header.length)
+        return len(self.head) + len(self.body) + -len(self.body) % ALIGNMENT
 
     def parts(self) -> list[Buffer]:
         """The pieces to write, in order, for one vectored write."""

@@ -45,6 +45,8 @@ WRITE_HIGH_BYTES = 1024 * 1024
 SWEEP_S = 1.0
 SPIN_US = 400
 SPIN_BYTES = 4096
+CROWD_US = 500
+"""When two connections have something to say within this, more may: their requests are gathered."""
 PARTIAL_BYTES_MAX = 128 * 1024 * 1024
 PARTIAL_BYTES_HARD_MAX = 512 * 1024 * 1024
 PARTIAL_GRACE_US = 1_000_000
@@ -88,7 +90,7 @@ class Verbs(Protocol):
 
     def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate) -> None: ...
 
-    def gather(self, gathering: bool) -> None: ...
+    def gather(self, gathering: bool, later: bool = False) -> None: ...
 
 
 class Listener:
@@ -109,6 +111,9 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._spinning = False
+        self.latest: Link | None = None
+        """Who was read from last, at `latest_us`."""
+        self.latest_us = 0
         self._spin_until_us = 0
         self._empty: asyncio.Event | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -256,7 +261,11 @@ class Link(asyncio.BufferedProtocol):
         self._heard_us = now_us
         if not self._reader.partial:
             self._began_us = now_us
-        verbs = self._listener.verbs
+        listener = self._listener
+        # When others are at it, too, their requests share a turn.
+        crowded = listener.latest is not self and now_us - listener.latest_us < CROWD_US
+        listener.latest, listener.latest_us = self, now_us
+        verbs = listener.verbs
         verbs.gather(True)
         try:
             for request_id, header, body in self._reader.filled(nbytes):
@@ -267,7 +276,7 @@ class Link(asyncio.BufferedProtocol):
             self._refuse(0, Refusal(error.code, error.message))
             self._close()
         finally:
-            verbs.gather(False)
+            verbs.gather(False, crowded)
         held = self._reader.partial_bytes
         if held != self.partial_bytes:
             self._listener.partial_bytes += held - self.partial_bytes
