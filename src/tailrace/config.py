@@ -35,6 +35,7 @@ class Storage(msgspec.Struct, frozen=True):
     segment_bytes: int = 64 * MIB
     storage_threads: int = 8
     scrub_period_hours: int = 168
+    free_bytes_low: int = 1 * GIB
 
 
 class ServerOptions(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "storage.segment_bytes": (1 * MIB, 4 * GIB),
     "storage.storage_threads": (1, 64),
     "storage.scrub_period_hours": (0, 8760),
+    "storage.free_bytes_low": (0, 1024 * GIB),
 }
 
 # Of the environment, but not about the broker's configuration: the client's address, the file's path, and

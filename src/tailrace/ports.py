@@ -123,6 +123,30 @@ class Disk(Protocol):
         ...
 
 
+class Room(msgspec.Struct, frozen=True):
+    """What a data folder has: bytes that are free, bytes in all, and how many the reserve takes."""
+
+    free_bytes: int
+    total_bytes: int
+    reserve_bytes: int
+
+
+class SpaceGauge(Protocol):
+    """The room of a data folder, and a reserve in it for hard times. All verbs block; errors are OSError."""
+
+    def measure(self) -> Room:
+        """How much there is now."""
+        ...
+
+    def hold(self) -> bool:
+        """Take the reserve, or keep it; false, and nothing is held, when there is no room for it."""
+        ...
+
+    def release(self) -> None:
+        """Let a part of the reserve go, in the end all of it; harmless when nothing is held."""
+        ...
+
+
 class Snapshot(msgspec.Struct, frozen=True, eq=False):
     """Opaque state as of an entry: replay starts behind `entry`."""
 

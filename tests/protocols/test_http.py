@@ -56,7 +56,7 @@ def test_pages() -> None:
         health = await exchange(address, get("/healthz"))
         assert (status(health), body(health)) == (200, b"ok\n")
         ready = await exchange(address, get("/readyz?verbose=1"))
-        assert (status(ready), body(ready)) == (200, b'{"ready": true, "reasons": []}\n')
+        assert (status(ready), body(ready)) == (200, b'{"ready": true, "reasons": [], "warnings": []}\n')
         metrics = await exchange(address, get("/metrics"))
         assert (status(metrics), body(metrics)) == (200, b"tailrace_connections 0\n")
         assert status(await exchange(address, get("/etc/../metrics"))) == 404

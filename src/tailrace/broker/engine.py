@@ -24,15 +24,16 @@ from tailrace.broker.host import Topics, kept_text
 from tailrace.broker.key_reading import KeyReading
 from tailrace.broker.leasing import Leasing
 from tailrace.broker.loss_acceptance import LossAcceptance
-from tailrace.broker.metrics import Metrics
+from tailrace.broker.metrics import Metrics, Strays
 from tailrace.broker.pump import Pump, Threads
 from tailrace.broker.redriving import Redriving
 from tailrace.broker.replay_debt import ReplayBounds, due
 from tailrace.broker.scrubbing import Scrubbing
 from tailrace.broker.shard import Shard
+from tailrace.broker.space_watch import SpaceWatch
 from tailrace.broker.staged_writes import StagedWrites
 from tailrace.broker.tracing import Tracing
-from tailrace.ports import Clock, Coordinator, LogStats, LogStore
+from tailrace.ports import Clock, Coordinator, LogStats, LogStore, SpaceGauge
 
 log = logging.getLogger("tailrace.engine")
 
@@ -59,11 +60,14 @@ class Engine:
         entropy: Callable[[int], bytes] = os.urandom,
         scrub_period_us: int = 0,
         replay_bounds: ReplayBounds | None = None,
+        gauge: SpaceGauge | None = None,
+        free_bytes_low: int = 0,
     ) -> None:
         self.replay_bounds = replay_bounds or ReplayBounds()
         self._sync_check_us = sync_check_us
-        self.metrics = Metrics(self._figures, lambda: figures_of(self.topics))
+        self.metrics = Metrics(self._figures, lambda: figures_of(self.topics), self._strays)
         self.pump = Pump(clock, threads, wake, arm)
+        self.space = SpaceWatch(self.pump, self.metrics, gauge, free_bytes_low, self._give_back)
         self.stores = stores
         self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
         self.leasing = Leasing(self.topics, self.pump, self.metrics, entropy)
@@ -84,7 +88,8 @@ class Engine:
         parts += [LossAcceptance(self.topics), self.scrubbing]
         self.key_reading = KeyReading(self.topics, self.pump, self.metrics)
         parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump), self.key_reading]
-        self.gateway = Gateway(self.topics, self.pump, self.metrics, parts)
+        self.gateway = Gateway(self.topics, self.pump, self.metrics, self.space, parts)
+        self.topics.trouble = lambda: self.space.trouble
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover everything (blocking), and start."""
@@ -93,12 +98,14 @@ class Engine:
 
     def recover(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition; blocking, in any thread, before `start`."""
+        self.space.open()
         self.topics.open(progress)
 
     def start(self) -> None:
         """Begin the upkeep, and take up what the last run left undone."""
         for shard in list(self.topics.shards()):
             self._opened(shard)
+        self.space.start()
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
         self.pump.every(AGE_US, self._age)
@@ -136,19 +143,32 @@ class Engine:
         for shard in self.topics.shards():
             shard.upkeep.sweep()
 
+    def _give_back(self) -> None:
+        for shard in self.topics.shards():
+            shard.upkeep.sweep()
+            shard.upkeep.press()
+
     def _figures(self) -> Iterator[tuple[str, int, LogStats]]:
         for host in self.topics.hosts():
             for partition, shard in enumerate(host.shards):
                 yield host.info.name, partition, shard.stats()
 
+    def _strays(self) -> Strays:
+        return Strays(len(self.coordination.delisting.strangers()), len(self.topics.kept))
+
     def faults(self) -> list[str]:
         """Why the broker is not wholly well; empty when it is."""
-        return [kept_text(kept) for kept in self.topics.kept] + [
-            f"{host.info.name}/{partition}: {shard.fault.message}"
-            for host in self.topics.hosts()
-            for partition, shard in enumerate(host.shards)
-            if shard.fault is not None
-        ]
+        full = self.space.trouble
+        return (
+            ([full] if full else [])
+            + [kept_text(kept) for kept in self.topics.kept]
+            + [
+                f"{host.info.name}/{partition}: {shard.fault.message}"
+                for host in self.topics.hosts()
+                for partition, shard in enumerate(host.shards)
+                if shard.fault is not None
+            ]
+        )
 
     def drain(self) -> None:
         """Take no more requests, and answer those that wait for something to happen."""

@@ -17,6 +17,7 @@ from tailrace.broker.host import TopicHost, Topics
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.broker.space_watch import SpaceWatch
 from tailrace.core.commands import (
     EARLIEST,
     LATEST,
@@ -36,6 +37,7 @@ from tailrace.core.commands import (
     Request,
     TrimTopic,
 )
+from tailrace.core.delivery_commands import Stage
 from tailrace.core.inner_commands import PublishBatch
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
@@ -57,11 +59,23 @@ class VerbPart(Protocol):
     verbs: dict[type[Any], Verb]
 
 
+_TAKES_SPACE = frozenset((Publish, Stage, CreateTopic))
+"""Refused while the disk is full."""
+
+
 class Gateway:
     """`BrokerVerbs` of one node. Not thread-safe: everything runs on the pump's thread."""
 
-    def __init__(self, topics: Topics, pump: Pump, metrics: Metrics, parts: Sequence[VerbPart] = ()) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        pump: Pump,
+        metrics: Metrics,
+        space: SpaceWatch,
+        parts: Sequence[VerbPart] = (),
+    ) -> None:
         self._topics = topics
+        self._space = space
         self._pump = pump
         self._metrics = metrics
         self._closing = False
@@ -92,6 +106,8 @@ class Gateway:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
             name, verb = self._verbs[type(request)]
             self._metrics.requested(name)
+            if self._pump.full and type(request) in _TAKES_SPACE:
+                self._space.refuse()
             verb(request, body, respond, self._gate if gate is None else gate)
         except TailraceError as error:
             self._metrics.refused(error.code)

@@ -20,7 +20,7 @@ from tailrace.core import coordinator as groups
 from tailrace.core.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
 from tailrace.core.inventory import Kept, Step, TopicCard, take_stock
 from tailrace.core.model import Refusal
-from tailrace.errors import Corrupt, Denied, NotFound, StorageFault
+from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault
 from tailrace.ports import Coordinator, LogStore, Respond, TopicFolders
 
 log = logging.getLogger("tailrace.topics")
@@ -67,6 +67,8 @@ class Topics:
         """Folders that neither the catalog nor an intent explains: nobody touches them."""
         self.opened: Callable[[Shard], None] = lambda shard: None
         """Called for every partition that is added while the broker runs."""
+        self.trouble: Callable[[], str | None] = lambda: None
+        """What is wrong with the node as a whole, and so with every partition."""
         self.changed: Callable[[str], None] = lambda name: None
         """Called when a topic was created, altered or deleted."""
 
@@ -206,7 +208,7 @@ class Topics:
                     "end_offset": shard.end_offset,
                     "bytes": stats.bytes,
                     "segments": stats.segments,
-                    "fault": None if shard.fault is None else shard.fault.message,
+                    "fault": self.trouble() if shard.fault is None else shard.fault.message,
                 }
             )
         return self._info(host.info, rows)
@@ -318,6 +320,8 @@ class Topics:
             self._changing = False
             if error is not None:
                 log.error("change of topic %r failed: %s", entry.name, error)
+                if isinstance(error, Full):
+                    self._pump.filled()
                 if isinstance(request, CreateTopic):  # Its folder may still be there: the id is spent.
                     next_id = max(self.catalog.next_id, entry.id + 1)
                     self.catalog = msgspec.structs.replace(self.catalog, next_id=next_id)

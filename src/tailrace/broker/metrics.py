@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -49,6 +49,13 @@ LATENCY_BOUNDS = (
 
 PartitionFigures = Callable[[], Iterable[tuple[str, int, "LogStats"]]]
 """Gives (topic, partition, figures of its log) for every partition that the broker holds."""
+
+
+class Strays(NamedTuple):
+    """What is kept because nothing explains it."""
+
+    groups: int
+    folders: int
 
 
 class Histogram:
@@ -108,6 +115,7 @@ class Metrics(Collector):
         "_registry",
         "_requests",
         "_snapshot",
+        "_strays",
         "_topics",
         "connections",
         "damages",
@@ -115,9 +123,18 @@ class Metrics(Collector):
         "scrub_damages",
         "scrub_ended_us",
         "scrubbed_bytes",
+        "storage_free_bytes",
+        "storage_full",
+        "storage_low",
+        "storage_total_bytes",
     )
 
-    def __init__(self, partitions: PartitionFigures = tuple, groups: GroupFigures = tuple) -> None:
+    def __init__(
+        self,
+        partitions: PartitionFigures = tuple,
+        groups: GroupFigures = tuple,
+        strays: Callable[[], Strays] = lambda: Strays(0, 0),
+    ) -> None:
         self._topics: dict[str, _TopicFigures] = {}
         self._requests: dict[str, int] = {}
         self._refusals: dict[str, int] = {}
@@ -129,6 +146,8 @@ class Metrics(Collector):
         self._lag_max = 0.0
         self._partitions = partitions
         self._groups = groups
+        self._strays = strays
+        self.storage_full = self.storage_low = self.storage_free_bytes = self.storage_total_bytes = 0
         self.connections = 0
         self.in_flight_bytes = 0
         self.damages = 0
@@ -208,6 +227,7 @@ class Metrics(Collector):
         yield from self._request_families()
         yield from self._partition_families()
         yield from group_families(self._groups())
+        yield from self._storage_families()
         yield GaugeMetricFamily(
             "tailrace_connections", "Open connections of the native protocol", self.connections
         )
@@ -241,6 +261,19 @@ class Metrics(Collector):
                 "Resident memory without mapped files (RssAnon)",
                 anonymous,
             )
+
+    def _storage_families(self) -> Iterator[Metric]:
+        strays = self._strays()
+        figures = (
+            ("tailrace_unknown_groups", "Groups that partitions know and no coordinator does", strays.groups),
+            ("tailrace_kept_folders", "Folders of data that the catalog does not explain", strays.folders),
+            ("tailrace_storage_full", "1 while publishing is refused for want of space", self.storage_full),
+            ("tailrace_storage_low", "1 while less space is free than the warning asks", self.storage_low),
+            ("tailrace_storage_free_bytes", "Free bytes at the data folder", self.storage_free_bytes),
+            ("tailrace_storage_total_bytes", "Bytes of its file system", self.storage_total_bytes),
+        )
+        for name, documentation, value in figures:
+            yield GaugeMetricFamily(name, documentation, value)
 
     def _topic_families(self) -> Iterator[Metric]:
         series = (

@@ -29,6 +29,7 @@ from tailrace.protocols.native import Listener
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
+from tailrace.storage.spare_space import SpareSpace
 from tailrace.storage.threads import StorageThreads
 
 log = logging.getLogger("tailrace.node")
@@ -54,16 +55,18 @@ class LoopHost:
         files = FileStore(root / "topics", self.clock, segment_bytes=options.storage.segment_bytes)
         stores: dict[str, LogStore] = {"file": files, "memory": MemoryStore()}
         threads = StorageThreads(self._storage_ready, count=options.storage.storage_threads)
-        coordinator = FileCoordinator(RealDisk(root))
+        disk = RealDisk(root)
         self.engine = Engine(
             self.clock,
             threads,
             stores,
-            coordinator,
+            FileCoordinator(disk),
             wake=self._wake,
             arm=self._arm,
             topic_defaults=options.topic_defaults,
             scrub_period_us=options.storage.scrub_period_hours * 3_600_000_000,
+            gauge=SpareSpace(root, disk),
+            free_bytes_low=options.storage.free_bytes_low,
         )
         self._pump = self.engine.pump
 
@@ -110,7 +113,7 @@ class Node:
         sys.setswitchinterval(SWITCH_S)
         self._host = LoopHost(options)
         engine = self._host.engine
-        self._http = HttpListener(reasons=self._reasons, metrics=self._render)
+        self._http = HttpListener(reasons=self._reasons, warnings=engine.space.warnings, metrics=self._render)
         self._native = Listener(engine.gateway, self._host.clock, options.limits, secrets.token_hex(8))
         try:
             # While recovery runs, health is visible, and clients are told that the broker is starting.

@@ -87,6 +87,10 @@ class Pump:
     ) -> None:
         self.clock = clock
         self.threads = threads
+        self.full = False
+        """While the disk is full: what brings messages is refused, see `broker.space_watch`."""
+        self.filled: Callable[[], None] = lambda: None
+        """Hook: a write found no space."""
         self.threads_only_until_us = 0
         """Set after a write on the loop was slow: until then nothing is written there."""
         self._wake = wake

@@ -241,7 +241,7 @@ class Releases:
         if self._unsafe >= UNSAFE_MAX:
             return
         count, nbytes = self._shard.state.ring.room()
-        if count <= 0 or nbytes <= 0:
+        if count <= 0 or nbytes <= 0 or self._shard.pump.full:
             self._paused_until_us = self._shard.pump.clock.now_us() + FULL_PAUSE_US
             return
         rows = timetable.due_rows(wall_us, min(count, RELEASE_ROWS))

@@ -385,6 +385,7 @@ class Shard:
         if turns:
             self.entry = turns[0].frames[0].header.entry
         if isinstance(error, Full):
+            self.pump.filled()
             self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
             self.lost = self._full()
             self._drop_state(self.assurance.written)
@@ -579,13 +580,13 @@ class Shard:
         self.wakeups.stop()
         self.releases.stop()
         self._closing = True
-        self.upkeep.save_snapshot(lambda: self.run_in_order(self._close_log, closed))
+        self.upkeep.save_snapshot(lambda: self.run_in_order(lambda: self.log.close(), closed))
 
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
         self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
         self._count_out()
-        self.upkeep.after_saving(lambda: self.run_in_order(self._close_log, closed))
+        self.upkeep.after_saving(lambda: self.run_in_order(lambda: self.log.close(), closed))
         self.wakeups.wake_all()
 
     def forget(self) -> None:
@@ -593,6 +594,3 @@ class Shard:
         self.pump.threads.forget(self.log)
         self.assurance.forget()
         self.upkeep.forget()
-
-    def _close_log(self) -> None:
-        self.log.close()

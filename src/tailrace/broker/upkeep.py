@@ -10,6 +10,7 @@ from tailrace.broker.replay_debt import ReplayDebt
 from tailrace.core.commands import Reply
 from tailrace.core.inner_commands import Sweep
 from tailrace.core.model import Refusal
+from tailrace.errors import Full
 from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import Snapshot
 
@@ -21,6 +22,7 @@ log = logging.getLogger("tailrace.upkeep")
 INTERNAL_BYTES = 1024 * 1024
 """Nobody reads internal logs: when so much was written, what the snapshots cover is freed."""
 FLUSH_BYTES = 16 * 1024 * 1024
+PRESSES_MAX = 5
 COLLECT_BYTES = 64 * 1024 * 1024
 """An ephemeral topic is looked at when so much was written, too: as much as a segment."""
 
@@ -44,6 +46,8 @@ class Upkeep:
         self._stored_start = 0
         """Where the readable log begins, as the newest stored snapshot tells it."""
         self._free_again = False
+        self._pressed = (0, 0)
+        """How often `press` has tried to free what lies below an offset."""
 
     def wrote(self, frames: Sequence[Frame], data_bytes: int, size: int) -> None:
         """Note what is in the log now: `size` bytes, `data_bytes` of them messages."""
@@ -130,6 +134,19 @@ class Upkeep:
         elif not self._free_again:
             self._free_again = True
             self._over.append(self._go_on_freeing)
+
+    def press(self) -> None:
+        """On a full disk: what was trimmed goes only when two snapshots are of later entries, and without
+        messages there may be no later entry. So the beginning is recorded again, for another snapshot."""
+        shard, start = self._shard, self._shard.state.start_offset
+        if shard.fault is not None or shard.lost is not None or not shard.machine.delivers or self._over:
+            return
+        stats = shard.log.stats()
+        if stats.segments < 2 or stats.start_offset >= start:
+            return
+        self._pressed = (start, self._pressed[1] + 1 if self._pressed[0] == start else 1)
+        if self._pressed[1] <= PRESSES_MAX:
+            shard.submit(Sweep(0, again=True), b"", self._trimmed)
 
     def _go_on_freeing(self) -> None:
         self._free_again = False
@@ -240,7 +257,10 @@ class Upkeep:
         again later.
         """
         if error is not None:
-            log.error("%s: upkeep failed", self._shard.name, exc_info=error)
+            if isinstance(error, Full):
+                self._shard.pump.filled()
+            else:
+                log.error("%s: upkeep failed", self._shard.name, exc_info=error)
             self._shard.metrics.refused("upkeep")
 
     def forget(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
 
 from tailrace.core.catalog import Catalog
-from tailrace.errors import Corrupt, Outcome, StorageFault
+from tailrace.errors import Corrupt, Full, Outcome, StorageFault
 from tailrace.format.frame import crc32c
 from tailrace.ports import Disk
 
@@ -64,6 +66,8 @@ class FileCoordinator:
             self._disk.rename(FILE + ".new", FILE)
             self._disk.sync_folder("")
         except OSError as error:
+            if outcome == "none" and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise Full(f"storing {FILE}: no space is left") from error
             raise StorageFault(f"{FILE} could not be stored: {error}", outcome=outcome) from error
 
 

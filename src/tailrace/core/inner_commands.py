@@ -18,10 +18,12 @@ class PublishBatch(msgspec.Struct, frozen=True, eq=False):
 
 class Sweep(msgspec.Struct, frozen=True):
     """Retention would keep everything from this offset on. Of an ephemeral topic that which all groups have
-    settled goes, too, below the `committed` end."""
+    settled goes, too, below the `committed` end. With `again` where the partition begins is recorded also
+    when nothing goes, so that the next snapshot is of a later entry."""
 
     retention_offset: int
     committed: int = 0
+    again: bool = False
 
 
 class RecordLoss(msgspec.Struct, frozen=True):

@@ -253,6 +253,8 @@ class Partition:
         offset = min(command.retention_offset, self.end_offset)
         if self.options.ephemeral:
             offset = max(offset, min(self.ring.floor(), command.committed))
+        if command.again and offset <= self.start_offset:
+            return Decision((Trimmed(self.start_offset),), Done())
         return self._drop_below(offset)
 
     def _drop_below(self, offset: int) -> Decision:

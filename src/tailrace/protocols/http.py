@@ -1,7 +1,7 @@
 """A small HTTP/1.1 listener for people and their monitoring: /healthz, /readyz and /metrics, nothing else.
 
 It knows only GET and HEAD, takes no bodies, and is bounded everywhere: 8 KiB of request head, 5 s for a
-request to arrive and 5 s for an answer to be taken, 100 connections. What it answers comes from three
+request to arrive and 5 s for an answer to be taken, 100 connections. What it answers comes from four
 callables, so it knows nothing of the broker.
 """
 
@@ -50,7 +50,8 @@ class _Answer(NamedTuple):
 class HttpListener:
     """Serves the three pages until `close`.
 
-    `reasons` gives why the node is not ready (none: it is), `metrics` the text for Prometheus.
+    `reasons` gives why the node is not ready (none: it is), `warnings` what may become a reason soon,
+    `metrics` the text for Prometheus.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class HttpListener:
         *,
         reasons: Callable[[], Sequence[str]],
         metrics: Callable[[], bytes],
+        warnings: Callable[[], Sequence[str]] = tuple,
         request_seconds: float = REQUEST_SECONDS,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self._reasons = reasons
         self._metrics = metrics
+        self._warnings = warnings
         self._request_seconds = request_seconds
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
@@ -176,7 +179,8 @@ class HttpListener:
             return _Answer(200, b"ok\n")
         if path == "/readyz":
             reasons = list(self._reasons())
-            body = json.dumps({"ready": not reasons, "reasons": reasons}).encode("ascii") + b"\n"
+            answer = {"ready": not reasons, "reasons": reasons, "warnings": list(self._warnings())}
+            body = json.dumps(answer).encode("ascii") + b"\n"
             return _Answer(503 if reasons else 200, body, _JSON)
         if path == "/metrics":
             return _Answer(200, self._metrics(), _METRICS)

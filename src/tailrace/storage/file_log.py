@@ -19,7 +19,6 @@ the mark says so. Dropping is advice, and pages in use stay; that is why writing
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -30,22 +29,18 @@ from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.frame_scan import Glanced, entry_at, scan_frames
 from tailrace.storage.key_rows import KEYS_SUFFIX, KeyRows, encode_keys
 from tailrace.storage.key_search import KeySearch
-from tailrace.storage.log_folder import QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
+from tailrace.storage.log_folder import NO_SPACE, QUARANTINE_NAME, TEMPORARY, LogFolder, MarkFile, refused
 from tailrace.storage.log_reader import LogReader
 from tailrace.storage.lost_ranges import LOSS_NAME, read_intent
 from tailrace.storage.mark import Mark
 from tailrace.storage.opening import Opened, drop_cache, inspect_folder, shortened
+from tailrace.storage.reserving import reserve
 from tailrace.storage.scan import CHUNK, barrier
 from tailrace.storage.scrub import scrub_piece
 from tailrace.storage.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-RESERVED_BYTES_MIN = 64 * 1024
-RESERVED_BYTES_MAX = 8 * 1024 * 1024
-"""Space is reserved ahead of the writes: a sync then writes data only. It is as much as the segment has,
-within these bounds: a partition with a few messages takes little, a busy one reserves seldom. After a crash
-all of it is read, to see that nothing was written there, so it is less than a segment."""
 MARK_INTERVAL_US = 1_000_000
 CACHED_SEGMENTS = 4
 """Sealed segments further back than this are not worth the memory that caches them: readers at the end are
@@ -100,7 +95,7 @@ class FileLog:
         damaged, and the log is quarantined from then on."""
         if self._state != "new":
             raise InvalidRequest(f"{self._folder.folder} was opened before: take a new log from the store")
-        with self._folder.guarded("opening"):
+        with self._folder.guarded("opening", untouched=True):
             if not self._known:
                 self._disk.make_folder(self._folder.folder)
             drop_cache(self._disk, self._folder.folder)
@@ -156,7 +151,7 @@ class FileLog:
             self._folder.write_whole(segment.index_name, [encode_index(segment)])
             segment.points = None
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in NO_SPACE:
                 raise
 
     def _settle(self, active: Segment, opened: Opened) -> None:
@@ -279,19 +274,12 @@ class FileLog:
         if segment.size and segment.size + size > self._segment_bytes:
             return self._roll(segment, size)
         if segment.size + size > self._allocated:
-            wanted = self._reserved(segment.size + size)
             try:
-                self._disk.allocate(self._handle, wanted)
+                self._allocated = reserve(self._disk, self._handle, segment.size + size, self._segment_bytes)
             except OSError as error:
                 self._undo(segment)
                 raise refused(f"reserving space for {self._reader.path(segment)}", error) from error
-            self._allocated = wanted
         return segment
-
-    def _reserved(self, needed: int) -> int:
-        """How long the file of a segment is made that has to take so many bytes."""
-        ahead = min(max(needed, RESERVED_BYTES_MIN), RESERVED_BYTES_MAX)
-        return min(needed + ahead, max(self._segment_bytes, needed))
 
     def _undo(self, segment: Segment) -> None:
         """Take a failed write back for good, so that no part of it can appear after a crash."""
@@ -336,17 +324,19 @@ class FileLog:
         try:
             self._folder.put_derived(old.keys_name, encode_keys(old.first_entry, old.size, rows))
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_SPACE:
                 raise refused(f"writing the keys of {self._reader.path(old)}", error) from error
 
     def _start_segment(self, entry: int, offset: int, size: int) -> Segment:
         segment = Segment(entry, offset)
         path = self._reader.path(segment)
-        wanted = self._reserved(size)
-        handle = self._disk.open(path, create=True)
+        try:
+            handle = self._disk.open(path, create=True)
+        except OSError as error:
+            raise refused(f"starting {path}", error) from error
         try:
             self._disk.truncate(handle, 0)
-            self._disk.allocate(handle, wanted)
+            wanted = reserve(self._disk, handle, size, self._segment_bytes)
         except OSError as error:
             self._disk.close(handle)
             self._folder.remove(segment.name)

@@ -18,6 +18,7 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import Clock, Disk
 from tailrace.storage.mark import MARK_NAME, SLOT_BYTES, Mark, encode
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 TEMPORARY = ".tmp"
 QUARANTINE_NAME = "quarantine"
 
@@ -57,12 +58,14 @@ class LogFolder:
             raise self.fault from error
 
     @contextmanager
-    def guarded(self, act: str) -> Iterator[None]:
-        """Fence the log on any OSError that was not handled closer by: nobody knows what it left."""
+    def guarded(self, act: str, *, untouched: bool = False) -> Iterator[None]:
+        """Fence the log on any OSError that was not handled closer by: nobody knows what it left. With
+        `untouched` the step can be begun anew, and that no space was left for it is told as such."""
         try:
             yield
         except OSError as error:
-            raise self.fence(act, error) from error
+            fault = self.fence(act, error)
+            raise (refused(f"{act} {self.folder}", error) if untouched else fault) from error
 
     def fence(self, act: str, error: OSError) -> StorageFault:
         """Refuse everything from now on; returns what to raise."""
@@ -92,7 +95,8 @@ class LogFolder:
         try:
             self.write_whole(temporary, parts)
         except OSError as error:
-            self.disk.remove(self.path(temporary))
+            if temporary in self.disk.list(self.folder):
+                self.disk.remove(self.path(temporary))
             raise refused(f"writing {self.path(name)}", error) from error
         self.disk.rename(self.path(temporary), self.path(name))
         self.sync_names()
@@ -175,6 +179,6 @@ class MarkFile:
 
 def refused(act: str, error: OSError) -> StorageFault:
     """The error for a step that was taken back whole."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_SPACE:
         return Full(f"{act}: no space is left")
     return StorageFault(f"{act} failed: {error}", outcome="none")

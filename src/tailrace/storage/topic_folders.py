@@ -13,7 +13,7 @@ from tailrace.core.inventory import TopicCard, TopicFolder, is_topic_folder
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.cards import decode_card, encode_card
 from tailrace.ports import Disk
-from tailrace.storage.log_folder import TEMPORARY
+from tailrace.storage.log_folder import NO_SPACE, TEMPORARY, refused
 from tailrace.storage.mark import MARK_NAME
 
 CARD = "topic.json"
@@ -60,7 +60,7 @@ class FolderShelf:
     def intend(self, card: TopicCard) -> None:
         """See `TopicFolders.intend`."""
         folder = card.entry.folder
-        with _guarded("noting what is to be done in", folder):
+        with _guarded("noting what is to be done in", folder, untouched=True):
             self._disk.make_folder(folder)
             self._write(f"{folder}/{INTENT}", encode_card(card))
             self._disk.sync_folder(folder)
@@ -100,8 +100,11 @@ class FolderShelf:
 
 
 @contextmanager
-def _guarded(act: str, folder: str) -> Iterator[None]:
+def _guarded(act: str, folder: str, *, untouched: bool = False) -> Iterator[None]:
+    """With `untouched` nothing counts of a step that failed: no space for it is told as such."""
     try:
         yield
     except OSError as error:
+        if untouched and error.errno in NO_SPACE:
+            raise refused(f"{act} {folder}", error) from error
         raise StorageFault(f"{act} {folder} failed: {error}") from error

@@ -1,0 +1,67 @@
+"""Room of a data folder: how much its file system has left, and a file that holds some of it back.
+
+A broker on a full disk needs a little room to help itself: acknowledgements are facts to write, and what
+retention or a trim gives back goes only when a snapshot says so. The file `reserve` keeps that room. It is
+let go when a write finds no space, and made again when there is plenty: that this succeeds is also the proof
+that quotas allow it, of which the free bytes of a file system say nothing. Losing the file costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tailrace.ports import Disk, Room
+from tailrace.storage.log_folder import NO_SPACE
+
+RESERVE_NAME = "reserve"
+RESERVE_BYTES_MAX = 8 * 1024 * 1024
+RESERVE_SHARE = 50
+"""On a small file system no more than one part of so many is held back."""
+
+PARTS = 8
+"""It is let go in so many parts: who else fills the disk does not get all of it at once."""
+
+
+class SpareSpace:
+    """See `SpaceGauge`, for a folder of this machine; `disk` has the same root."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+
+    def measure(self) -> Room:
+        """See `SpaceGauge.measure`."""
+        stats = os.statvfs(self._folder)
+        total = stats.f_blocks * stats.f_frsize
+        return Room(stats.f_bavail * stats.f_frsize, total, min(RESERVE_BYTES_MAX, total // RESERVE_SHARE))
+
+    def hold(self) -> bool:
+        """See `SpaceGauge.hold`."""
+        wanted = self.measure().reserve_bytes
+        try:
+            handle = self._disk.open(RESERVE_NAME, create=True)
+            try:
+                self._disk.allocate(handle, wanted)
+            finally:
+                self._disk.close(handle)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            if RESERVE_NAME in self._disk.list(""):
+                self._disk.remove(RESERVE_NAME)
+            return False
+        return True
+
+    def release(self) -> None:
+        """See `SpaceGauge.release`."""
+        if RESERVE_NAME not in self._disk.list(""):
+            return
+        handle = self._disk.open(RESERVE_NAME)
+        try:
+            left = self._disk.size(handle) - self.measure().reserve_bytes // PARTS
+            self._disk.truncate(handle, max(0, left))
+        finally:
+            self._disk.close(handle)
+        if left <= 0:
+            self._disk.remove(RESERVE_NAME)
