@@ -87,7 +87,8 @@ def _beside(reader: LogReader) -> Scrubbed:
         except FileNotFoundError:
             continue  # A newer one took its place, or its segment was trimmed.
         except Corrupt as error:
-            problems.append(f"{path}: {error.message}" + _removed(reader, path) * (name in sealed))
+            cure = _removed(reader, path) if name in sealed else ""  # A snapshot stays as it is.
+            problems.append(f"{path}: {error.message}{cure}")
         except OSError as error:
             raise StorageFault(f"reading {path} failed: {error}", outcome="none") from error
     return Scrubbed(None, read, problems)
