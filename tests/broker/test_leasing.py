@@ -705,3 +705,25 @@ def test_who_hangs_up_is_given_nothing() -> None:
     broker.send(b"a")
     (message,) = broker.lease()
     assert (message.value, message.deliveries) == (b"a", 1)
+
+
+def test_no_more_partitions_are_asked_than_have_to_be() -> None:
+    broker = make(partitions=3, assignment="shared", ordering="key")
+    for partition in range(3):
+        broker.send(b"a", b"b", partition=partition, keys=[b"k", b"k"])
+    asked: list[int] = []
+    for shard in broker.engine.topics.get("t").shards:
+        submit = shard.submit
+
+        def counted(work: Any, body: Any, respond: Any, shard: Any = shard, submit: Any = submit) -> None:
+            asked.append(shard.partition)
+            submit(work, body, respond)
+
+        shard.submit = counted
+    assert [item.partition for item in broker.lease(count_max=1)] == [0]
+    assert asked == [0]
+    asked.clear()
+    # Something seems to be there, and is of a key that another member has.
+    assert [item.partition for item in broker.lease(member="other", count_max=1)] == [1]
+    assert asked == [0, 1]
+    assert len(broker.lease(member="third")) == 2

@@ -182,9 +182,15 @@ class LeaseJob:
             self._step_aside()
             return
         pending, self._pending = self._pending, []
-        self._under_way += len(pending)
+        wanted = self._count_left
         for place in pending:
+            if wanted <= 0 and not place.roused:
+                self._pending.append(place)  # Asked when the others have less than it seems.
+                continue
+            self._under_way += 1
             place.shard.submit(Late(place.make), b"", place.reply)
+            if len(pending) > 1 and self.above == LANES:
+                wanted -= place.shard.wakeups.share(self.request.group, place)
 
     def woken(self, place: _Place) -> bool:
         """Something changed in a partition: whether it asks there now."""
@@ -362,6 +368,8 @@ class LeaseJob:
         """Answer when no partition has anything more to say now, and something was leased or time is up."""
         if self._under_way or self._respond is None:
             return
+        if self._asks_on():
+            return
         if self._grants or (self._expired and not self._pending):
             self._answer(self._damage() or Leases(self._grants, self._waited_ms))
         elif self._short is not None:
@@ -376,6 +384,12 @@ class LeaseJob:
         for place in self._places:
             self._leave_line(place)
         self._leasing.credit.wait(self.request.group, self.request.member, policy, self)
+
+    def _asks_on(self) -> bool:
+        """Ask the partitions that were left out, if there was less than it seemed; whether it does."""
+        if self._pending and self._count_left > 0 and self._bytes_left > 0 and not self._parked:
+            self.look()
+        return self._under_way > 0
 
     def _damage(self) -> Refusal | None:
         """Where the others had nothing for all the time that was to be waited: a partition that is damaged or

@@ -111,6 +111,10 @@ class Wakeups:
         line = self._lines.get(group)
         return 1 if line is None else line.sharers(waiter.member, waiter.above)
 
+    def share(self, group: str, waiter: Waiter) -> int:
+        """How many messages somebody who asks now may be given, at the most."""
+        return -(-self._free(group) // self.sharers(group, waiter))
+
     def hungry(self, group: str) -> Collection[str]:
         """The members that wait for whatever there is."""
         line = self._lines.get(group)
