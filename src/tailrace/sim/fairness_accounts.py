@@ -7,8 +7,8 @@ until the broker has found out.
 
 - *Nobody idles*: no member that could start a message does nothing while it waits for more than 0.5 s.
 - *Urgent first*: `strict`: no handler is started on a less urgent message of the partition while a more
-  urgent one has been waiting for as long as news need to travel. `weighted`: not more often than the weights
-  allow, and with a backlog in all lanes each one has its share.
+  urgent one has been waiting for as long as news need to travel, but for what is done in a moment.
+  `weighted`: not more often than the weights allow, and with a backlog in all lanes each one has its share.
 - *Order per key*: a message is started when those before it were handled, and never after a later one.
 - *No delivery too many*: what a handler is told of earlier deliveries are starts, and holds lost to a death
   or a stall; nothing else.
@@ -39,6 +39,9 @@ IDLE_US = 500_000
 NEWS_US = 60_000
 """So long a more urgent message may wait before a less urgent one is started instead: it has to reach the
 member that is about to start."""
+PASSED_US = 30_000
+"""So long what is about to be started goes before a more urgent message that has come, with all the ways that
+news have."""
 EMPTY_HANDED_US = 4 * SECOND_US
 """So long a member may have no partition where there is one for it."""
 NEVER = 1 << 62
@@ -77,6 +80,8 @@ class Task:
     """Holds by a member that died or stood still: member and when that began."""
     passed_over: int = 0
     """Less urgent messages that were started while this one was next in its lane."""
+    passed_us: int = NEVER
+    """When that happened first."""
 
 
 class Accounts:
@@ -143,6 +148,8 @@ class Accounts:
         self._count_delivery(task, delivery)
         self._check_key(task)
         self._check_urgent(worker, task)
+        if task.passed_us != NEVER:
+            self._check_passes(task, f"{worker.name} starts late:")
         task.starts.append(worker.name)
         task.begun = True
         self._idle_since_us.pop(worker.name, None)
@@ -206,12 +213,17 @@ class Accounts:
         self.look()  # The last look was a while ago: it may have been taken since.
         for other in self._outranking(worker, task):
             other.passed_over += 1
-            self._require(
-                other.passed_over <= self._passes_max(other.lane),
-                f"{worker.name} starts {self._named(task)} although {self._named(other)} waits since "
-                f"{(self._now_us() - other.handed_us) / 1000:.0f} ms ({other.holder or 'free'}), "
-                f"passed over {other.passed_over} times",
-            )
+            other.passed_us = min(other.passed_us, self._now_us())
+            self._check_passes(other, f"{worker.name} starts {self._named(task)} although")
+
+    def _check_passes(self, task: Task, when: str) -> None:
+        """Strictly, what is less urgent goes first only where it was about to be started anyhow."""
+        if self._world.priority_mode == "strict":
+            holds = self._now_us() - task.passed_us <= PASSED_US
+        else:
+            holds = task.passed_over <= self._passes_max(task.lane)
+        waits = f"waits since {(self._now_us() - task.handed_us) / 1000:.0f} ms ({task.holder or 'free'})"
+        self._require(holds, f"{when} {self._named(task)} {waits}, passed over {task.passed_over} times")
 
     def _outranking(self, worker: Worker, task: Task) -> list[Task]:
         """By lane: the more urgent message that should come first, if it waits for this member."""
@@ -232,9 +244,7 @@ class Accounts:
         return min([task.lane, *(lane for _, lane in recent)])
 
     def _passes_max(self, lane: int) -> int:
-        """How often a message that is next in its lane may be passed over."""
-        if self._world.priority_mode == "strict":
-            return 0
+        """How often a message that is next in its lane may be passed over by weight."""
         return 2 * sum(WEIGHTS) // WEIGHTS[lane] + 2 * sum(
             worker.concurrency for worker in self._world.workers
         )
@@ -305,7 +315,7 @@ class Accounts:
     def _waiting(self, task: Task, holder: str, now_us: int) -> None:
         if holder != task.holder or task.handed_us == NEVER:
             task.holder, task.handed_us = holder, now_us
-            task.passed_over = 0
+            task.passed_over, task.passed_us = 0, NEVER
         if holder and not self._world.named(holder).at_work():
             task.waits_since_us = NEVER
         elif task.waits_since_us == NEVER:
