@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.cases import (
     busy_connections,
     fair_shares,
+    many_topics,
     member_joins,
     queue_cost,
     queue_plain,
@@ -14,6 +15,8 @@ from bench.cases import (
     settled_log,
     snapshot_pause,
     steady_memory,
+    stream_read,
+    table_growth,
     timer_load,
     urgent_waits,
 )
@@ -45,6 +48,10 @@ BARS = (
     Bar(name="many_workers_ack_share", sense=">=", value=0.5),
     Bar(name="ack_cost_growth", sense="<=", value=1.3),
     Bar(name="single_publish_cpu_us", sense="<=", value=36),
+    Bar(name="table_growth_stall_ms", sense="<=", value=5),
+    Bar(name="stream_read_ms", sense="<=", value=5),
+    Bar(name="create_1000_topics_s", sense="<=", value=5),
+    Bar(name="disk_mb_1000_partitions", sense="<=", value=200),
 )
 
 SUITE = Suite(
@@ -70,6 +77,10 @@ SUITE = Suite(
         busy_connections.SHARE,
         busy_connections.GROWTH,
         busy_connections.PUBLISH,
+        table_growth.CASE,
+        stream_read.CASE,
+        many_topics.CREATE,
+        many_topics.DISK,
         steady_memory.CASE,
     ),
 )
