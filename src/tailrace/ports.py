@@ -114,12 +114,25 @@ class Disk(Protocol):
         """Names in a folder, sorted; empty when it does not exist."""
         ...
 
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder."""
+        ...
+
     def make_folder(self, folder: str) -> None:
         """Create a folder and its parents, each synced into its parent."""
         ...
 
+    def add_folder(self, folder: str) -> None:
+        """Create a folder in one whose name is durable; its own becomes so when that one is synced."""
+        ...
+
     def sync_folder(self, folder: str) -> None:
         """fsync of a directory: makes creations, renames and removals in it durable."""
+        ...
+
+    def sync_all(self, handles: Sequence[int], folders: Sequence[str]) -> None:
+        """`sync` and `sync_folder` of all these, in no order, side by side where that is faster. Raises the
+        first error when all have ended."""
         ...
 
 
@@ -375,12 +388,17 @@ class TopicFolders(Protocol):
         """Whether there is such a folder, of a topic or of a partition in one."""
         ...
 
-    def intend(self, card: TopicCard) -> None:
-        """Make the topic's folder if it is new, and note there what the topic is to be."""
+    def intend(self, *cards: TopicCard) -> None:
+        """Make the topics' folders where they are new, and note there what each topic is to be."""
         ...
 
-    def confirm(self, folder: str) -> None:
-        """What was noted is done: it is the topic's card from now on."""
+    def lay_out(self, *partitions: str) -> None:
+        """Make the folders of new partitions (`topic-folder/partition`): logs that hold nothing."""
+        ...
+
+    def confirm(self, *folders: str) -> None:
+        """What was noted is done: it is the topic's card from now on. This alone is not synced: as long as
+        the note is there instead, it says the same."""
         ...
 
     def withdraw(self, folder: str) -> None:

@@ -29,8 +29,10 @@ class Coordinator(MemoryCoordinator):
     """Fails when told."""
 
     broken = False
+    saves = 0
 
     def save(self, catalog: Catalog) -> None:
+        self.saves += 1
         if self.broken:
             raise StorageFault("the catalog could not be stored", outcome="none")
         super().save(catalog)
@@ -125,6 +127,56 @@ def test_a_creation_that_fails_leaves_nothing_and_can_be_repeated(cause: str) ->
     assert isinstance(broker.publish(b"1", partition=1)[0][0], Published)
     broker.restart()
     assert broker.values(partition=1) == [b"1"]
+
+
+def together(broker: HeldEngine, *requests: CreateTopic) -> list[Any]:
+    """Requests that come while the first is under way, and their answers."""
+    broker.threads.holding = True
+    answers = [broker.submit(request) for request in requests]
+    assert not any(answers)
+    broker.threads.holding = False
+    broker.threads.run_held()
+    broker.settle()
+    return [reply for ((reply, _),) in answers]
+
+
+def test_topics_that_wait_together_are_made_together() -> None:
+    broker, _, coordinator = make()
+    saves = coordinator.saves
+    replies = together(broker, *(CreateTopic(f"t{number}", {"partitions": 2}) for number in range(40)))
+    assert [reply.name for reply in replies] == [f"t{number}" for number in range(40)]
+    assert len({reply.id for reply in replies}) == 40
+    assert coordinator.saves - saves == 2, "one for the first, one for all that waited"
+    broker.restart()
+    assert len(names(broker)) == 40
+
+
+def test_the_same_topic_asked_for_twice_at_once_is_made_once() -> None:
+    broker, _, _ = make()
+    first, other, again, twice = together(
+        broker,
+        CreateTopic("first"),
+        CreateTopic("a"),
+        CreateTopic("a", if_missing=True),
+        CreateTopic("a"),
+    )
+    assert (other.created, again.created) == (True, False)
+    assert other.id == again.id != first.id
+    assert isinstance(twice, Refusal)
+    assert twice.code == "already_exists"
+
+
+def test_one_topic_that_cannot_be_made_does_not_fail_those_that_waited_with_it() -> None:
+    broker, store, _ = make()
+    store.broken = "/4"
+    sizes = {"first": 1, "a": 1, "large": 5, "c": 1}
+    replies = together(broker, *(CreateTopic(name, {"partitions": count}) for name, count in sizes.items()))
+    assert [type(reply) for reply in replies] == [TopicInfo, TopicInfo, Refusal, TopicInfo]
+    assert names(broker) == ["a", "c", "first"]
+    store.broken = ""
+    assert isinstance(broker.ask(CreateTopic("large", {"partitions": 5})), TopicInfo)
+    ids = [host.info.id for host in broker.engine.topics.hosts()]
+    assert len(set(ids)) == len(ids)
 
 
 def test_partitions_that_cannot_be_added_leave_the_others_alone() -> None:

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tailrace.cluster.embedded import FileCoordinator, MemoryCoordinator
+from tailrace.cluster.embedded import FILE, FileCoordinator, MemoryCoordinator
 from tailrace.core.catalog import Catalog, TopicEntry
 from tailrace.core.topics import TopicOptions
+from tailrace.errors import Corrupt
+from tailrace.format.frame import crc32c
 from tailrace.ports import Coordinator
 from tailrace.sim.sim_disk import Crash, SimDisk
 from tailrace.storage.disk import RealDisk
@@ -54,3 +57,39 @@ def test_what_was_saved_is_durable_and_a_save_is_whole_or_not_there() -> None:
             found.add(len(loaded.topics))
             assert len(loaded.topics) in expected
     assert found == {1, 2}
+
+
+def test_options_that_differ_are_kept_and_a_file_of_version_1_is_read(
+    tmp_path: Path,
+) -> None:
+    disk = RealDisk(tmp_path)
+    options = TopicOptions(partitions=7, retention_ms=5, key_index=True)
+    mixed = Catalog({"a": TopicEntry("a", 1, options, 5), "b": TopicEntry("b", 2, TopicOptions(), 6)}, 3)
+    FileCoordinator(disk).save(mixed)
+    assert FileCoordinator(disk).load() == mixed
+    text = msgspec.json.encode(mixed)
+    old = {"version": 1, "crc": crc32c(text), "catalog": msgspec.Raw(text)}
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(old))
+    assert FileCoordinator(disk).load() == mixed
+
+
+def test_what_the_defaults_were_when_it_was_written_counts(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    FileCoordinator(disk).save(catalog(1))
+    stored = msgspec.json.decode((tmp_path / FILE).read_bytes())
+    stored["catalog"]["defaults"]["batch_size"] = 77
+    text = msgspec.json.encode(stored["catalog"])
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(stored | {"crc": crc32c(text)}))
+    loaded = FileCoordinator(disk).load()
+    assert loaded is not None
+    assert loaded.topics["t/1"].options.batch_size == 77
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_file_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
+    disk = RealDisk(tmp_path)
+    FileCoordinator(disk).save(catalog(1))
+    stored = msgspec.json.decode((tmp_path / FILE).read_bytes())
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(stored | {"version": version}))
+    with pytest.raises(Corrupt, match=f"version {version}"):
+        FileCoordinator(disk).load()

@@ -72,3 +72,36 @@ def test_more_parts_than_one_call_takes(disk: Disk) -> None:
     parts = [bytes([number % 256]) * (number % 7) for number in range(3000)]
     disk.write(handle, parts, 1)
     assert disk.read(handle, 1, 100_000) == b"".join(parts)
+
+
+def test_folders_and_files_that_are_synced_together(disk: Disk) -> None:
+    assert not disk.exists("a")
+    disk.add_folder("a")
+    disk.add_folder("a")
+    handles = [disk.open(f"a/{name}", create=True) for name in ("one", "two")]
+    for handle in handles:
+        disk.write(handle, [b"text"], 0)
+    disk.sync_all(handles, ["", "a"])
+    assert disk.exists("a")
+    assert disk.exists("a/two")
+    assert not disk.exists("a/three")
+    for handle in handles:
+        disk.close(handle)
+    with pytest.raises(OSError, match=r"[Bb]ad"):
+        disk.sync_all(handles, [""])
+
+
+def test_a_folder_that_was_not_synced_may_vanish_whole() -> None:
+    found = set()
+    for seed in range(20):
+        disk = SimDisk(seed)
+        disk.add_folder("kept")
+        disk.sync_folder("")
+        disk.add_folder("a")
+        handle = disk.open("a/file", create=True)
+        disk.write(handle, [b"text"], 0)
+        disk.sync_all([handle], ["a"])
+        disk.crash()
+        assert disk.exists("kept")
+        found.add((disk.exists("a"), disk.exists("a/file")))
+    assert found == {(False, False), (True, True)}

@@ -74,6 +74,20 @@ class CatalogWorld:
         self.topics[name] = partitions
         self.doubtful.discard(name)
 
+    def create_together(self, *names: str) -> None:
+        """Make topics of two partitions that all wait for the first of them, and so for each other."""
+        self.doubtful.update(names)
+        threads = self.broker.threads
+        threads.holding = True
+        answers = [self.broker.submit(CreateTopic(name, {"partitions": 2})) for name in names]
+        threads.holding = False
+        threads.run_held()
+        self.broker.settle()
+        for name, answer in zip(names, answers, strict=True):
+            assert isinstance(answer[0][0], TopicInfo), answer
+            self.topics[name] = 2
+            self.doubtful.discard(name)
+
     def grow(self, name: str, partitions: int) -> None:
         """Give a topic more partitions."""
         self.doubtful.add(name)

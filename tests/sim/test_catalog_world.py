@@ -34,13 +34,14 @@ def delete_and_make_again(world: CatalogWorld) -> None:
 
 ACTS: list[Act] = [
     lambda world: world.create("new", 3),
+    lambda world: world.create_together("first", "new", "another"),
     lambda world: world.grow("orders", 4),
     lambda world: world.delete("orders"),
     delete_and_make_again,
 ]
 
 
-@pytest.mark.parametrize("act", ACTS, ids=["create", "grow", "delete", "again"])
+@pytest.mark.parametrize("act", ACTS, ids=["create", "together", "grow", "delete", "again"])
 def test_a_change_that_is_cut_anywhere_is_finished_or_undone(act: Act) -> None:
     cuts = cut_everywhere(act)
     assert cuts > 10

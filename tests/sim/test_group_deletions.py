@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tailrace.broker.delisting import Delisting
@@ -11,6 +12,7 @@ from tailrace.core.coordinator import home_of
 from tailrace.core.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
 from tailrace.core.inner_commands import Delist
 from tailrace.core.model import Refusal
+from tailrace.format.catalog_text import CatalogText, decode_catalog
 from tests.sim.catalog_world import CatalogWorld
 
 
@@ -109,18 +111,9 @@ def test_a_topic_that_is_only_unknown_stays_with_its_groups() -> None:
 
 def with_groups(older: bytes, newer: bytes) -> bytes:
     """The older catalog as if it had known the topic of groups already."""
-    import msgspec
-
-    from tailrace.cluster.embedded import _Stored
-    from tailrace.format.frame import crc32c
-
-    catalogs = [
-        msgspec.json.decode(msgspec.json.decode(data, type=_Stored).catalog, type=Catalog)
-        for data in (older, newer)
-    ]
+    catalogs = [decode_catalog(data) for data in (older, newer)]
     topics = {**catalogs[0].topics, "_groups": catalogs[1].topics["_groups"]}
-    text = msgspec.json.encode(msgspec.structs.replace(catalogs[0], topics=topics))
-    return msgspec.json.encode(_Stored(1, crc32c(text), msgspec.Raw(text)))
+    return CatalogText().encode(msgspec.structs.replace(catalogs[0], topics=topics))
 
 
 def test_a_deleted_topic_leaves_its_groups_and_one_of_its_name_is_another() -> None:

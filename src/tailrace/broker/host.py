@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -24,7 +24,11 @@ from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault
 from tailrace.ports import Coordinator, LogStore, Respond, TopicFolders
 
 log = logging.getLogger("tailrace.topics")
-Change = CreateTopic | AlterTopic | DeleteTopic | core.Removal
+TopicChange = CreateTopic | AlterTopic | DeleteTopic
+Change = TopicChange | core.Removal
+
+TOPICS_AT_ONCE = 64
+"""New topics that wait for each other's syncs."""
 
 TAIL_BYTES_TOTAL = 48 * 1024 * 1024
 """Memory for the hot tails of all partitions together; each gets its share of it, up to its own
@@ -39,9 +43,20 @@ class TopicHost(msgspec.Struct):
     shards: list[Shard]
 
 
+class Making(msgspec.Struct):
+    """A change of one topic under way: the catalog that has it, who asked, and the new partitions."""
+
+    catalog: core.Catalog
+    entry: core.TopicEntry
+    request: TopicChange
+    respond: Respond
+    internal: bool
+    shards: list[Shard] = []
+
+
 class Topics:
     """All topics of this node. Changes run one at a time, off the loop, and are visible once they are
-    durable.
+    durable; new topics that wait together are one change.
     """
 
     def __init__(
@@ -61,6 +76,10 @@ class Topics:
         self._hosts: dict[str, TopicHost] = {}
         self._changes: deque[tuple[Change, Respond, bool]] = deque()
         self._changing = False
+        self._shares = 0
+        """Partitions among which memory is shared, rounded up."""
+        self._alone = 0
+        """So many of the next changes are made each by itself."""
         self._retired: list[Shard] = []
         self.catalog = core.Catalog()
         self.kept: list[Kept] = []
@@ -151,12 +170,19 @@ class Topics:
             log.warning("%s/%d: cut a torn tail of %d bytes", entry.name, partition, shard.cut_bytes)
         return shard
 
-    def _share_tails(self) -> None:
-        shards = [shard for shard in self.shards() if shard.machine.delivers]
-        for shard in shards:
-            shard.limit_tail(TAIL_BYTES_TOTAL // len(shards))
-            shard.limit_cold(COLD_BYTES_TOTAL // len(shards))
-            shard.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // len(shards))
+    def _share_tails(self, new: Iterable[Shard] = ()) -> None:
+        """Give every partition its share of memory, or only the new ones, as long as that is the same: shares
+        change with every sixteenth of the partitions, so that making many topics does not look at all of them
+        each time."""
+        count = sum(len(host.shards) for host in self._hosts.values() if host.shards[0].machine.delivers)
+        step = 1 << max(count.bit_length() - 4, 0)
+        shares = -(-count // step) * step
+        for shard in new if shares == self._shares else self.shards():
+            if shard.machine.delivers:
+                shard.limit_tail(TAIL_BYTES_TOTAL // shares)
+                shard.limit_cold(COLD_BYTES_TOTAL // shares)
+                shard.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // shares)
+        self._shares = shares
 
     def shards(self) -> Iterator[Shard]:
         """Every partition of this node."""
@@ -237,24 +263,51 @@ class Topics:
             self._changing = True
             self._pump.threads.run(self, lambda: self._remove(self.catalog, removal), self._removed)
             return
+        making = self._decided(self.catalog, request, respond, internal)
+        if making is None:
+            return
+        self._changing = True
+        made = [making]
+        if isinstance(request, CreateTopic):
+            made += self._others(making)
+        self._pump.threads.run(self, lambda: self._prepare(made), self._finisher(made))
+
+    def _others(self, first: Making) -> list[Making]:
+        """New topics that wait behind one: they are made with it, so that they share its syncs. Whoever asks
+        for a topic that is about to be made waits until it is there."""
+        names, made = {first.entry.name}, [first]
+        while self._changes and len(made) < TOPICS_AT_ONCE and not self._alone:
+            request, respond, internal = self._changes[0]
+            if not isinstance(request, CreateTopic) or request.name in names:
+                break
+            self._changes.popleft()
+            making = self._decided(made[-1].catalog, request, respond, internal)
+            if making is not None:
+                names.add(request.name)
+                made.append(making)
+        self._alone = max(self._alone - 1, 0)
+        return made[1:]
+
+    def _decided(
+        self, catalog: core.Catalog, request: TopicChange, respond: Respond, internal: bool
+    ) -> Making | None:
+        """The change of a catalog; None when that was all, and the answer has left."""
+        asked = request
         if isinstance(request, CreateTopic) and not internal:
             request = CreateTopic(request.name, self._with_defaults(request.options), request.if_missing)
-        outcome = core.change(self.catalog, request, self._pump.clock.wall_us(), internal=internal)
+        outcome = core.change(catalog, request, self._pump.clock.wall_us(), internal=internal)
         if isinstance(outcome, Refusal):
             respond(outcome, NOTHING)
-            return
-        catalog, entry = outcome
-        if catalog is self.catalog:
+            return None
+        after, entry = outcome
+        if after is catalog:
             respond(self._info(entry), NOTHING)
-            return
+            return None
         kept = self.kept_of(entry.name) if isinstance(request, CreateTopic) else None
         if kept is not None:
             respond(Refusal(Corrupt.code, kept_text(kept), "none", {"folder": kept.folder}), NOTHING)
-            return
-        self._changing = True
-        self._pump.threads.run(
-            self, lambda: self._prepare(catalog, entry, request), self._finisher(entry, request, respond)
-        )
+            return None
+        return Making(after, entry, asked, respond, internal)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
         """What the request does not say is taken from the node's configuration, then from Tailrace's own."""
@@ -263,77 +316,109 @@ class Topics:
             defaults.pop("durability", None)  # It was chosen for another kind of storage.
         return {**defaults, **options}
 
-    def _prepare(self, catalog: core.Catalog, entry: core.TopicEntry, request: Change) -> object:
-        """On a storage thread: note the intent, make the new logs, store the catalog, confirm; all of it or
+    def _prepare(self, made: list[Making]) -> object:
+        """On a storage thread: note the intents, make the new logs, store the catalog, confirm; all of it or
         nothing."""
-        if isinstance(request, DeleteTopic):
+        catalog = made[-1].catalog
+        if isinstance(made[0].request, DeleteTopic):
             self._coordinator.save(catalog)
-            return catalog, []
-        store = self._stores[entry.options.storage]
-        host = self._hosts.get(entry.name)
-        have = 0 if host is None else len(host.shards)
-        self._refuse_leftovers(store, entry, have)
-        shards: list[Shard] = []
+            return catalog
+        for making in made:
+            self._refuse_leftovers(making)
         try:
-            if store.folders is not None:
-                store.folders.intend(TopicCard(entry, catalog.sequence))
-            for partition in range(have, entry.options.partitions):
-                shards.append(self._shard(entry, partition, known=False))
+            for folders, kept in self._by_folders(made):
+                folders.intend(*(TopicCard(making.entry, catalog.sequence) for making in kept))
+                new = [name for making in kept for name in self._new_logs(making)]
+                if new:
+                    folders.lay_out(*new)
+            for making in made:
+                for partition in range(self._have(making.entry), making.entry.options.partitions):
+                    making.shards.append(self._shard(making.entry, partition, known=False))
             self._coordinator.save(catalog)
-            if store.folders is not None:
-                store.folders.confirm(entry.folder)
+            for folders, kept in self._by_folders(made):
+                folders.confirm(*(making.entry.folder for making in kept))
         except Exception as error:
-            self._undo(store, entry, shards, error)
+            self._undo(made, error)
             raise
-        return catalog, shards
+        return catalog
 
-    @staticmethod
-    def _refuse_leftovers(store: LogStore, entry: core.TopicEntry, have: int) -> None:
+    def _have(self, entry: core.TopicEntry) -> int:
+        host = self._hosts.get(entry.name)
+        return 0 if host is None else len(host.shards)
+
+    def _new_logs(self, making: Making) -> list[str]:
+        entry = making.entry
+        return [f"{entry.folder}/{number}" for number in range(self._have(entry), entry.options.partitions)]
+
+    def _by_folders(self, made: list[Making]) -> Iterator[tuple[TopicFolders, list[Making]]]:
+        """The changes by the engine that has their folders."""
+        for name, store in self._stores.items():
+            kept = [making for making in made if making.entry.options.storage == name]
+            if store.folders is not None and kept:
+                yield store.folders, kept
+
+    def _refuse_leftovers(self, making: Making) -> None:
         """Folders that are there already belong to somebody else: they are never taken for new ones."""
-        if store.folders is None:
+        folders = self._stores[making.entry.options.storage].folders
+        if folders is None:
             return
-        new = [f"{entry.folder}/{number}" for number in range(have, entry.options.partitions)]
-        for folder in new if have else [entry.folder]:
-            if store.folders.exists(folder):
+        for folder in self._new_logs(making) if self._have(making.entry) else [making.entry.folder]:
+            if folders.exists(folder):
                 raise Corrupt(f"{folder} is there already, and the catalog does not know it", outcome="none")
 
-    def _undo(self, store: LogStore, entry: core.TopicEntry, shards: list[Shard], cause: Exception) -> None:
-        """Take back a change that failed, in the order that a crash may cut: the catalog, then the folders.
-        Whatever of that fails is done at the next start, as the intent says."""
+    def _undo(self, made: list[Making], cause: Exception) -> None:
+        """Take back changes that failed, in the order that a crash may cut: the catalog, then the folders.
+        Whatever of that fails is done at the next start, as the intents say."""
         try:
             if not isinstance(cause, StorageFault) or cause.outcome != "none":
                 self._coordinator.save(self.catalog)  # Nobody knows whether the other one was stored.
-            for shard in shards:
-                store.remove(shard.name)
-            if store.folders is not None and entry.name not in self._hosts:
-                if store.folders.exists(entry.folder):
-                    store.folders.discard(entry.folder)
-            elif store.folders is not None:
-                store.folders.withdraw(entry.folder)
+            for making in made:
+                entry = making.entry
+                store = self._stores[entry.options.storage]
+                for name in self._new_logs(making):
+                    store.remove(name)
+                if store.folders is not None and entry.name not in self._hosts:
+                    if store.folders.exists(entry.folder):
+                        store.folders.discard(entry.folder)
+                elif store.folders is not None:
+                    store.folders.withdraw(entry.folder)
         except StorageFault as error:
-            log.error("topic %r: a failed change could not be taken back yet: %s", entry.name, error)
+            names = ", ".join(repr(making.entry.name) for making in made)
+            log.error("topic %s: a failed change could not be taken back yet: %s", names, error)
 
-    def _finisher(
-        self, entry: core.TopicEntry, request: Change, respond: Respond
-    ) -> Callable[[Any, Exception | None], None]:
+    def _finisher(self, made: list[Making]) -> Callable[[Any, Exception | None], None]:
         def finish(result: Any, error: Exception | None) -> None:
             self._changing = False
             if error is not None:
-                log.error("change of topic %r failed: %s", entry.name, error)
-                if isinstance(error, Full):
-                    self._pump.filled()
-                if isinstance(request, CreateTopic):  # Its folder may still be there: the id is spent.
-                    next_id = max(self.catalog.next_id, entry.id + 1)
-                    self.catalog = msgspec.structs.replace(self.catalog, next_id=next_id)
-                respond(refuse(error), NOTHING)
+                self._failed(made, error)
             else:
-                self.catalog, shards = result
-                reply = self._install(entry, request, shards)
-                respond(reply, NOTHING)
-                self.changed(entry.name)
+                self.catalog = result
+                replies = [self._install(making.entry, making.request, making.shards) for making in made]
+                self._share_tails(shard for making in made for shard in making.shards)
+                for making, reply in zip(made, replies, strict=True):
+                    for shard in making.shards:
+                        self.opened(shard)
+                    making.respond(reply, NOTHING)
+                    self.changed(making.entry.name)
             self._next()
 
         return finish
+
+    def _failed(self, made: list[Making], error: Exception) -> None:
+        """Nothing was changed. Of topics that were to be made together, each is tried by itself: what is
+        wrong with one does not concern the others."""
+        newest = made[-1].entry
+        log.error("change of topic %r failed: %s", newest.name, error)
+        if isinstance(error, Full):
+            self._pump.filled()
+        if isinstance(made[0].request, CreateTopic):  # Its folder may still be there: the id is spent.
+            next_id = max(self.catalog.next_id, newest.id + 1)
+            self.catalog = msgspec.structs.replace(self.catalog, next_id=next_id)
+        if len(made) == 1:
+            made[0].respond(refuse(error), NOTHING)
+            return
+        self._changes.extendleft((each.request, each.respond, each.internal) for each in reversed(made))
+        self._alone = len(made)
 
     def _install(self, entry: core.TopicEntry, request: Change, shards: list[Shard]) -> Reply:
         host = self._hosts.get(entry.name)
@@ -349,9 +434,6 @@ class Topics:
             host.shards += shards
             for shard in host.shards:
                 shard.reconfigure(entry.options)
-        self._share_tails()
-        for shard in shards:
-            self.opened(shard)
         return self._info(entry, created=isinstance(request, CreateTopic))
 
     def _drop(self, host: TopicHost) -> None:

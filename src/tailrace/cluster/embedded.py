@@ -8,19 +8,11 @@ import msgspec
 
 from tailrace.core.catalog import Catalog
 from tailrace.errors import Corrupt, Full, Outcome, StorageFault
-from tailrace.format.frame import crc32c
+from tailrace.format.catalog_text import CatalogText, decode_catalog
 from tailrace.ports import Disk
 
 FILE = "catalog.json"
 ADVICE = "rebuild it from the folders of the topics with `tailrace log rebuild-catalog DATA`"
-
-
-class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file: a version, a checksum of the catalog's own text, and that text."""
-
-    version: int
-    crc: int
-    catalog: msgspec.Raw
 
 
 class FileCoordinator:
@@ -30,6 +22,7 @@ class FileCoordinator:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self._text = CatalogText()
 
     def load(self) -> Catalog | None:
         """The catalog; None where there is no file. A damaged file is an error, never an empty catalog."""
@@ -42,17 +35,15 @@ class FileCoordinator:
         finally:
             self._disk.close(handle)
         try:
-            stored = msgspec.json.decode(data, type=_Stored)
-            if crc32c(bytes(stored.catalog)) != stored.crc:
-                raise Corrupt(f"{FILE}: the checksum is wrong; {ADVICE}", path=FILE, position=0)
-            return msgspec.json.decode(stored.catalog, type=Catalog)
-        except msgspec.DecodeError as error:
+            return decode_catalog(data)
+        except Corrupt as error:
+            raise Corrupt(f"{FILE}: {error.message}; {ADVICE}", path=FILE, position=0) from error
+        except msgspec.MsgspecError as error:
             raise Corrupt(f"{FILE} is damaged: {error}; {ADVICE}", path=FILE, position=0) from error
 
     def save(self, catalog: Catalog) -> None:
         """Write beside, sync, rename, sync the folder. Before the rename a failure has changed nothing."""
-        text = msgspec.json.encode(catalog)
-        data = msgspec.json.encode(_Stored(1, crc32c(text), msgspec.Raw(text)))
+        data = self._text.encode(catalog)
         outcome: Outcome = "none"
         try:
             handle = self._disk.open(FILE + ".new", create=True)

@@ -4,6 +4,9 @@ Making a topic, or more partitions of one, takes four steps, each durable before
 
     intent in the topic's folder ──▶ folders of partitions ──▶ catalog ──▶ the intent becomes the card
 
+Topics that wait at the same time take each step together. The last step is not synced: the intent says what
+the card says, and the catalog has it by then.
+
 Removing one is the catalog first (`Removal`), then the folders, then the catalog again. So at a start:
 
 - an intent that the catalog agrees with was cut before its last step: it becomes the card;

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 from tailrace.format.frame import Buffer
@@ -76,6 +77,8 @@ class SimDisk:
         """Syncs report success and do nothing."""
         self._folders: dict[str, dict[str, _File]] = {"": {}}
         self._durable: dict[str, dict[str, _File]] = {"": {}}
+        self._adrift: dict[str, dict[str, _File]] = {}
+        """Folders whose own names wait for a sync, with what is durable in them."""
         self._names_waiting: dict[str, list[_NameSteps]] = {}
         self._handles: dict[int, _File] = {}
         self._next_handle = 3
@@ -205,6 +208,7 @@ class SimDisk:
         for gone in inside:
             del self._folders[gone]
             self._durable.pop(gone, None)
+            self._adrift.pop(gone, None)
             self._names_waiting.pop(gone, None)
         if inside:
             return
@@ -232,6 +236,27 @@ class SimDisk:
             self._folders.setdefault(path, {})
             self._durable.setdefault(path, {})
 
+    def exists(self, path: str) -> bool:
+        """See `Disk.exists`."""
+        folder, _, name = path.rpartition("/")
+        return path in self._folders or name in self._folders.get(folder, ())
+
+    def add_folder(self, folder: str) -> None:
+        """See `Disk.add_folder`: until its parent is synced, a crash may take it with all that it holds."""
+        assert folder.rpartition("/")[0] in self._durable, "a folder in one that may vanish itself"
+        self._step()
+        if folder not in self._folders:
+            self._folders[folder] = {}
+            self._adrift[folder] = {}
+
+    def sync_all(self, handles: Sequence[int], folders: Sequence[str]) -> None:
+        """See `Disk.sync_all`: in any order."""
+        work: list[Callable[[], None]] = [partial(self.sync, handle) for handle in handles]
+        work += [partial(self.sync_folder, folder) for folder in folders]
+        self.random.shuffle(work)
+        for each in work:
+            each()
+
     def sync_folder(self, folder: str) -> None:
         """See `Disk.sync_folder`."""
         self._step()
@@ -240,6 +265,8 @@ class SimDisk:
             return
         for steps in self._names_waiting.pop(folder, []):
             self._rename_durably(folder, steps)
+        for inner in [path for path in self._adrift if path.rpartition("/")[0] == folder]:
+            self._durable[inner] = self._adrift.pop(inner)
 
     # ---------------------------------------------------------------------------------- what happens to it
 
@@ -248,6 +275,12 @@ class SimDisk:
         sector = self.random.choice(SECTORS)
         for file in self._all_files():
             self._persist_some(file, sector)
+        for folder, inside in self._adrift.items():
+            if self.random.random() < 0.5:
+                self._durable[folder] = inside
+            else:
+                self.seen["folder vanished"] += 1
+        self._adrift.clear()
         for folder, waiting in self._names_waiting.items():
             if folder in self._durable:
                 self._persist_names(folder, waiting)
@@ -375,7 +408,7 @@ class SimDisk:
             self._rename_durably(folder, steps)
 
     def _rename_durably(self, folder: str, steps: _NameSteps) -> None:
-        names = self._durable[folder]
+        names = self._adrift[folder] if folder in self._adrift else self._durable[folder]
         for name, file in steps:
             if file is None:
                 names.pop(name, None)
@@ -384,7 +417,7 @@ class SimDisk:
 
     def _all_files(self) -> _Files:
         found: dict[int, _File] = {}
-        for place in (self._folders, self._durable):
+        for place in (self._folders, self._durable, self._adrift):
             for names in place.values():
                 found.update((id(file), file) for file in names.values())
         return list(found.values())

@@ -11,6 +11,8 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -33,6 +35,7 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
 _PROBE_BYTES = 1024 * 1024
+SYNCS_AT_ONCE = 8
 
 
 class RealDisk:
@@ -40,6 +43,7 @@ class RealDisk:
 
     def __init__(self, root: str | Path) -> None:
         self.root = os.path.abspath(root)
+        self._pool: ThreadPoolExecutor | None = None
         if not os.path.isdir(self.root):
             os.makedirs(self.root, _FOLDER_MODE)
             self._sync_path(os.path.dirname(self.root))
@@ -173,6 +177,25 @@ class RealDisk:
             except FileExistsError:
                 continue
             self._sync_path(parent)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder."""
+        return os.path.exists(self._path(path))
+
+    def add_folder(self, folder: str) -> None:
+        """mkdir; the name waits for a sync of the parent."""
+        with suppress(FileExistsError):
+            os.mkdir(self._path(folder), _FOLDER_MODE)
+
+    def sync_all(self, handles: Sequence[int], folders: Sequence[str]) -> None:
+        """In threads: the file system writes its journal once for all that wait."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SYNCS_AT_ONCE, "storage-sync")
+        begun = [self._pool.submit(self.sync, handle) for handle in handles]
+        begun += [self._pool.submit(self.sync_folder, folder) for folder in folders]
+        wait(begun)
+        for each in begun:
+            each.result()
 
     def sync_folder(self, folder: str) -> None:
         """fsync of a directory."""

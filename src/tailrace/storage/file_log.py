@@ -122,6 +122,8 @@ class FileLog:
             return
         self._tidy(opened)
         self._mark = MarkFile(self._folder, opened.mark)
+        if opened.untouched:
+            return
         # the names that were found may not be durable yet, and trimming will rely on them
         self._folder.sync_names()
         if opened.last is None:

@@ -40,12 +40,22 @@ class Mark(msgspec.Struct, frozen=True):
     """The first entry that was not trimmed, raised before a trim removes files: a log whose files begin
     behind it has lost some. None: written by a release that did not say so."""
 
+    @property
+    def first_of_all(self) -> bool:
+        """Whether it says that the log holds nothing, and that it begins with entry 0."""
+        return not any(msgspec.structs.astuple(self)[1:])
+
 
 def encode(sequence: int, mark: Mark) -> tuple[bytes, int]:
     """The bytes of the mark with that number, and the position of the slot they belong to."""
     assert mark.first is not None, "only marks of older releases lack it"
     raw = _LAYOUTS[_VERSION].pack(_MAGIC, _VERSION, sequence, *msgspec.structs.astuple(mark)[1:])
     return raw + _CRC.pack(crc32c(raw)), sequence % 2 * SLOT_BYTES
+
+
+def first_slots() -> list[tuple[bytes, int]]:
+    """Both slots of a log that holds nothing yet, each with its position."""
+    return [encode(sequence, Mark(sequence, 0, 0, 0, 0, 0, 0, 0)) for sequence in (1, 2)]
 
 
 def decode(data: Buffer) -> Mark | None:

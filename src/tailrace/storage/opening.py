@@ -55,6 +55,8 @@ class Opened(msgspec.Struct, eq=False):
     fault: Corrupt | None = None
     lost: Corrupt | None = None
     """Segments are missing in front: what lies below the first that is there cannot be read."""
+    untouched: bool = False
+    """Nothing is there but the mark that was synced when the log was made."""
 
     @property
     def follows(self) -> bool:
@@ -146,6 +148,8 @@ def drop_cache(disk: Disk, folder: str) -> None:
     there, until it forgets. Of the segments only the last one can hold such pages, behind the durable mark:
     all others were synced before they had a successor."""
     names = disk.list(folder)
+    if names == [MARK_NAME]:
+        return  # Nothing was ever acknowledged that could be missing on the disk.
     for name in names:
         if name == MARK_NAME or first_entry(name) is None:
             disk.uncache(f"{folder}/{name}")
@@ -170,6 +174,7 @@ def inspect_folder(disk: Disk, folder: str, *, known: bool = False) -> Opened:
     )
     if opened.mark and opened.mark.nonce:
         opened.origin = opened.mark.origin
+    opened.untouched = names == [MARK_NAME] and opened.mark is not None and opened.mark.first_of_all
     if _never_written(disk, folder, entries, opened):
         opened.leftover, entries = log_name(entries[0]), []
     try:

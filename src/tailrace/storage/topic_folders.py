@@ -1,7 +1,8 @@
 """The folders of topics: their cards and intents, and which partitions lie in them.
 
 Every step is durable when its call returns; `core.inventory` says in which order they come. An intent is
-written under its own name and renamed to the card, so that a crash leaves the one or the other.
+written under its own name and renamed to the card, so that a crash leaves the one or the other. What a step
+has to sync, it syncs at its end, all at once and for all the topics that are made together.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.cards import decode_card, encode_card
 from tailrace.ports import Disk
 from tailrace.storage.log_folder import NO_SPACE, TEMPORARY, refused
-from tailrace.storage.mark import MARK_NAME
+from tailrace.storage.mark import MARK_NAME, SLOT_BYTES, first_slots
 
 CARD = "topic.json"
 INTENT = "topic.intent"
@@ -54,22 +55,38 @@ class FolderShelf:
 
     def exists(self, folder: str) -> bool:
         """See `TopicFolders.exists`."""
-        parent, _, name = folder.rpartition("/")
-        return name in self._disk.list(parent)
+        return self._disk.exists(folder)
 
-    def intend(self, card: TopicCard) -> None:
-        """See `TopicFolders.intend`."""
-        folder = card.entry.folder
-        with _guarded("noting what is to be done in", folder, untouched=True):
-            self._disk.make_folder(folder)
-            self._write(f"{folder}/{INTENT}", encode_card(card))
-            self._disk.sync_folder(folder)
+    def intend(self, *cards: TopicCard) -> None:
+        """See `TopicFolders.intend`. The folders are in the root, so that they need no folder made first."""
+        first = cards[0].entry.folder
+        with _guarded("noting what is to be done in", first, untouched=True), self._files() as handles:
+            for card in cards:
+                if self._disk.exists(f"{card.entry.folder}/{CARD}"):
+                    self._disk.sync_folder(card.entry.folder)  # It may have been an intent until now.
+                self._disk.add_folder(card.entry.folder)
+                handle = self._open(f"{card.entry.folder}/{INTENT}", handles)
+                self._disk.truncate(handle, 0)
+                self._disk.write(handle, [encode_card(card)], 0)
+            self._disk.sync_all(handles, ["", *(card.entry.folder for card in cards)])
 
-    def confirm(self, folder: str) -> None:
+    def lay_out(self, *partitions: str) -> None:
+        """See `TopicFolders.lay_out`. A log that holds nothing is a folder with a mark that says so."""
+        with _guarded("making", partitions[0], untouched=True), self._files() as handles:
+            for folder in partitions:
+                self._disk.add_folder(folder)
+                handle = self._open(f"{folder}/{MARK_NAME}", handles)
+                self._disk.allocate(handle, 2 * SLOT_BYTES)
+                for raw, position in first_slots():
+                    self._disk.write(handle, [raw], position)
+            parents = {folder.rpartition("/")[0] for folder in partitions}
+            self._disk.sync_all(handles, [*sorted(parents), *partitions])
+
+    def confirm(self, *folders: str) -> None:
         """See `TopicFolders.confirm`."""
-        with _guarded("confirming what was done in", folder):
-            self._disk.rename(f"{folder}/{INTENT}", f"{folder}/{CARD}")
-            self._disk.sync_folder(folder)
+        for folder in folders:
+            with _guarded("confirming what was done in", folder):
+                self._disk.rename(f"{folder}/{INTENT}", f"{folder}/{CARD}")
 
     def withdraw(self, folder: str) -> None:
         """See `TopicFolders.withdraw`."""
@@ -89,14 +106,19 @@ class FolderShelf:
             self._disk.remove(folder)
             self._disk.sync_folder(folder.rpartition("/")[0])
 
-    def _write(self, path: str, data: bytes) -> None:
-        handle = self._disk.open(path, create=True)
+    def _open(self, path: str, handles: list[int]) -> int:
+        handles.append(self._disk.open(path, create=True))
+        return handles[-1]
+
+    @contextmanager
+    def _files(self) -> Iterator[list[int]]:
+        """Handles that are closed at the end."""
+        handles: list[int] = []
         try:
-            self._disk.truncate(handle, 0)
-            self._disk.write(handle, [data], 0)
-            self._disk.sync(handle)
+            yield handles
         finally:
-            self._disk.close(handle)
+            for handle in handles:
+                self._disk.close(handle)
 
 
 @contextmanager
