@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tailrace.cli.output import Output
 from tailrace.cli.pipeline_commands import _print, told, words
-from tailrace.errors import EDGES, NotFound, TailraceError
+from tailrace.errors import EDGES, Full, NotFound, TailraceError
 from tailrace.spark.pipelines import NAMES, CommonOptions, options_of, parse_options, pipeline
 from tailrace.spark.pipelines.progress import Standing
 from tests.cli.conftest import Broker, environment, invoke
@@ -167,6 +167,46 @@ ZeroDivisionError: division by zero
     assert found.message == 'ZeroDivisionError: division by zero (File "views.py", line 7, in slow)'
     ours = NotFound("x")
     assert told(ours) is ours
+
+
+JAVA = """An error occurred while calling o301.parquet.
+: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows. SQLSTATE: 58030
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.taskFailedWhileWritingRowsError(X.scala:797)
+Caused by: org.apache.parquet.util.AutoCloseables$ParquetCloseResourceException: Unable to close resource
+\t... 29 more
+Caused by: java.io.IOException: {words}
+\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)
+\t... 41 more
+"""
+
+
+class Py4JJavaError(Exception):
+    """As Py4J has it, by name."""
+
+
+def test_what_java_says_is_told_by_its_cause() -> None:
+    told_of = told(Py4JJavaError(JAVA.format(words="Input/output error")))
+    assert (told_of.code, told_of.message) == ("error", "IOException: Input/output error")
+    plain = told(
+        Py4JJavaError("An error occurred while calling o1.load.\n: java.lang.OutOfMemoryError: heap")
+    )
+    assert plain.message == "Error: heap"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Py4JJavaError(JAVA.format(words="No space left on device")),
+        Py4JJavaError(JAVA.format(words="Disk quota exceeded")),
+        OSError(28, "No space left on device", "/somewhere/manifest"),
+    ],
+)
+def test_a_full_disk_below_a_pipeline_is_told_as_such(error: Exception) -> None:
+    full = told(error)
+    assert isinstance(full, Full)
+    assert full.message.startswith("no space is left where the pipeline writes: ")
+    assert "Py4JJavaError" not in full.message
+    assert "spark.local.dir" in full.details["hint"]
 
 
 def test_words_of_progress() -> None:

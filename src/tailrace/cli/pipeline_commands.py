@@ -14,7 +14,7 @@ import typer
 from tailrace.cli.execution import EXIT_INTERRUPTED, require_broker
 from tailrace.cli.output import Output, decorated, printable
 from tailrace.cli.parameters import Json, Url
-from tailrace.errors import BY_CODE, InvalidRequest, TailraceError
+from tailrace.errors import BY_CODE, Full, InvalidRequest, TailraceError
 
 if TYPE_CHECKING:
     import msgspec
@@ -29,6 +29,14 @@ JVM_ENDS_S = 0.5
 """Its sockets are closed a moment before it is gone."""
 # Spark puts the whole traceback of a Python process into its message; ours is the last line of it.
 _OURS = re.compile(rf"tailrace\.errors\.({'|'.join(kind.__name__ for kind in BY_CODE.values())}): (.*)")
+
+# The first line of what Py4J says of a Java exception only names the call; its causes stand in the trace.
+_CAUSE = re.compile(r"^(?:Caused by|): ([\w.$]+): (.+)$", re.M)
+_NO_SPACE = ("No space left on device", "Disk quota exceeded")
+_SPACE_HINT = (
+    "free space where its table, archive or state is, or where Spark keeps its own files "
+    "(--conf spark.local.dir=FOLDER); then run it again: it goes on"
+)
 
 pipelines = typer.Typer(no_args_is_help=True, help="Data pipelines on Spark (extra `spark`).")
 
@@ -187,7 +195,19 @@ def told(error: Exception) -> TailraceError:
         return kind(message)
     lines = [line for line in str(error).splitlines() if line.strip()]
     said = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    return TailraceError(_last_words(str(error)) or said)
+    cause = _last_words(str(error)) or _java_cause(str(error)) or said
+    if any(words in str(error) for words in _NO_SPACE):
+        return Full(f"no space is left where the pipeline writes: {cause}", hint=_SPACE_HINT)
+    return TailraceError(cause)
+
+
+def _java_cause(text: str) -> str | None:
+    """The innermost of the causes that a Java stack trace lists, without the package; None without one."""
+    causes = _CAUSE.findall(text)
+    if not causes:
+        return None
+    kind, words = causes[-1]
+    return f"{kind.rpartition('.')[2]}: {words}"
 
 
 def _last_words(text: str) -> str | None:
