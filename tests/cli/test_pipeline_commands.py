@@ -190,7 +190,7 @@ def test_what_java_says_is_told_by_its_cause() -> None:
     plain = told(
         Py4JJavaError("An error occurred while calling o1.load.\n: java.lang.OutOfMemoryError: heap")
     )
-    assert plain.message == "Error: heap"
+    assert plain.message == "OutOfMemoryError: heap"
 
 
 @pytest.mark.parametrize(
