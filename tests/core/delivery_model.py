@@ -43,9 +43,11 @@ class State:
     due: tuple[int, int] = (0, 0)
     lease: int = 0
     kind: str = FRESH
+    apart: bool = False
 
     def back(self, due: tuple[int, int], kind: str = RETRY) -> None:
         self.state, self.lease, self.due, self.kind = FREE, 0, due, kind
+        self.apart = False
 
 
 @dataclass
@@ -81,10 +83,7 @@ class DeliveryModel:
     def copy(self) -> DeliveryModel:
         """As it is now; the log is the same one."""
         other = copy.copy(self)
-        other.states = {
-            offset: State(state.state, state.deliveries, state.failures, state.due, state.lease, state.kind)
-            for offset, state in self.states.items()
-        }
+        other.states = {offset: copy.copy(state) for offset, state in self.states.items()}
         other.leases = {
             lease: Held(held.member, held.deadline_us, set(held.settled))
             for lease, held in self.leases.items()
@@ -177,7 +176,10 @@ class DeliveryModel:
             return
         room = self.policy.in_flight_max - self.in_flight(command.member)
         if isinstance(reply, Done):
-            if certain and not self.paused and room > 0:
+            if command.alone:
+                left = [o for o in self.offsets(FREE) if self.states[o].apart and self._undisturbed(o)]
+                assert not certain or self.paused or room <= 0 or not left, f"{left} wait, set apart"
+            elif certain and not self.paused and room > 0:
                 left = self.waiting_for(command.member, now_us, command.end_offset)
                 assert not left, f"{left} could be delivered to {command.member}, and were not"
             return
@@ -194,13 +196,28 @@ class DeliveryModel:
             assert here(offset), f"{offset} was leased without being at hand"
             state = self.states[offset]
             assert state.state == FREE, f"{offset} was leased, but it is {state.state}"
-            assert state.due[0] <= now_us, f"{offset} was leased {state.due[0] - now_us} us early"
+            if command.alone:
+                assert state.apart, f"{offset} is not set apart"
+                assert len(given) == 1, "together with others"
+                least = min(self.states[o].deliveries for o in self.offsets(FREE) if self._suspected(o))
+                assert state.deliveries == least, f"{offset} was delivered more often than another"
+            else:
+                assert state.due[0] <= now_us, f"{offset} was leased {state.due[0] - now_us} us early"
             assert not self.expired(offset, now_us), f"{offset} was leased after its end"
             assert (deliveries, failures) == (state.deliveries + 1, state.failures), f"counters of {offset}"
             assert self.unblocked(offset, command.member), f"{offset} overtook its key"
-            self._in_turn(offset, command, here, now_us)
+            if not command.alone:
+                self._in_turn(offset, command, here, now_us)
             state.state, state.lease, state.deliveries = LEASED, reply.lease, deliveries
         self.lapsing.clear()
+
+    def _suspected(self, offset: int) -> bool:
+        return self.states[offset].apart and self._undisturbed(offset)
+
+    def _undisturbed(self, offset: int) -> bool:
+        """Whether nothing is before it, and nobody has anything of its key."""
+        others = self.siblings(offset)
+        return not any(o < offset or self.states[o].state == LEASED for o in others)
 
     def _in_turn(
         self, offset: int, command: inner.LeaseRun, here: Callable[[int], bool], now_us: int
@@ -308,13 +325,22 @@ class DeliveryModel:
             self.states[offset].deliveries -= 1
             self.states[offset].back((now_us, now_us))
 
-    def _give_back(self, offsets: list[int], now_us: int) -> None:
-        """Without a failure; but the delivery counts, and may have been the last."""
+    def _give_back(self, offsets: list[int], now_us: int, *, silent: bool = False) -> None:
+        """Without a failure; but the delivery counts, and may have been the last. `silent`: the member that
+        had them is gone, perhaps because of one of them."""
+        limit = self.policy.max_deliveries
         for offset in offsets:
             state = self.states[offset]
             state.back((now_us, now_us))
-            if 0 < self.policy.max_deliveries <= state.deliveries:
+            if 0 < limit <= state.deliveries:
                 state.state = DYING
+            elif silent and (state.deliveries >= 3 or limit - state.deliveries == 1):
+                self._set_apart(state, now_us)
+
+    def _set_apart(self, state: State, now_us: int) -> None:
+        due_us = now_us + self.policy.starvation_ms * 1000
+        state.back((due_us, due_us))
+        state.apart = True
 
     def _give_back_later(self, failed: list[int], now_us: int) -> None:
         """What was leased of a key behind a message that came back comes back, too, and dies not of it."""
@@ -323,7 +349,7 @@ class DeliveryModel:
                 if other > offset and self.states[other].state == LEASED:
                     self.states[other].back((now_us, now_us))
 
-    def _fail(self, offsets: list[int], now_us: int, delay_us: int | None) -> None:
+    def _fail(self, offsets: list[int], now_us: int, delay_us: int | None, *, silent: bool = False) -> None:
         policy = self.policy
         for offset in offsets:
             state = self.states[offset]
@@ -338,6 +364,9 @@ class DeliveryModel:
                 longest = 1000 * min(policy.backoff_ms * 2 ** (state.failures - 1), policy.backoff_max_ms)
                 due = now_us + longest // 2, now_us + longest
             state.back(due)
+            last = policy.max_attempts - state.failures == 1 or policy.max_deliveries - state.deliveries == 1
+            if silent and (state.deliveries >= 3 or last):
+                self._set_apart(state, now_us)
 
     def reject(self, command: wire.Reject, reply: Reply, now_us: int) -> None:
         mine, lost, either = self.sort_out(command.lease, numbers(command.spans), now_us)
@@ -365,13 +394,13 @@ class DeliveryModel:
             held = self.leases.pop(fact.lease)
             assert held.deadline_us <= now_us, "a lease expired before its time"
             left = self._of(held, fact.lease)
-            self._fail(left, now_us, 0)
+            self._fail(left, now_us, 0, silent=True)
             self._give_back_later(left, now_us)
         elif isinstance(fact, Lapsed) or (isinstance(fact, Dying) and fact.reason == "expired"):
             for offset in numbers(fact.spans):
                 state = self.states[offset]
                 assert state.state == FREE, f"{offset} lapsed although it is {state.state}"
-                assert state.due[0] <= now_us, f"{offset} lapsed while it waits"
+                assert state.apart or state.due[0] <= now_us, f"{offset} lapsed while it waits"
                 assert self.expired(offset, now_us), f"{offset} lapsed before its time"
                 assert self.policy.expired_to_dlq == isinstance(fact, Dying)
                 state.state = DYING if isinstance(fact, Dying) else SETTLED
@@ -391,11 +420,13 @@ class DeliveryModel:
     def grant(self, member: str, generation: int, now_us: int) -> None:
         if (member, generation) != self.holder:
             self.holder = (member, generation)
-            self._give_back(self.offsets(LEASED), now_us)
+            self._give_back(self.offsets(LEASED), now_us, silent=True)
 
     def evict(self, member: str, now_us: int) -> None:
         self._give_back(
-            [o for o in self.offsets(LEASED) if self.leases[self.states[o].lease].member == member], now_us
+            [o for o in self.offsets(LEASED) if self.leases[self.states[o].lease].member == member],
+            now_us,
+            silent=True,
         )
 
     def reset(self, offset: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tailrace.core import delivery_commands as wire
@@ -304,11 +305,12 @@ class ModelledPartition:
 
     def lease(
         self, group: str, member: str, count: int = 100, size: int = 1 << 20, *, stale: int = 0,
-        lease_ms: int | None = None,
+        lease_ms: int | None = None, alone: bool = False,
     ) -> int | None:  # fmt: skip
         """Lease for a member, asked again while the answer was that something else happened."""
         model = self.groups[group]
         command = self.run_for(group, member, model.holder[1] - stale, count, size, lease_ms)
+        command = msgspec.structs.replace(command, alone=alone)
         for _ in range(ROUNDS_MAX):
             decision = self.decide(command)
             certain = not decision.facts

@@ -112,14 +112,23 @@ class Groups(RuleBasedStateMachine):
         stale=st.sampled_from([0, 0, 0, 0, 0, 1]),
         own=st.sampled_from([True, True, True, False]),
         lease_ms=st.sampled_from([None, None, None, 5_000]),
+        alone=st.sampled_from([False, False, False, True]),
     )
     def lease(
-        self, group: str, member: str, count: int, size: int, stale: int, own: bool, lease_ms: int | None
+        self,
+        group: str,
+        member: str,
+        count: int,
+        size: int,
+        stale: int,
+        own: bool,
+        lease_ms: int | None,
+        alone: bool,
     ) -> None:
         model = self.play.groups[group]
         if own and model.policy.assignment != "shared":
             member = model.holder[0]
-        lease = self.play.lease(group, member, count, size, stale=stale, lease_ms=lease_ms)
+        lease = self.play.lease(group, member, count, size, stale=stale, lease_ms=lease_ms, alone=alone)
         if lease is not None:
             self.told[group].append((lease, model.of_lease(lease)))
 

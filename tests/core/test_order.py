@@ -84,7 +84,7 @@ def test_too_many_failures_lead_to_the_dead_letters() -> None:
     assert (dead[0].first_us, dead[0].last_us, dead[0].member) == (T0, T0 + SECOND, "ada")
     assert desk.wait(30).facts, "the other one expires"
     desk.wait(0)
-    desk.lease()
+    assert desk.lease(alone=True) == [1]
     decision = desk.wait(30)
     assert not decision.soft, "it dies, which is hard"
     assert [d.offset for d in desk.partition.queues.dying("g", 10)] == [0, 1]

@@ -55,6 +55,8 @@ def test_a_restored_partition_goes_on_as_if_nothing_had_happened() -> None:
         for command in (
             inner.ExpireLeases(),
             inner.LeaseRun("g", "ada", 1, number, 3, 1 << 20, 18, 2000),
+            inner.LeaseRun("g", "ada", 1, 1000 + number, 1, 1 << 20, 18, 2000, alone=True),
+            wire.Ack("t", 0, "g", [(1000 + number, [0, 18])]),
             wire.Nack("t", 0, "g", number, [0, 6], 500)
             if step % 3
             else wire.Ack("t", 0, "g", [(number, [0, 9])]),

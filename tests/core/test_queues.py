@@ -407,7 +407,8 @@ def test_an_operator_holds_what_nobody_has() -> None:
     desk.do(inner.EvictMember("g", "eve"))
     assert hold("bob", 104, 2, 3) == wire.OffsetsHeld([2, 3])
     desk.wait(2)
-    assert desk.lease("bob") == [2, 4, 5, 6, 7]
+    assert desk.lease("bob") == [4, 5, 6, 7]
+    assert desk.lease("bob", alone=True) == [2], "for the fourth time"
 
 
 def test_messages_that_keep_an_order_are_not_held() -> None:

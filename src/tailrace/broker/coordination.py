@@ -437,9 +437,11 @@ class Coordination:
             poll(Done())
 
     def _leave(self, request: verbs.LeaveGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
-        self.must_find(request.group)
+        group = self.must_find(request.group)
         if self.seats.taken(request.group, request.member, request.incarnation):
             raise _superseded(request.group, request.member)
+        # Before its partitions go to others: then they would be taken from it like from one that is gone.
+        self.granting.evict(group, request.member, left=True)
         self._take_out(request.group, request.member, False, lambda reply: respond(reply, NOTHING))
 
     def _silent(self, group: str, member: str) -> None:

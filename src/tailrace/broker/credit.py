@@ -56,6 +56,15 @@ class Credit:
             self._all.setdefault(group, OrderedDict())[short] = policy
             self.pass_on(group)
 
+    def held(self, group: str, member: str) -> int:
+        """How many messages a member has, over all partitions."""
+        flights = self.flights.find(group)
+        return 0 if flights is None else flights.by_member.get(member, 0)
+
+    def wait_for_less(self, group: str, member: str, short: Short) -> None:
+        """Tell a request when something of its member is settled."""
+        self._own.setdefault((group, member), {})[short] = None
+
     def leave(self, group: str, member: str, short: Short) -> None:
         """A request does not wait any more; harmless when it did not."""
         own = self._own.get((group, member))

@@ -270,14 +270,14 @@ class Granting:
 
         self._pump.at(self._pump.clock.now_us() + RETRY_US, again)
 
-    def evict(self, group: Group, member: str) -> None:
-        """A member of a shared group is gone: give back what it has everywhere. Should that get lost, its
-        leases end by themselves."""
+    def evict(self, group: Group, member: str, *, left: bool = False) -> None:
+        """A member leaves, or one of a shared group is gone: give back what it has everywhere. Should that
+        get lost, its leases end by themselves."""
         self.evicted(group.name, member)
         for place in group.all_places():
             shard = self.shard(place)
             if shard is not None:
-                shard.submit(EvictMember(group.name, member), b"", _unheard)
+                shard.submit(EvictMember(group.name, member, left=left), b"", _unheard)
 
     def forget(self, group: str) -> None:
         """A group was deleted: one that is made again under its name is another."""

@@ -43,7 +43,7 @@ class _Place:
     """One partition of a lease request; a `Waiter` there."""
 
     __slots__ = (
-        *("above", "asked", "asked_us", "generation", "ill", "job", "member", "number", "partition"),
+        *("above", "alone", "asked", "asked_us", "generation", "ill", "job", "member", "number", "partition"),
         *("passing", "roused", "shard", "waits"),
     )
 
@@ -63,6 +63,8 @@ class _Place:
         self.roused = False
         """Whether it is asked because it was woken."""
         self.passing = False
+        self.alone = False
+        """Whether it is asked for one message that is set apart."""
         self.ill: Refusal | None = None
         """Why its storage is of no use now."""
 
@@ -127,6 +129,8 @@ class LeaseJob:
             for (partition, generation), shard in zip(request.partitions, shards, strict=True)
         ]
         self._pending: list[_Place] = []
+        self._lone: set[_Place] = set()
+        """Where it has asked for messages that are set apart since it last asked for others."""
         self._key = (gate, request.topic, request.group, request.member)
         self._begun = False
         self._then: LeaseJob | None = None
@@ -182,6 +186,7 @@ class LeaseJob:
             self._step_aside()
             return
         pending, self._pending = self._pending, []
+        self._lone.clear()
         wanted = self._count_left
         for place in pending:
             if wanted <= 0 and not place.roused:
@@ -268,6 +273,7 @@ class LeaseJob:
                     request.lease_ms,
                     self.above,
                     sharers,
+                    place.alone,
                 )
             self._short = policy
         place.asked = False
@@ -281,6 +287,7 @@ class LeaseJob:
     def decided(self, place: _Place, reply: Any) -> None:
         """A partition has leased something, has nothing, or refuses."""
         self._under_way -= 1
+        place.alone = False
         if type(reply) is RunLeased:
             if self._respond is None:
                 self._give_back(place, reply)
@@ -368,7 +375,7 @@ class LeaseJob:
         """Answer when no partition has anything more to say now, and something was leased or time is up."""
         if self._under_way or self._respond is None:
             return
-        if self._asks_on():
+        if self._asks_on() or self._ask_alone():
             return
         if self._grants or (self._expired and not self._pending):
             self._answer(self._damage() or Leases(self._grants, self._waited_ms))
@@ -376,6 +383,30 @@ class LeaseJob:
             self._wait_for_credit(self._short)
         else:
             self._pass_credit_on()
+
+    def _ask_alone(self) -> bool:
+        """There is nothing else: ask one partition for one message that is set apart, unless the member has
+        others, which might end with it. Then it asks again when it has fewer."""
+        request = self.request
+        if self._grants or self._pending or self._short is not None or self.above < LANES:
+            return False
+        found = []
+        for number, place in enumerate(self._places):
+            if place not in self._lone and not place.ill:
+                least = place.shard.state.queues.apart(request.group)
+                if least is not None:
+                    found.append((least, number))
+        if not found:
+            return False
+        if self._leasing.credit.held(request.group, request.member):
+            self._leasing.credit.wait_for_less(request.group, request.member, self)
+            return False
+        place = self._places[min(found)[1]]
+        self._lone.add(place)
+        place.asked = place.alone = True
+        self._under_way += 1
+        place.shard.submit(Late(place.make), b"", place.reply)
+        return True
 
     def _wait_for_credit(self, policy: GroupPolicy) -> None:
         """Its member or its group has too many messages, perhaps of partitions that it does not speak of: it

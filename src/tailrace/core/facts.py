@@ -141,12 +141,14 @@ class LeaseExtended(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class LeaseExpired(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Soft. What was left of a lease failed once more and is available again. `keys` as in `Leased`."""
+    """Soft. What was left of a lease failed once more and is available again. `keys` as in `Leased`, `apart`
+    as in `GivenBack`."""
 
     group: int
     lease: int
     time_us: int
     keys: list[int] = []
+    apart: list[int] = []
 
 
 class Acked(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -171,13 +173,15 @@ class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag=12):
     """Soft. Messages left their leases without a failure and are available again. `keys` as in `Leased`.
-    Those that are `unstarted` were given to no handler: the delivery does not count."""
+    Those that are `unstarted` were given to no handler: the delivery does not count. Those in `apart`, which
+    is flat, may have ended their members: for the group's `starvation_ms` they are only leased alone."""
 
     group: int
     spans: list[int]
     time_us: int
     keys: list[int] = []
     unstarted: bool = False
+    apart: list[int] = []
 
 
 class Dying(msgspec.Struct, frozen=True, array_like=True, tag=13):

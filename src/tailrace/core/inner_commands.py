@@ -39,7 +39,8 @@ class LeaseRun(msgspec.Struct, frozen=True):
     """Lease up to `count_max` messages (and about `bytes_max` bytes) below `end_offset`, the committed end,
     to a member. `lease` is a random 64-bit number, `generation` the one that the member was granted. Only
     messages of lanes that are more urgent than `above` are wanted (`LANES`: all). `sharers` members wait for
-    what is free, this one included: it gets its share.
+    what is free, this one included: it gets its share. `alone`: the member holds nothing, and there is
+    nothing else for it: it takes one message that is set apart.
 
     The reply is `RunLeased`, or `Done` when there is nothing to lease now.
     """
@@ -54,6 +55,7 @@ class LeaseRun(msgspec.Struct, frozen=True):
     lease_ms: int | None = None
     above: int = PRIORITY_MAX + 1
     sharers: int = 1
+    alone: bool = False
 
 
 class RunLeased(msgspec.Struct, frozen=True):
@@ -105,11 +107,13 @@ class GrantTo(msgspec.Struct, frozen=True):
 
 class EvictMember(msgspec.Struct, frozen=True):
     """A member is gone: its leases are given back without a failure. Or it is there and lost an answer: then
-    those that it has `held` stay, and the others were never delivered."""
+    those that it has `held` stay, and the others were never delivered. One that `left` was not ended by what
+    it had."""
 
     group: str
     member: str
     held: list[int] | None = None
+    left: bool = False
 
 
 class PauseLeases(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from tailrace.core.commands import Done
 from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.facts import Dying, Fact, Lapsed, Leased
 from tailrace.core.inner_commands import LeaseRun, RunLeased
-from tailrace.core.key_lookup import key_at
+from tailrace.core.key_lookup import KeyLookup, key_at
 from tailrace.core.ledger import Ledger
 from tailrace.core.model import PRIORITY_DEFAULT, AtHand, Refusal, Times
 from tailrace.core.plain_selection import PlainSelection
@@ -75,6 +75,8 @@ class LeaseRules:
         if room <= 0:
             return NOTHING_NOW
         backlog = ledger.backlog
+        if command.alone:
+            return self._alone()
         if self._is_careful():
             return self._careful(room)
         if command.above <= PRIORITY_DEFAULT:
@@ -92,6 +94,36 @@ class LeaseRules:
         if end <= cursor:
             return Decision(NOTHING, Done(), missing=cursor)
         return self._decision(([(cursor, end - cursor, 1, 0)], [cursor, end]), [], [], None)
+
+    def _alone(self) -> Decision:
+        """One message that is set apart, of those that order lets go the one that was delivered least."""
+        ledger, command = self._ledger, self._command
+        ledger.backlog.advance(self._time_us)
+        for deliveries, offset, failures, key in ledger.suspects():
+            if self._is_first(offset, key):
+                chosen = PlainSelection(ledger, self._traits, self._at_hand, self._time_us, self._wall_us)
+                chosen.only(offset, deliveries, failures, key, command.bytes_max)
+                keys = [key] * len(chosen.runs) if self._is_careful() else []
+                return self._decision(_told(chosen.runs), keys, chosen.lapsed, chosen.missing)
+        return NOTHING_NOW
+
+    def _is_first(self, offset: int, key: int) -> bool:
+        """Whether nothing has to go before a message that was delivered before, and nobody has its key."""
+        ledger, backlog = self._ledger, self._ledger.backlog
+        if ledger.policy.ordering == "partition":
+            return ledger.committed() == offset
+        if not key:
+            return True
+        if backlog.waits_behind(key, offset):
+            return False
+        if any(older < offset and older in backlog.fresh for older in backlog.held.get(key, ())):
+            return False
+        lookup = KeyLookup(ledger, self._traits, self._at_hand)
+        return not any(
+            its_key == key and other in ledger.leased
+            for lease in ledger.receipts.live.values()
+            for other, its_key in lookup.of_lease(lease).items()
+        )
 
     def _is_mixed(self, cursor: int) -> bool:
         """Whether anything else than the next messages of the log may have to go, be passed over or wait.

@@ -19,7 +19,7 @@ from tailrace.core.flights import InFlight
 from tailrace.core.policy import GroupPolicy
 from tailrace.core.pool import Pool
 from tailrace.core.receipts import KeyRuns, Lease, Receipts
-from tailrace.core.spans import Runs, count, flat, pairs
+from tailrace.core.spans import Runs, SpanSet, count, flat, pairs
 from tailrace.core.texts import Texts
 
 LEASED = Struct("<QIIQ")
@@ -67,6 +67,8 @@ class Ledger:
         self.receipts = Receipts()
         self.in_flight = InFlight()
         self.texts = Texts()
+        self.apart = SpanSet()
+        """Of those that were delivered before: the ones that may have ended their members."""
         self.pool: Pool | None = None
         """Made when it is first needed, and told everything from then on."""
         self.keys_of_lease: dict[int, dict[int, int]] = {}
@@ -101,8 +103,18 @@ class Ledger:
         backlog = self.backlog
         if backlog.back:
             backlog.advance(max(time_us, backlog.clock_us))
-        many = backlog.fresh.total + backlog.ready.total + backlog.renewed.total
+        many = backlog.fresh.total + backlog.ready.total + backlog.renewed.total + self.apart.total
         return many + end_offset - backlog.cursor if end_offset > backlog.cursor else many
+
+    def suspects(self) -> list[tuple[int, int, int, int]]:
+        """Messages that are set apart, those delivered least first: (deliveries, offset, failures, key); of
+        a run the first."""
+        found = []
+        for first, end in self.apart.spans():
+            for start, _, value in self.backlog.back.within(first, end):
+                deliveries, failures, _, _, _, _, key = BACK.unpack(value)
+                found.append((deliveries, start, failures, key))
+        return sorted(found)
 
     def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
         """Spans in [first, end) that are not settled, whatever else they are."""
@@ -207,7 +219,7 @@ class Ledger:
         if lease is None:
             return
         spans = flat((first, end) for first, end, _, _ in self.left_of(lease))
-        self._fail(spans, fact.keys, 0, fact.time_us)
+        self._fail(spans, fact.keys, 0, fact.time_us, fact.apart)
 
     def ack(self, fact: facts.Acked) -> None:
         """Messages are settled through their leases."""
@@ -231,7 +243,7 @@ class Ledger:
         if fact.unstarted:
             self.counters.deliveries -= sum(piece[1] - piece[0] for piece in pieces)
             pieces = [_undelivered(piece) for piece in pieces]
-        self._return(pieces, 0, 0, fact.time_us)
+        self._return(pieces, 0, 0, fact.time_us, fact.apart)
 
     # ------------------------------------------------------------------------------------ ways to be settled
 
@@ -305,6 +317,7 @@ class Ledger:
         self.leased.clear()
         self.receipts.clear()
         self.texts.clear()
+        self.apart.clear()
         self.in_flight.end()
         self.keys_of_lease.clear()
         self.generation = fact.generation
@@ -369,6 +382,8 @@ class Ledger:
     def _from_back(self, first: int, end: int) -> list[Piece]:
         """Take messages away from those that wait."""
         found: list[Piece] = []
+        if self.apart:
+            self.apart.cut(first, end)
         for start, stop, value in self.backlog.take_back(first, end):
             deliveries, failures, first_us, last_us, member, _, key = BACK.unpack(value)
             found.append((start, stop, deliveries, failures, first_us, last_us, self.texts[member], key))
@@ -406,19 +421,38 @@ class Ledger:
                 many += stop - start
         return many
 
-    def _fail(self, spans: Sequence[int], keys: Sequence[int], delay_us: int, time_us: int) -> None:
+    def _fail(
+        self,
+        spans: Sequence[int],
+        keys: Sequence[int],
+        delay_us: int,
+        time_us: int,
+        apart: Sequence[int] = (),
+    ) -> None:
         pieces = self._unlease(spans, keys, time_us)
         self.counters.failures += sum(piece[1] - piece[0] for piece in pieces)
-        self._return(pieces, 1, delay_us, time_us)
+        self._return(pieces, 1, delay_us, time_us, apart)
 
-    def _return(self, pieces: Iterable[Piece], failed: int, delay_us: int, time_us: int) -> None:
-        """Messages wait for another delivery: so long, or (-1) as the policy's back-off says."""
+    def _return(
+        self,
+        pieces: Iterable[Piece],
+        failed: int,
+        delay_us: int,
+        time_us: int,
+        apart: Sequence[int] = (),
+    ) -> None:
+        """Messages wait for another delivery: so long, or (-1) as the policy's back-off says. Of `apart`
+        only those who ask for them know until they have waited for too long."""
         returned = []
+        for first, end in pairs(apart):
+            self.apart.add(first, end)
         for first, end, deliveries, failures, first_us, last_us, member, key in pieces:
             failures += failed
             due_us = time_us + (
                 back_off_us(self.policy, self.name, first, failures) if delay_us < 0 else delay_us
             )
+            if apart and first in self.apart:
+                due_us = time_us + self.policy.starvation_ms * 1000
             number = self.texts.use(member, end - first)
             value = BACK.pack(deliveries, failures, first_us, last_us, number, due_us, key)
             self.backlog.put_back(first, end, value, time_us)

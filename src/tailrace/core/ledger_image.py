@@ -11,7 +11,7 @@ import msgspec
 from tailrace.core.backlog import BACK, DYING
 from tailrace.core.ledger import LEASED, Counters, Ledger
 from tailrace.core.policy import GroupPolicy
-from tailrace.core.spans import Runs, count
+from tailrace.core.spans import Runs, count, flat, pairs, without
 from tailrace.core.table import Buffer
 
 EMPTY = Struct("")
@@ -32,6 +32,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     cursor: int
     texts: list[tuple[int, str, int]]
     id: int = 0
+    apart: list[int] = []
 
 
 def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
@@ -47,6 +48,7 @@ def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
         ledger.cursor,
         ledger.texts.rows(),
         ledger.id,
+        flat(ledger.apart.spans()),
     )
     backlog = ledger.backlog
     small: list[Buffer] = [msgspec.msgpack.encode(head), *ledger.receipts.columns()]
@@ -61,6 +63,8 @@ def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
     ledger.member, ledger.generation, ledger.paused = head.member, head.generation, head.paused
     ledger.counters, ledger.id = head.counters, head.id
     ledger.texts.fill(head.texts)
+    for first, end in pairs(head.apart):
+        ledger.apart.add(first, end)
     ledger.receipts.fill(*columns[1:4])
     backlog = ledger.backlog
     sets = ((backlog.fresh, EMPTY), (ledger.leased, LEASED), (backlog.back, BACK), (backlog.dying, DYING))
@@ -84,6 +88,9 @@ def verify(ledger: Ledger) -> None:
         assert first >= ends, f"{first} is in two places"
         ends = end
     assert ends <= ledger.cursor, "something lies above the cursor"
+    back = [(first, end) for first, end, _ in backlog.back]
+    for first, end in ledger.apart.spans():
+        assert not without(first, end, back), f"{first} is set apart and does not wait"
     left: dict[int, int] = {}
     for first, end, value in ledger.leased:
         number = LEASED.unpack(value)[0]

@@ -65,6 +65,11 @@ class PlainSelection:
         if self._looks_at_keys and not self._strict:
             backlog.scan(scanned, self._held)
 
+    def only(self, offset: int, deliveries: int, failures: int, key: int, bytes_max: int) -> None:
+        """The same with one message that was delivered before."""
+        self._count_left, self._bytes_left = 1, bytes_max
+        self._go_through((offset, offset + 1, RETRY, deliveries, failures, key))
+
     # -------------------------------------------------------------------------------------------- candidates
 
     def _by_turn(self, end_offset: int) -> Iterator[Candidate]:

@@ -152,6 +152,14 @@ class Queues:
         ledger = self._ledgers.get(group)
         return 0 if ledger is None or ledger.paused else ledger.free(end_offset, time_us)
 
+    def apart(self, group: str) -> int | None:
+        """How often that message was delivered which is set apart and was delivered least; None: there is
+        none, or nothing is leased now."""
+        ledger = self._ledgers.get(group)
+        if ledger is None or ledger.paused or not ledger.apart:
+            return None
+        return min([suspect[0] for suspect in ledger.suspects()], default=None)
+
     def laned(self, group: str) -> bool:
         """Whether some message that is not settled may have another priority than the default."""
         ledger = self._ledgers.get(group)
@@ -262,7 +270,7 @@ class Queues:
             if lease.member == command.member and lease.id not in held
         ]
         why = MEMBER_GONE if command.held is None else ""
-        found = self._settlement(ledger, time_us).give_back(leases, why)
+        found = self._settlement(ledger, time_us).give_back(leases, why, ended=not command.left)
         return Decision(found, Done(), soft=len(found) == 1) if found else DONE
 
     def _reopen(self, command: wire.Reopen, time_us: int, wall_us: int) -> Decision:

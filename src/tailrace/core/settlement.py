@@ -33,6 +33,9 @@ ERROR_CHARACTERS_MAX = 1_000
 EXPIRY = "the lease expired"
 MEMBER_GONE = "the member that had it was gone, or lost the partition"
 RETURNED = "it was given back"
+TOGETHER_MAX = 3
+"""So often a delivery may end with its member before the message is suspected."""
+FOREVER = 1 << 62
 """Why a message dies that was delivered too often; a nack tells its own error."""
 
 Lost = list[tuple[int, list[int]]]
@@ -231,7 +234,8 @@ class Settlement:
                 gone.add(first, end)
             left = self._bury(left, known, EXPIRY, facts)
             alive = flat([(first, end) for first, end, _, _ in left])
-            facts.append(LeaseExpired(ledger.number, lease.id, time_us, self._lookup.row(known, alive)))
+            keys, apart = self._lookup.row(known, alive), self._suspects(left, failed=1)
+            facts.append(LeaseExpired(ledger.number, lease.id, time_us, keys, apart))
             facts += self._wear_out(left, EXPIRY)
             later = self._later(spans, known, gone)
             if later:
@@ -240,14 +244,17 @@ class Settlement:
                     gone.add(first, end)
         return tuple(facts)
 
-    def give_back(self, leases: Iterable[Lease], error: str = "") -> tuple[Fact, ...]:
+    def give_back(self, leases: Iterable[Lease], error: str = "", *, ended: bool = True) -> tuple[Fact, ...]:
         """Everything that these leases hold, without a failure. With an error their holder had them and is
-        gone, or lost them; without, it never got them."""
+        gone, or lost them; without, it never got them. `ended`: perhaps because of one of them."""
         left = sorted(piece for lease in leases for piece in self._ledger.left_of(lease))
         if not left:
             return ()
-        fact = self._given_back([(first, end) for first, end, _, _ in left], unstarted=not error)
-        return (fact, *self._wear_out(left, error)) if error else (fact,)
+        parts = [(first, end) for first, end, _, _ in left]
+        if not error:
+            return (self._given_back(parts, unstarted=True),)
+        apart = self._suspects(left) if ended else ()
+        return (self._given_back(parts, apart=apart), *self._wear_out(left, error))
 
     # --------------------------------------------------------------------------------------------- internals
 
@@ -267,7 +274,23 @@ class Settlement:
         dying = flat([(first, end) for first, end, deliveries, _ in pieces if 0 < limit <= deliveries])
         return [Dying(self._ledger.number, dying, MAX_DELIVERIES, self._time_us, error)] if dying else []
 
-    def _given_back(self, parts: Iterable[tuple[int, int]], *, unstarted: bool = False) -> GivenBack:
+    def _suspects(self, pieces: Left, failed: int = 0) -> list[int]:
+        """Messages that may have ended their member, or were only held by it when it ended: from the third
+        time on, or when one more would be their death, each is leased alone, so that none of them dies for
+        another. The spans of those that live on."""
+        policy = self._ledger.policy
+        most = policy.max_deliveries or FOREVER
+        spans = []
+        for first, end, deliveries, failures in pieces:
+            attempts_left = policy.max_attempts - failures - 1 if failed else FOREVER
+            near = deliveries >= TOGETHER_MAX or min(most - deliveries, attempts_left) <= 1
+            if near and deliveries < most:
+                spans.append((first, end))
+        return flat(spans)
+
+    def _given_back(
+        self, parts: Iterable[tuple[int, int]], *, unstarted: bool = False, apart: Sequence[int] = ()
+    ) -> GivenBack:
         """The fact for leased messages, with their keys."""
         spans = flat(list(parts))
         known: dict[int, int] = {}
@@ -275,7 +298,7 @@ class Settlement:
             for number in self._holders(spans):
                 known |= self._lookup.of_lease(self._ledger.receipts.live[number])
         keys = self._lookup.row(known, spans)
-        return GivenBack(self._ledger.number, spans, self._time_us, keys, unstarted)
+        return GivenBack(self._ledger.number, spans, self._time_us, keys, unstarted, list(apart))
 
     def _holders(self, spans: Sequence[int]) -> dict[int, None]:
         """The leases that hold some of these messages."""
