@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tailrace.broker.group_figures import figures_of
 from tailrace.core.commands import LATEST, Fetch, FindOffsets, Offsets, Published, Reply, TrimTopic
 from tailrace.core.coordinator import TOPIC, home_of
@@ -97,6 +99,19 @@ def test_everything_but_fetches_of_what_was_synced_is_refused_as_unknown() -> No
     assert (row["committed"], row["lag"], row["in_flight"]) == (None, None, None)
     assert BROKEN in row["fault"]
     assert list(figures_of(broker.engine.topics)) == []
+
+
+@pytest.mark.parametrize("request_of_all", [Committed("t", "g"), ListScheduled("t"), Trace("t", key=b"k")])
+def test_what_is_asked_of_all_partitions_names_those_that_are_ill(request_of_all: Any) -> None:
+    broker = working(partitions=3)
+    fail_sync(broker)
+    broker.publish(b"a")
+    reply = broker.ask(request_of_all)
+    assert isinstance(reply, Refusal)
+    assert reply.message.startswith("t/0: ")
+    assert BROKEN in reply.message
+    assert reply.details["partitions"] == [0]
+    assert not isinstance(broker.ask(Trace("t", partition=1, key=b"k")), Refusal), "one that is well answers"
 
 
 def test_whoever_waits_hears_of_it_at_once() -> None:

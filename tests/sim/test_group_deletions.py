@@ -59,6 +59,7 @@ def test_a_group_that_no_coordinator_knows_is_kept_shown_and_taken_up_again() ->
     world.start()
     shown = world.groups()["g"]
     assert not shown.known
+    assert b"tailrace_unknown_groups 1.0" in world.broker.engine.metrics.render()
     assert sorted(shown.topics) == ["a", "b"]
     assert "no coordinator" in shown.warnings[0]
     described = world.broker.ask(DescribeGroup("g"))
@@ -66,6 +67,7 @@ def test_a_group_that_no_coordinator_knows_is_kept_shown_and_taken_up_again() ->
     world.enlist("g", "a", "b")
     assert world.places("g", "a") == [2, 1]
     assert world.groups()["g"].known
+    assert b"tailrace_unknown_groups 0.0" in world.broker.engine.metrics.render()
     world.restart()
     assert world.places("g", "a") == [2, 1]
 
@@ -102,6 +104,7 @@ def test_a_topic_that_is_only_unknown_stays_with_its_groups() -> None:
     shown = world.groups()["g"]
     assert sorted(shown.topics) == ["a", "late"]
     assert any("late" in warning for warning in shown.warnings)
+    assert b"tailrace_kept_folders 1.0" in world.broker.engine.metrics.render()
     world.stop()
     world.put_back(newer)
     world.start()

@@ -14,8 +14,9 @@ import pytest
 from tailrace.broker.assurance import Assurance
 from tailrace.broker.clock import ManualClock
 from tailrace.broker.engine import Engine
+from tailrace.broker.upkeep import Upkeep
 from tailrace.cluster.embedded import FileCoordinator
-from tailrace.core.commands import Done
+from tailrace.core.commands import Done, TrimTopic
 from tailrace.core.delivery_commands import FindUnsettled, Reopen, SettleOffsets
 from tailrace.core.group_commands import CreateGroup, GroupInfo, PutSchedule
 from tailrace.sim.sim_disk import Crash, SimDisk
@@ -41,6 +42,10 @@ class OnDisk(QueueEngine):
     def _start(self) -> Engine:
         self.clock.set_us(self._now_us)
         return super()._start()
+
+    def log_segments(self) -> int:
+        """How many files the log of `t` has."""
+        return self.shard().log.stats().segments
 
 
 class Moving:
@@ -172,6 +177,34 @@ def released_once(world: Moving, done: bool) -> None:
     assert world.broker.values("t").count(b"a") == 1
 
 
+LARGE = [b"%d" % number + bytes(20_000) for number in range(8)]
+
+
+def with_closed_segments(world: Moving) -> None:
+    """Two snapshots know of every message, and none of a trim."""
+    world.broker.create("t", **LAZY)
+    for number, value in enumerate(LARGE):
+        world.broker.send(value)
+        if number >= 6:
+            world.broker.shard().upkeep.save_snapshot()
+            world.broker.settle()
+    assert world.broker.log_segments() > 2
+
+
+def trim(world: Moving) -> None:
+    assert world.broker.ask(TrimTopic("t", 0, 5)) == Done()
+    world.broker.settle()
+    assert world.broker.log_segments() < 3
+
+
+def begins_where_it_says(world: Moving, done: bool) -> None:
+    """The record of a trim may be lost; then nothing has gone."""
+    assert world.broker.engine.faults() == []
+    start = world.broker.shard().start_offset
+    assert start in (0, 5)
+    assert world.broker.values("t", offset=start) == LARGE[start:]
+
+
 Move = tuple[Callable[[Moving], None], Callable[[Moving], None], Callable[[Moving, bool], None]]
 MOVES: dict[str, Move] = {
     "dead letter": (with_a_message, reject, dead_or_alive),
@@ -179,6 +212,7 @@ MOVES: dict[str, Move] = {
     "staged version": (with_targets, write_version, all_or_nothing),
     "tick": (with_a_schedule, tick, once),
     "delayed release": (with_a_delayed_message, release, released_once),
+    "trim": (with_closed_segments, trim, begins_where_it_says),
 }
 
 
@@ -206,3 +240,16 @@ def test_without_assurances_a_move_is_torn(move: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Assurance, "surely", lambda self, respond: respond)
     with pytest.raises(AssertionError):
         cut_everywhere(move)
+
+
+def _freed_when_written(upkeep: Upkeep) -> None:
+    """Planted: segments go when the record of the trim is written, not when a snapshot has it."""
+    shard = upkeep._shard
+    log, offset = shard.log, shard.state.start_offset
+    shard.run_in_order(lambda: log.trim(offset), upkeep._done)
+
+
+def test_a_trim_that_outlives_its_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upkeep, "free", _freed_when_written)
+    with pytest.raises(AssertionError):
+        cut_everywhere("trim")

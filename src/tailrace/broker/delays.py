@@ -12,6 +12,7 @@ from tailrace.broker.host import Topics
 from tailrace.broker.near_rows import TooMuch, pick
 from tailrace.broker.pump import Pump
 from tailrace.broker.shard import NOTHING, refuse
+from tailrace.broker.turns import together
 from tailrace.core.delivery_commands import CancelScheduled, ListScheduled, ScheduledList
 from tailrace.core.wheel import AT, NEVER, REF
 from tailrace.errors import InvalidRequest, NotFound
@@ -45,10 +46,12 @@ class Delays:
             raise InvalidRequest(f"count_max: 1 to {LIST_MAX}, not {request.count_max}")
         shards = self._topics.get(request.topic).shards
         found: list[tuple[int, int, int]] = []
+        ill = {partition: shard.lost for partition, shard in enumerate(shards) if shard.lost is not None}
+        refusal = together(request.topic, ill)
+        if refusal is not None:
+            respond(refusal, NOTHING)
+            return
         for partition, shard in enumerate(shards):
-            if shard.lost is not None:
-                respond(shard.lost, NOTHING)
-                return
             rows = shard.state.timetable.wheel.first(
                 NEVER,
                 request.count_max,

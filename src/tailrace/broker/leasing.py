@@ -17,6 +17,7 @@ from tailrace.broker.lease_job import LeaseJob
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.pump import Pump
 from tailrace.broker.shard import NOTHING, Shard
+from tailrace.broker.turns import together
 from tailrace.core.commands import Done, Offsets, Reply
 from tailrace.core.delivery_commands import (
     Ack,
@@ -193,7 +194,8 @@ class Leasing:
 
         def over(replies: Sequence[Any]) -> None:
             offsets = [reply.offsets[0] for reply in replies if isinstance(reply, Offsets)]
-            respond(_first_refusal(replies) or Offsets(offsets), NOTHING)
+            ill = {index: reply for index, reply in enumerate(replies) if type(reply) is Refusal}
+            respond(together(request.topic, ill) or Offsets(offsets), NOTHING)
 
         collect = _Collected(len(shards), over)
         for index, shard in enumerate(shards):

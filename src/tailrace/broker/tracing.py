@@ -14,7 +14,7 @@ from tailrace.broker.pump import Pump
 from tailrace.broker.read_turns import ReadTurns, Work
 from tailrace.broker.shard import NOTHING, Shard
 from tailrace.broker.trace_search import ID_WINDOW_US, Budget, Source, Wanted, search
-from tailrace.broker.turns import error_of
+from tailrace.broker.turns import error_of, together
 from tailrace.core.delivery_commands import Trace, TraceFound
 from tailrace.core.lives import STATUSES
 from tailrace.errors import Corrupt, InvalidRequest, NotFound
@@ -58,9 +58,10 @@ class Tracing:
 
     def _begin(self, request: Trace) -> Work:
         wanted = self._wanted(request)
-        for _, shard in self._shards(request):
-            if shard.lost is not None:
-                raise error_of(shard.lost)
+        ill = {number: shard.lost for number, shard in self._shards(request) if shard.lost is not None}
+        refusal = together(request.topic, ill)
+        if refusal is not None:
+            raise error_of(refusal)
         sources = [source_of(request.topic, partition, shard) for partition, shard in self._shards(request)]
         if wanted.offset is not None and not 0 <= wanted.offset < sources[0].end_offset:
             damage = self._shards(request)[0][1].damage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailrace.core.model import Refusal
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 
 NOTHING: tuple[Buffer, ...] = ()
 """The body of a reply that has none."""
+
+
+def together(topic: str, refusals: Mapping[int, Refusal]) -> Refusal | None:
+    """One refusal for those of several partitions that cannot answer, by number, which names each of them;
+    None when all can."""
+    if not refusals:
+        return None
+    first = next(iter(refusals.values()))
+    text = "; ".join(f"{topic}/{partition}: {refusal.message}" for partition, refusal in refusals.items())
+    return Refusal(first.code, text, first.outcome, {**first.details, "partitions": list(refusals)})
 
 
 class Turn:
