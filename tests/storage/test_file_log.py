@@ -123,6 +123,18 @@ def test_space_is_reserved_as_a_segment_grows(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("_groups~1/3", 12_000), ("a.dlq~7/0", 12_000), ("a~7/0", 70_000)]
+)
+def test_logs_that_mostly_stay_small_reserve_less(tmp_path: Path, name: str, most: int) -> None:
+    store = FileStore(tmp_path, TestClock())
+    log = store.log(name)
+    log.recover()
+    log.append([FrameMaker().data(300)], sync=True)
+    assert most // 2 < (tmp_path / name / f"{0:020d}.log").stat().st_size < most
+    store.close()
+
+
 # -------------------------------------------------------------------------------------- the mark and syncs
 
 

@@ -34,7 +34,7 @@ from tailrace.storage.log_reader import LogReader
 from tailrace.storage.lost_ranges import LOSS_NAME, read_intent
 from tailrace.storage.mark import Mark
 from tailrace.storage.opening import Opened, drop_cache, inspect_folder, shortened
-from tailrace.storage.reserving import reserve
+from tailrace.storage.reserving import least_of, reserve
 from tailrace.storage.scan import CHUNK, barrier
 from tailrace.storage.scrub import scrub_piece
 from tailrace.storage.segment import Segment, encode_index
@@ -70,6 +70,7 @@ class FileLog:
         self._key_search = KeySearch(self._reader, self._folder, self._flushing)
         self._tell: Callable[[Corrupt], None] = lambda error: None
         self._segment_bytes = segment_bytes
+        self._least = least_of(folder)
         self._make_nonce = nonce
         self._state = "new"
         self._mark: MarkFile | None = None
@@ -277,7 +278,9 @@ class FileLog:
             return self._roll(segment, size)
         if segment.size + size > self._allocated:
             try:
-                self._allocated = reserve(self._disk, self._handle, segment.size + size, self._segment_bytes)
+                self._allocated = reserve(
+                    self._disk, self._handle, segment.size + size, self._segment_bytes, self._least
+                )
             except OSError as error:
                 self._undo(segment)
                 raise refused(f"reserving space for {self._reader.path(segment)}", error) from error
@@ -338,7 +341,7 @@ class FileLog:
             raise refused(f"starting {path}", error) from error
         try:
             self._disk.truncate(handle, 0)
-            wanted = reserve(self._disk, handle, size, self._segment_bytes)
+            wanted = reserve(self._disk, handle, size, self._segment_bytes, self._least)
         except OSError as error:
             self._disk.close(handle)
             self._folder.remove(segment.name)
