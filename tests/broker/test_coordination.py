@@ -24,7 +24,7 @@ from tailrace.core.commands import (
     Publish,
     TrimTopic,
 )
-from tailrace.core.coordination_commands import TakeByForce
+from tailrace.core.coordination_commands import PassTime
 from tailrace.core.coordinator import TOPIC, home_of
 from tailrace.core.delivery_commands import Ack, Lease
 from tailrace.core.group_commands import (
@@ -466,7 +466,7 @@ def test_a_full_disk_only_delays_what_is_taken_by_force() -> None:
     shard.submit = noted  # type: ignore[method-assign]
     shard.log.fail_next(Full("no space", outcome="none"))
     group.broker.pass_s(120)
-    assert 2 <= len([work for work in asked if isinstance(work, TakeByForce)]) < 30
+    assert 2 <= len([work for work in asked if isinstance(work, PassTime)]) < 30
     group.beat("b")
     assert len(group.owned("b")) == 1
 

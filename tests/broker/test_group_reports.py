@@ -163,7 +163,7 @@ def test_a_reset_shows_first_and_then_moves() -> None:
 
 
 def test_a_reset_under_members_must_be_forced_and_they_are_told() -> None:
-    group = Members(1)
+    group = Members(1, assignment="partitions")
     group.broker.publish(b"1", b"2")
     group.join("a")
     (grant,) = group.lease("a", 0).grants

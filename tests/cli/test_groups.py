@@ -200,3 +200,46 @@ def test_every_problem_of_an_enlisting_is_told(broker: Broker, topic: str) -> No
         assert broker.run("group", "enlist", name, topic).status == EDGES["invalid_request"].exit, name
     for key in ("group", "topics", "timeout", "if-missing"):
         assert broker.run("group", "enlist", "g", topic, "-o", f"{key}=1").status == 2, key
+
+
+def test_alter(broker: Broker, topic: str) -> None:
+    group = f"{topic}-altered"
+    broker.rows("group", "enlist", group, topic)
+    (altered,) = broker.rows("group", "alter", group, "-o", "lease-ms=5000", "-o", "assignment=shared")
+    assert (altered["options"]["lease_ms"], altered["options"]["assignment"]) == (5000, "shared")
+    (described,) = broker.rows("group", "describe", group)
+    assert (described["options"]["lease_ms"], described["options"]["max_attempts"]) == (5000, 5)
+    assert [row["shared"] for row in described["partitions"]] == [True, True]
+    assert "(shared)" in broker.run("group", "describe", group).out
+    done = broker.run("group", "alter", group, "-o", "max_attempts=7", "-o", "reconnect_grace_ms=500")
+    assert (done.status, done.out) == (0, f"group {group} has max_attempts = 7, reconnect_grace_ms = 500\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-o", "mode=stream"], "mode is 'queue' and cannot be changed"),
+        (["-o", "ordering=none"], "ordering is 'key' and cannot be changed"),
+        (["-o", "lease=5"], "did you mean 'lease_ms'"),
+        (["-o", "lease_ms=0"], "lease_ms is from 10 to"),
+        ([], "name at least one option"),
+    ],
+)
+def test_alterations_that_are_refused(broker: Broker, topic: str, options: list[str], said: str) -> None:
+    broker.rows("group", "enlist", f"{topic}-kept", topic)
+    done = broker.run("group", "alter", f"{topic}-kept", *options)
+    assert done.status == EDGES["invalid_request"].exit
+    assert said in done.err
+
+
+def test_altering_nobody(broker: Broker) -> None:
+    done = broker.run("group", "alter", "nobody", "-o", "lease_ms=500")
+    assert done.status == EDGES["not_found"].exit
+
+
+def test_a_member_that_asks_for_others_is_told_the_command(broker: Broker, topic: str) -> None:
+    group = f"{topic}-other"
+    broker.rows("group", "enlist", group, topic, "-o", "lease_ms=5000")
+    done = broker.run("consume", topic, "--group", group, "-o", "lease_ms=6000")
+    assert done.status == EDGES["invalid_request"].exit
+    assert f"tailrace group alter {group} -o lease_ms=6000" in done.err

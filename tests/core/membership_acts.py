@@ -55,14 +55,14 @@ class MembershipActs:
         return self._do(group, asked.Leave(group, member))
 
     def silent(self, member: str, group: str) -> list[str]:
-        return self._do(group, asked.Leave(group, member, silent=True))
+        return self._do(group, asked.Leave(group, member, reason="silent"))
 
     def let_go(self, member: str, numbers: str, group: str) -> list[str]:
         places = [("t", int(number)) for number in numbers.split()]
         return self._do(group, asked.ConfirmReleased(group, member, places))
 
     def force(self, group: str) -> list[str]:
-        return self._do(group, asked.TakeByForce(group))
+        return self._do(group, asked.PassTime(group))
 
     def _do(self, group: str, command: Any) -> list[str]:
         decision = self.machine.decide(command, self.now_us)

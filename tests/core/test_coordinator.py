@@ -16,10 +16,10 @@ from tailrace.core.coordination_commands import (
     Leave,
     Look,
     MakeGroup,
+    PassTime,
     RaiseGenerations,
     ResizeTopics,
     SetPaused,
-    TakeByForce,
     TickDone,
 )
 from tailrace.core.coordination_facts import Assigned, CoordinationFact, MemberJoined, Revoking
@@ -111,7 +111,7 @@ def perform(bench: Bench, act: str, member: str) -> None:
         bench.done(ConfirmReleased("g", member, places if act == "confirm" else places[:1]))
     elif act == "time-out":
         bench.now_us += bench.group.policy.revoke_timeout_ms * 1000
-        bench.done(TakeByForce("g"))
+        bench.done(PassTime("g"))
         assert not any(held.revoking for held in bench.group.places.values())
     elif partitions < 12:
         bench.done(ResizeTopics("g", [("t", partitions + 1)]))
@@ -214,13 +214,13 @@ def test_by_force_only_after_the_time_out() -> None:
     bench = Bench()
     bench.join("a", partitions=2, revoke_timeout_ms=5000)
     bench.join("b", partitions=2, revoke_timeout_ms=5000)
-    due_us = bench.group.revoke_due_us()
+    due_us = bench.group.due_us()
     assert due_us == bench.now_us + 5_000_000
     bench.now_us = due_us - 1
-    assert bench.done(TakeByForce("g")) == []
+    assert bench.done(PassTime("g")) == []
     bench.now_us = due_us
-    assert len(bench.done(TakeByForce("g"))) == 1
-    assert bench.group.revoke_due_us() is None
+    assert len(bench.done(PassTime("g"))) == 1
+    assert bench.group.due_us() is None
     assert sorted(bench.owners().values()) == ["a", "b"]
 
 
@@ -230,8 +230,8 @@ def test_exclusive_has_one_active_member() -> None:
     assert "'a' is its consumer" in bench.refused(join("b", mode="exclusive", wait=False)).message
     bench.join("b", mode="exclusive")
     assert (bench.group.state_of("a"), bench.group.state_of("b")) == ("active", "standby")
-    assert bench.group.revoke_due_us() is None
-    bench.done(Leave("g", "a", silent=True))
+    assert bench.group.due_us() is None
+    bench.done(Leave("g", "a", reason="silent"))
     assert set(bench.owners().values()) == {"b"}
     assert bench.group.state_of("b") == "active"
 
@@ -240,7 +240,8 @@ def test_shared_groups_have_no_owners() -> None:
     bench = Bench()
     assert len(bench.join("a", assignment="shared")) == 2
     assert [type(fact) for fact in bench.join("b", assignment="shared")] == [MemberJoined]
-    assert bench.group.places == {}
+    assert set(bench.owners().values()) == {""}
+    assert list(bench.group.shared) == ["t"]
     assert len(list(bench.group.all_places())) == 6
 
 

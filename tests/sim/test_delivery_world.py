@@ -54,10 +54,10 @@ def test_same_seed_same_run() -> None:
     assert delivery_world.run(3) == delivery_world.run(3)
 
 
-def _first_caught() -> int | None:
+def _first_caught(**options: bool) -> int | None:
     for seed in range(BUG_SEEDS):
         try:
-            delivery_world.run(seed)
+            delivery_world.run(seed, **options)
         except Violation:
             return seed
     return None
@@ -105,6 +105,28 @@ def _expired_ones_settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _order_of_keys_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "keyed", property(lambda self: False))
+
+
+def _keys_in_flight_forgotten_when_a_topic_becomes_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    leased_rows = Ledger.leased_rows
+    monkeypatch.setattr(Ledger, "leased_rows", lambda self: [row for row in leased_rows(self) if row[3]])
+
+
+def _keys_of_others_forgotten_when_a_topic_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "divided", property(lambda self: self.sharing))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _keys_in_flight_forgotten_when_a_topic_becomes_shared,
+        _keys_of_others_forgotten_when_a_topic_is_divided,
+    ],
+)
+def test_order_lost_at_the_switch_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(delivery_world.run(seed, crowding=True)["topic divided"] for seed in range(3))
+    plant(monkeypatch)
+    assert _first_caught(crowding=True) is not None
 
 
 def _dying_removed_before_burial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,22 +17,23 @@ from tailrace.broker.delivery import Gate
 from tailrace.broker.granting import Granting
 from tailrace.broker.host import Topics
 from tailrace.broker.pump import Pump, Timer
-from tailrace.broker.seats import Seats
+from tailrace.broker.seats import Presence, Seats
 from tailrace.broker.shard import NOTHING, Shard, refuse
 from tailrace.core import group_commands as verbs
 from tailrace.core.commands import Done, Reply
 from tailrace.core.coordination_commands import (
+    ChangeOptions,
     ConfirmEnlisted,
     ConfirmReleased,
     DropGroup,
     Join,
     Leave,
     MakeGroup,
+    PassTime,
     RaiseGenerations,
     ResizeTopics,
     SetPaused,
     Sizes,
-    TakeByForce,
 )
 from tailrace.core.coordinator import TOPIC, home_of
 from tailrace.core.model import Refusal
@@ -72,18 +73,20 @@ class Coordination:
         self._topics = topics
         self._pump = pump
         self.coordinators = coordinators
-        self.seats = Seats(pump, self._silent)
+        self.seats = Seats(pump, self._gone)
         self.granting = Granting(topics, pump, self.find, self._touch, self._raise)
         self.granting.deleted = self._deleted
         self.granting.enlisted = self._enlisted
         self.delisting = Delisting(topics, pump, coordinators)
         self._touched: dict[str, None] = {}
         self._waiters: dict[_Waiter, None] = {}
-        self._force_timers: dict[str, Timer] = {}
+        self._timers: dict[str, Timer] = {}
+        """By group: when time itself changes something, see `Group.due_us`."""
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
             verbs.CreateGroup: self._create,
             verbs.DeleteGroup: self._delete,
             verbs.PauseGroup: self._pause,
+            verbs.AlterGroup: self._alter,
             verbs.JoinGroup: self._join,
             verbs.Heartbeat: self._heartbeat,
             verbs.LeaveGroup: self._leave,
@@ -239,20 +242,20 @@ class Coordination:
         if found is None:
             return
         self.granting.carry(found)
-        time_us = found.revoke_due_us()
+        time_us = found.due_us()
         home = self.coordinators.shards()[home_of(group)]
         due_us = None if time_us is None else home.clock.steady_us(time_us)
-        timer = self._force_timers.get(group)
+        timer = self._timers.get(group)
         if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):
             if timer is not None:
                 timer.cancel()
-            self._force_timers[group] = self._pump.at(due_us, lambda now_us: self._force(group))
+            self._timers[group] = self._pump.at(due_us, lambda now_us: self._pass_time(group))
         self._touch(group)
 
-    def _force(self, group: str) -> None:
-        self._force_timers.pop(group, None)
+    def _pass_time(self, group: str) -> None:
+        self._timers.pop(group, None)
         if self.find(group) is not None:
-            self._command(group, TakeByForce(group), lambda reply: None)
+            self._command(group, PassTime(group), lambda reply: None)
 
     def _raise(self, group: str, places: list[tuple[str, int, int]]) -> None:
         self._command(group, RaiseGenerations(group, places), lambda reply: None)
@@ -277,7 +280,7 @@ class Coordination:
         group = self.find(name)
         if group is not None:
             for member, standing in self.granting.standings(group).items():
-                self.seats.tell(name, member, standing)
+                self.seats.tell(name, member, standing, group.policy)
 
     def when_settled(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
         """Call with True when the partitions of a group (and those of a member) are settled, or with False
@@ -313,14 +316,7 @@ class Coordination:
                 self.when_settled(request.group, None, answer)
 
         def answer(settled: bool) -> None:
-            group = self.find(request.group)
-            if group is None or not settled:
-                error = Timeout(
-                    "not every partition has the group yet; it goes on by itself", outcome="unknown"
-                )
-                respond(refuse(error), NOTHING)
-            else:
-                respond(info_of(group, created=not existed), NOTHING)
+            self._answer_info(request.group, settled, respond, created=not existed)
 
         self._after_leaving(request.group, lambda: self._command(request.group, command, made), respond)
 
@@ -357,6 +353,31 @@ class Coordination:
 
         self._command(request.group, SetPaused(request.group, request.paused), paused)
 
+    def _alter(self, request: verbs.AlterGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name = request.group
+        if name in OWN_GROUPS:
+            raise Denied(f"group {name!r} is internal")
+        self.must_find(name)
+        if not request.options:
+            raise InvalidRequest("options: name at least one that is to be changed")
+
+        def changed(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            else:
+                self.when_settled(name, None, lambda settled: self._answer_info(name, settled, respond))
+
+        self._command(name, ChangeOptions(name, request.options), changed)
+
+    def _answer_info(self, name: str, settled: bool, respond: Respond, **fields: Any) -> None:
+        """Show a group that every partition has now, as it is."""
+        group = self.find(name)
+        if group is None or not settled:
+            text = "not every partition has the group as it is now; it goes on by itself"
+            respond(refuse(Timeout(text, outcome="unknown")), NOTHING)
+        else:
+            respond(info_of(group, **fields), NOTHING)
+
     def topic_changed(self, topic: str) -> None:
         """A topic was created, has more partitions, or is gone: the groups that care follow."""
         if topic == TOPIC:
@@ -389,11 +410,15 @@ class Coordination:
         ids = self._ids(sizes)
         command = Join(name, member, sizes, policy, request.options, request.wait, client, ids)
 
+        presence = Presence(gate)
+
         def joined(reply: Reply) -> None:
             group = self.find(name)
             if isinstance(reply, Refusal):
+                presence.leave()
                 respond(reply, NOTHING)
             elif group is None or member not in group.members:
+                presence.leave()
                 respond(_stranger(name, member), NOTHING)  # Deleted, or taken out, in this very moment.
             else:
                 other = self.seats.taken(name, member, request.incarnation)
@@ -402,6 +427,7 @@ class Coordination:
                     self.seats.hand_over(seat, request.incarnation, refuse(_superseded(name, member)))
                     self.granting.evicted(name, member)
                 seat.incarnation = request.incarnation
+                self.seats.present(name, member, seat, presence)
                 self.when_settled(name, member, answer)
 
         def answer(settled: bool) -> None:
@@ -419,6 +445,8 @@ class Coordination:
             raise _superseded(name, member)
         seat = self.seats.take(name, member, group.policy)
         seat.incarnation = seat.incarnation or request.incarnation  # Not known after a start.
+        if seat.presence is None or not seat.presence.on(gate):
+            self.seats.present(name, member, seat, Presence(gate))
 
         def poll(reply: Reply) -> None:
             seat = self.seats.get(name, member)
@@ -442,21 +470,21 @@ class Coordination:
             raise _superseded(request.group, request.member)
         # Before its partitions go to others: then they would be taken from it like from one that is gone.
         self.granting.evict(group, request.member, left=True)
-        self._take_out(request.group, request.member, False, lambda reply: respond(reply, NOTHING))
+        self._take_out(request.group, request.member, "left", lambda reply: respond(reply, NOTHING))
 
-    def _silent(self, group: str, member: str) -> None:
-        self._take_out(group, member, True, lambda reply: None)
+    def _gone(self, group: str, member: str, reason: str) -> None:
+        self._take_out(group, member, reason, lambda reply: None)
 
-    def _take_out(self, group: str, member: str, silent: bool, done: Callable[[Reply], None]) -> None:
+    def _take_out(self, group: str, member: str, reason: str, done: Callable[[Reply], None]) -> None:
         def left(reply: Reply) -> None:
             found = self.find(group)
             if not isinstance(reply, Refusal) and not (found is not None and member in found.members):
                 self.seats.leave(group, member, _stranger(group, member))
-                if found is not None and found.shared:
+                if found is not None:
                     self.granting.evict(found, member)
             done(reply)
 
-        self._command(group, Leave(group, member, silent), left)
+        self._command(group, Leave(group, member, reason), left)
 
 
 def _no_member(group: str, member: str) -> Fenced:

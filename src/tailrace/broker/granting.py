@@ -22,6 +22,7 @@ from tailrace.core.commands import Reply
 from tailrace.core.group_commands import Place
 from tailrace.core.inner_commands import Delist, Enlist, EvictMember, GrantTo, PauseLeases
 from tailrace.core.model import Refusal
+from tailrace.core.policy import GroupPolicy
 from tailrace.core.rosters import Group, Holding
 
 log = logging.getLogger("tailrace.groups")
@@ -30,11 +31,19 @@ RETRY_US = 1_000_000
 
 
 class Grant(NamedTuple):
-    """What a partition shall know, or has confirmed: who has it, and whether the group leases at all."""
+    """What a partition shall know, or has confirmed: who has it or whether all members share it, whether the
+    group leases at all, and the options of the group."""
 
     member: str
     generation: int
+    shared: bool
     paused: bool
+    policy: GroupPolicy
+
+    @property
+    def holding(self) -> tuple[str, int, bool]:
+        """What concerns members."""
+        return self[:3]
 
 
 class _Carried:
@@ -90,32 +99,24 @@ class Granting:
             shard, grant = self.shard(place), self.confirmed(group.name, place)
             if shard is None or shard.fault is not None:
                 continue
-            if grant is None or grant.paused != group.paused:
+            if grant is None or grant.paused != group.paused or grant.policy != group.policy:
                 return False
-            held = group.places.get(place)
-            if held is None or held.owner != member:
-                continue
-            if grant[:2] != (held.owner, held.generation):
+            want = _wanted(group, place)
+            if (want.shared or want.member == member) and grant.holding != want.holding:
                 return False
         return True
 
     def standings(self, group: Group) -> dict[str, Standing]:
         """What every member of a group has, as far as the partitions have confirmed it."""
         standings = {name: Standing([], [], group.state_of(name)) for name in group.members}
-        if group.shared:
-            for (topic, number), generation in self._shared_generations(group).items():
-                for name, member in group.members.items():
-                    if topic in member.topics:
-                        standings[name].owned.append((topic, number, generation))
-            return standings
         for place, held in group.places.items():
             grant = self.confirmed(group.name, place)
-            if not held.owner or grant is None or grant.member != held.owner:
+            if grant is None or grant.generation < held.generation:  # Greater for a moment after a reset.
                 continue
-            if grant.generation >= held.generation:  # Greater for a moment after a reset.
-                standings[held.owner].owned.append((*place, grant.generation))
-                if held.revoking:
-                    standings[held.owner].revoking.append(place)
+            for name in _takers(group, place[0], held, grant):
+                standings[name].owned.append((*place, grant.generation))
+                if held.revoking and (held.owner or name != held.next):
+                    standings[name].revoking.append(place)
         if group.policy.mode == "exclusive" and not group.paused:
             # The next one is active when the partitions know it, not before.
             return {
@@ -123,18 +124,6 @@ class Granting:
                 for name, standing in standings.items()
             }
         return standings
-
-    def _shared_generations(self, group: Group) -> dict[Place, int]:
-        found = {}
-        for place in group.all_places():
-            shard = self.shard(place)
-            if shard is not None and self.confirmed(group.name, place) is not None:
-                grant = shard.state.queues.grant(group.name)
-                if grant is not None:
-                    found[place] = grant[1]
-                elif shard.damage is not None:
-                    found[place] = 0
-        return found
 
     # -- carrying
 
@@ -156,9 +145,10 @@ class Granting:
         queues = shard.state.queues
         reached = queues.grant(group.name)
         same = group.id in (0, queues.id_of(group.name))
-        if reached is not None and same and queues.policy(group.name) == group.policy:
-            owned = ("", 0) if group.shared else reached
-            carried.confirmed[place] = Grant(*owned, queues.is_paused(group.name))
+        policy = queues.policy(group.name)
+        if reached is not None and same and policy is not None:
+            shared = queues.is_shared(group.name)
+            carried.confirmed[place] = Grant(*reached, shared, queues.is_paused(group.name), policy)
         else:
             carried.confirmed.pop(place, None)
 
@@ -181,10 +171,7 @@ class Granting:
         shard = self.shard(place)
         if place in carried.busy or shard is None:
             return
-        held = group.places.get(place)
-        have = carried.confirmed.get(place)
-        owner, generation = ("", 0) if held is None else (held.owner, held.generation)
-        want = Grant(owner, generation, group.paused)
+        have, want = carried.confirmed.get(place), _wanted(group, place)
         if shard.damage is not None:
             # It has nothing to lease and nothing to confirm any more. Its member has it all the same, and so
             # hears of the damage when it asks for messages.
@@ -193,19 +180,21 @@ class Granting:
                 self._changed(group.name)
         if shard.fault is not None:
             return
-        reached = shard.state.queues.grant(group.name)
+        queues = shard.state.queues
+        reached = queues.grant(group.name)
         old = self.deleted(group.name, place)
-        if shard.state.queues.id_of(group.name) in old:
+        if queues.id_of(group.name) in old:
             reached = None  # That is of a group which was deleted before this one was made.
-        if held is not None and reached is not None and _astray(reached, held):
-            if reached[0] == held.owner and have is not None:
-                carried.confirmed[place] = Grant(*reached, have.paused)
-            ahead.append((*place, reached[1] + (reached[0] != held.owner)))
+        if reached is not None and _astray(reached, queues.is_shared(group.name), want):
+            same = (reached[0], queues.is_shared(group.name)) == (want.member, want.shared)
+            if same and have is not None:
+                carried.confirmed[place] = have._replace(member=reached[0], generation=reached[1])
+            ahead.append((*place, reached[1] + (not same)))
             return
         if want == have:
             return
         commands: list[Any] = []
-        if have is None:
+        if have is None or have.policy != want.policy:
             commands += [Delist(group.name, number) for number in old]
             late = place[1] >= group.topics[place[0]].first
             if reached is None and place in group.enlisted:
@@ -216,8 +205,8 @@ class Granting:
             commands.append(Enlist(group.name, group.policy, start, group.id))
         if have is None or have.paused != want.paused:
             commands.append(PauseLeases(group.name, want.paused))
-        if held is not None and (have is None or have[:2] != want[:2]) and want.generation:
-            commands.append(GrantTo(group.name, want.member, want.generation))
+        if (have is None or have.holding != want.holding) and (want.generation or want.shared):
+            commands.append(GrantTo(group.name, *want.holding))
         carried.busy.add(place)
         self._send(shard, commands, lambda problem: self._carried(carried, group.name, place, want, problem))
 
@@ -271,12 +260,13 @@ class Granting:
         self._pump.at(self._pump.clock.now_us() + RETRY_US, again)
 
     def evict(self, group: Group, member: str, *, left: bool = False) -> None:
-        """A member leaves, or one of a shared group is gone: give back what it has everywhere. Should that
-        get lost, its leases end by themselves."""
+        """A member leaves or is gone: give back what it has everywhere. Partitions that were its own hear of
+        their next owner; it may also have leases of partitions that are or were shared. Should this get lost,
+        they end by themselves."""
         self.evicted(group.name, member)
         for place in group.all_places():
             shard = self.shard(place)
-            if shard is not None:
+            if shard is not None and shard.state.queues.has_leases(group.name, member):
                 shard.submit(EvictMember(group.name, member, left=left), b"", _unheard)
 
     def forget(self, group: str) -> None:
@@ -291,9 +281,29 @@ class Granting:
             }
 
 
-def _astray(reached: tuple[str, int], held: Holding) -> bool:
-    """Whether a partition is at a generation that the coordinator has not given it."""
-    return reached[1] > held.generation or (reached[1] == held.generation and reached[0] != held.owner)
+def _wanted(group: Group, place: Place) -> Grant:
+    """What a partition shall know."""
+    held = group.places[place]
+    shared = place[0] in group.shared or held.dividing
+    return Grant(held.owner, held.generation, shared, group.paused, group.policy)
+
+
+def _takers(group: Group, topic: str, held: Holding, grant: Grant) -> list[str]:
+    """Who may take from a partition, as far as it has confirmed that."""
+    if topic not in group.shared:
+        names = [*held.leaving, held.next] if held.dividing else [held.owner]
+        return [name for name in names if name and (grant.shared or grant.member == name)]
+    if grant.shared:
+        return [name for name, member in group.members.items() if topic in member.topics]
+    return [grant.member] if grant.member in group.members else []
+
+
+def _astray(reached: tuple[str, int], shared: bool, want: Grant) -> bool:
+    """Whether a partition is at a generation that the coordinator has not given it. Within a generation it
+    may become shared, or one member's again."""
+    if reached[1] != want.generation:
+        return reached[1] > want.generation
+    return reached[0] != want.member and not (shared or want.shared)
 
 
 def _unheard(reply: object, parts: object) -> None:

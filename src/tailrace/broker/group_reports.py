@@ -171,6 +171,7 @@ class GroupReports:
             "topic": topic,
             "partition": number,
             "member": "" if held is None else held.owner,
+            "shared": held is not None and (topic in group.shared or held.dividing),
             "generation": figures.get("generation", 0) if held is None else held.generation,
             "committed": figures.get("committed", shard.end_offset if unknown is not None else None),
             "end_offset": shard.end_offset,

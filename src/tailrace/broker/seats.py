@@ -1,5 +1,9 @@
 """The members of groups as the broker sees them: signs of life, what each was told, and the polls that wait.
 
+A member that is silent is gone after `session_ms`. One whose connection was closed has said more than silence
+does: it is gone after `reconnect_grace_ms`, unless it shows itself on another connection before. So a session
+ends with the connection that the member used last; the end of an older one means nothing.
+
 Nothing of this is stored. After a start every member that the coordinators know gets a whole session to show
 itself; versions begin at the time of the start, so that they never repeat one of an earlier life.
 """
@@ -11,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tailrace.broker.delivery import Gate
 from tailrace.broker.pump import Pump, Timer
 from tailrace.broker.shard import NOTHING
 from tailrace.core.commands import Reply
@@ -43,8 +48,18 @@ class Seat:
     """One member."""
 
     __slots__ = (
-        *("hungry", "hungry_us", "incarnation", "policy", "poll", "poll_timer", "seen_us", "standing"),
-        *("timer", "version"),
+        *(
+            "grace",
+            "hungry",
+            "hungry_us",
+            "incarnation",
+            "policy",
+            "poll",
+            "poll_timer",
+            "presence",
+            "seen_us",
+        ),
+        *("standing", "timer", "version"),
     )
 
     def __init__(self, policy: GroupPolicy, version: int, now_us: int) -> None:
@@ -60,15 +75,48 @@ class Seat:
         self.timer: Timer | None = None
         self.poll: Respond | None = None
         self.poll_timer: Timer | None = None
+        self.presence: Presence | None = None
+        self.grace: Timer | None = None
+        """Runs while the connection that it used last is closed."""
+
+
+class Presence:
+    """A member on the connection that it used last; see `delivery.Waiting`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._fetches = gate.fetches
+        self._fetches[self] = None
+        self.closed = False
+        self.when_closed: Callable[[], None] = lambda: None
+
+    def on(self, gate: Gate) -> bool:
+        """Whether it is about this connection, which is still open."""
+        return self._fetches is gate.fetches and not self.closed
+
+    def hang_up(self) -> None:
+        """The member sends nothing more on it, so it is gone or on another one."""
+        self.drop()
+
+    def drop(self) -> None:
+        """The connection is gone."""
+        self._fetches.pop(self, None)
+        self.closed = True
+        self.when_closed()
+
+    def leave(self) -> None:
+        """The member uses another one, or is none any more."""
+        self._fetches.pop(self, None)
+        self.when_closed = lambda: None
 
 
 class Seats:
-    """All members of all groups of this node. `silent` is called for one that was not heard of for a whole
-    session."""
+    """All members of all groups of this node. `gone` is called, with the reason, for one that was not heard
+    of for a whole session or did not come back after its connection was closed."""
 
-    def __init__(self, pump: Pump, silent: Callable[[str, str], None]) -> None:
+    def __init__(self, pump: Pump, gone: Callable[[str, str, str], None]) -> None:
         self._pump = pump
-        self._silent = silent
+        self._gone = gone
+        self._closing = False
         self._seats: dict[Key, Seat] = {}
         self._version = 0
 
@@ -112,27 +160,74 @@ class Seats:
                 seat.seen_us = now_us
             self._watch(group, member, seat)
             if silent and now_us - due_us < STALL_US:
-                self._silent(group, member)
+                self._gone(group, member, "silent")
 
         seat.timer = self._pump.at(due_us, look)
+
+    def present(self, group: str, member: str, seat: Seat, presence: Presence) -> None:
+        """A member has shown itself on a connection, which may be closed since then."""
+        if seat.grace is not None:
+            seat.grace.cancel()
+            seat.grace = None
+        if seat.presence is not None:
+            seat.presence.leave()
+
+        def closed() -> None:
+            seat.presence = None
+            self._answer(seat, self.membership(seat))  # Into the void; it holds the connection open.
+            self._wait_for(group, member, seat)
+
+        seat.presence, presence.when_closed = presence, closed
+        if presence.closed:
+            closed()
+
+    def _wait_for(self, group: str, member: str, seat: Seat) -> None:
+        """Its connection is closed: it has a short time to come back."""
+        if self._closing or self._seats.get((group, member)) is not seat:
+            return
+        due_us = self._pump.clock.now_us() + seat.policy.reconnect_grace_ms * 1000
+
+        def over(now_us: int) -> None:
+            seat.grace = None
+            if now_us - due_us >= STALL_US:
+                self._wait_for(group, member, seat)  # It may have come back while the broker stood still.
+            else:
+                # Should taking it out fail (a full disk), its session runs out later.
+                self._gone(group, member, "disconnected")
+
+        seat.grace = self._pump.at(due_us, over)
 
     def leave(self, group: str, member: str, answer: Refusal) -> None:
         """Somebody is no member any more; a poll that waits is told so."""
         seat = self._seats.pop((group, member), None)
         if seat is not None:
-            if seat.timer is not None:
-                seat.timer.cancel()
+            self._unwatch(seat)
             self._answer(seat, answer)
+
+    @staticmethod
+    def _unwatch(seat: Seat) -> None:
+        for timer in (seat.timer, seat.grace):
+            if timer is not None:
+                timer.cancel()
+        seat.timer = seat.grace = None
+        if seat.presence is not None:
+            seat.presence.leave()
+            seat.presence = None
 
     def members(self, group: str) -> list[str]:
         """Those who have a seat in a group."""
         return [member for name, member in self._seats if name == group]
 
-    def tell(self, group: str, member: str, standing: Standing) -> None:
-        """What a member has may have changed: then it is told at once."""
+    def tell(self, group: str, member: str, standing: Standing, policy: GroupPolicy) -> None:
+        """What a member has, or the options of its group, may have changed: then it is told at once."""
         seat = self._seats.get((group, member))
-        if seat is None or seat.standing == standing:
+        if seat is None or (seat.standing == standing and seat.policy == policy):
             return
+        if seat.policy != policy:
+            seat.policy = policy
+            if seat.timer is not None:
+                seat.timer.cancel()
+            self._watch(group, member, seat)
         if seat.standing is not None:
             seat.version = self._next_version()
         seat.standing = standing
@@ -185,6 +280,11 @@ class Seats:
             respond(reply, NOTHING)
 
     def close(self) -> None:
-        """Answer all that waits."""
+        """Answer all that waits. Connections that are closed from now on are closed by the broker, and their
+        members have done nothing wrong."""
+        self._closing = True
         for seat in self._seats.values():
+            if seat.grace is not None:
+                seat.grace.cancel()
+                seat.grace = None
             self._answer(seat, self.membership(seat))

@@ -1,4 +1,4 @@
-"""`tailrace group`: list, describe, enlist, pause, resume, reset and delete groups."""
+"""`tailrace group`: list, describe, enlist, alter, pause, resume, reset and delete groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tailrace import Client
     from tailrace.client.group_admin import Group
 
-groups = typer.Typer(no_args_is_help=True, help="Look at groups, move them, pause and delete them.")
+groups = typer.Typer(no_args_is_help=True, help="Look at groups, alter and move them, pause and delete them.")
 
 Force = Annotated[bool, typer.Option("--force", help="Also while members are connected.")]
 
@@ -115,6 +115,35 @@ def enlist(
             output.line(f"group {printable(made.name)} is enlisted on {printable(', '.join(made.topics))}")
             for warning in made.warnings:
                 output.note(f"note: {printable(warning)}")
+
+    with_client(url, timeout, work)
+
+
+@groups.command()
+def alter(
+    group: GroupName,
+    option: GroupSettings = None,
+    json: Json = False,
+    url: Url = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Change options of a group, all but mode and ordering; its members hear of them at once."""
+    from tailrace.cli.records import GROUP_RESERVED, parse_settings
+
+    output = Output(as_json=json)
+    settings = parse_settings(option, GROUP_RESERVED, "groups")
+    if not settings:
+        raise InvalidRequest("name at least one option that is to be changed: -o lease_ms=60000")
+
+    async def work(client: Client) -> None:
+        found = await client.groups().alter(group, **settings)
+        if output.as_json:
+            output.record(_record(found))
+            return
+        changed = ", ".join(f"{name} = {found.options[name]}" for name in settings)
+        output.line(f"group {printable(found.name)} has {printable(changed)}")
+        for warning in found.warnings:
+            output.note(f"note: {printable(warning)}")
 
     with_client(url, timeout, work)
 
@@ -273,8 +302,9 @@ def _show(output: Output, group: Group) -> None:
         ]
         output.table(["member", "client", "partitions", "since"], members, title="members")
     output.line("")
-    # A partition that nobody has shows no member.
-    rows = [[None if row[field] == "" else row[field] for _, field in SHOWN] for row in group.partitions]
+    # A partition that nobody has shows no member; of one that is shared all have it.
+    shown = [{**row, "member": "(shared)" if row["shared"] else row["member"]} for row in group.partitions]
+    rows = [[None if row[field] == "" else row[field] for _, field in SHOWN] for row in shown]
     output.table([heading for heading, _ in SHOWN], rows, title="partitions")
     for warning in group.warnings:
         output.note(f"note: {printable(warning)}")

@@ -1,4 +1,4 @@
-"""Administration of groups: enlisting, looking at them, pausing, moving and deleting them."""
+"""Administration of groups: enlisting, looking at them, altering, pausing, moving and deleting them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from tailrace.client.admin import point
 from tailrace.client.calls import ask
 from tailrace.core.group_commands import (
+    AlterGroup,
     CreateGroup,
     DeleteGroup,
     DescribeGroup,
@@ -100,6 +101,13 @@ class Groups:
     async def delete(self, group: str, *, force: bool = False, timeout: float | None = None) -> None:
         """Forget a group and its state on every topic; refused while it has members, unless forced."""
         await ask(self._verbs, DeleteGroup(group, force), self._time(timeout), repeatable=False)
+
+    async def alter(self, group: str, *, timeout: float | None = None, **options: Any) -> Group:
+        """Change options of a group, all but mode and ordering; those that are not named stay. When this
+        returns, every partition has them, durably, and members that run hear of them at once."""
+        reply = await ask(self._verbs, AlterGroup(group, options), self._time(timeout))
+        assert isinstance(reply, GroupInfo)
+        return Group.of(reply)
 
     async def pause(self, group: str, *, timeout: float | None = None) -> None:
         """Stop deliveries to the whole group; its members stay."""

@@ -275,6 +275,11 @@ class Intake:
             self._ready.setdefault(topic, {})[partition] = generation
         self._renew_polls()
 
+    def reconfigured(self) -> None:
+        """See `membership.Holder`."""
+        self.settlement.lease_ms = self.membership.policy.lease_ms
+        self._renew_polls()
+
     def _not_ready(self, places: set[Place]) -> None:
         for topic, partition in places:
             self._ready.get(topic, {}).pop(partition, None)
@@ -345,6 +350,7 @@ class Intake:
 
     def _submit(self, topic: str, wanted: list[tuple[int, int]], count_max: int) -> None:
         epoch, sent_ms = self._epoch, self.settlement.now_ms()
+        lease_ms = self.settlement.lease_ms  # The group's may be changed before the answer comes.
         generations = dict(wanted)
         held = self._held(topic) if topic in self._doubtful else None
         if held is not None:
@@ -365,14 +371,14 @@ class Intake:
                 self._doubtful.discard(topic)
             assert isinstance(reply, Leases)
             self._retries.served(topic)
-            self._arrived(topic, generations, reply, parts, sent_ms + reply.waited_ms)
+            self._arrived(topic, generations, reply, parts, (sent_ms + reply.waited_ms, lease_ms))
             # Later, not now: a broker in this process may answer from within `submit`.
             self._loop.call_soon(self._poll)
 
         group, member = self._request.group, self._request.member
         size = self._options.fetch_bytes_max
         wait_ms = WAIT_MS if held is None else 0
-        request = Lease(topic, group, member, wanted, count_max, size, wait_ms, held=held)
+        request = Lease(topic, group, member, wanted, count_max, size, wait_ms, lease_ms, held)
         self._verbs.submit(request, b"", respond)
 
     def _held(self, topic: str) -> list[int] | None:
@@ -401,13 +407,13 @@ class Intake:
         generations: dict[int, int],
         reply: Leases,
         parts: Sequence[Buffer],
-        granted_ms: float,
+        times: tuple[float, int],
     ) -> None:
-        """Leases were granted, at that time or later. They may be over already: this process stood still
-        before it looked at the answer."""
+        """Leases were granted, at a time or later and for so long (`times`). They may be over already: this
+        process stood still before it looked at the answer."""
         data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
         ready = self._ready.get(topic, {})
-        in_time = deadline_ms(granted_ms, self.settlement.lease_ms) > self.settlement.now_ms()
+        in_time = deadline_ms(*times) > self.settlement.now_ms()
         at = 0
         for grant in reply.grants:
             piece = data[at : at + grant.nbytes]
@@ -415,7 +421,7 @@ class Intake:
             place, generation = (topic, grant.partition), generations.get(grant.partition, -1)
             useful = ready.get(grant.partition) == generation and place not in self._paused
             if useful and in_time and self.closed is None and not self._stopping:
-                self._add(place, generation, grant, piece, granted_ms)
+                self._add(place, generation, grant, piece, times)
             else:
                 self._give_back(topic, grant)
         self._wake()
@@ -427,7 +433,9 @@ class Intake:
         request = Nack(topic, grant.partition, group, grant.lease, spans, failure=False)
         self._verbs.submit(request, b"", lambda reply, parts: None)
 
-    def _add(self, place: Place, generation: int, grant: Grant, data: Buffer, granted_ms: float) -> None:
+    def _add(
+        self, place: Place, generation: int, grant: Grant, data: Buffer, times: tuple[float, int]
+    ) -> None:
         for older, offsets in self.settlement.leases.superseded(place, grant.runs).items():
             self._drop(_of_lease(older, offsets))
             self.settlement.leases.forget(older, offsets)
@@ -439,7 +447,7 @@ class Intake:
             self.settlement.leases.drop_done(lease)
             self.failed(error)
             return
-        self.settlement.started(lease, granted_ms)
+        self.settlement.started(lease, *times)
         for rows in found:
             foreign = foreign_rows(rows, self._request.group)
             if foreign:

@@ -43,6 +43,10 @@ class Holder(Protocol):
         """These partitions, with their generations, may be used from now on."""
         ...
 
+    def reconfigured(self) -> None:
+        """The group has other options from now on."""
+        ...
+
     def withdrawn(self, places: set[Place]) -> None:
         """These partitions have to be given up: nothing more of them is handed out."""
         ...
@@ -132,11 +136,14 @@ class Member:
             log.warning("group %r: %s", self._request.group, warning)
 
     def _joined(self, membership: Membership) -> None:
-        policy = self.policy = msgspec.convert(membership.options, GroupPolicy)
+        self._apply(membership)
+        self._watch()
+        self._beat()
+
+    def _watch(self) -> None:
+        policy = self.policy
         leased_ms = policy.session_ms if policy.mode == "stream" else policy.lease_ms
         watch(self._loop, self, min(leased_ms, policy.session_ms))
-        self._apply(membership)
-        self._beat()
 
     def rejoin(self) -> None:
         """Join again under the same id: after a lost connection, or when the broker says `Fenced`."""
@@ -269,6 +276,11 @@ class Member:
 
     def _apply(self, membership: Membership) -> None:
         self._version, self.state = membership.version, membership.state
+        policy = msgspec.convert(membership.options, GroupPolicy)
+        if policy != self.policy:
+            self.policy = policy
+            self._watch()
+            self._holder.reconfigured()
         told = {(topic, partition): generation for topic, partition, generation in membership.owned}
         revoking = set(membership.revoking)
         self._released &= revoking

@@ -334,9 +334,9 @@ class Settlement:
 
     # -- extension
 
-    def started(self, lease: HeldLease, granted_ms: float) -> None:
-        """A lease has been granted, at that time or later."""
-        self.leases.started(lease, granted_ms, self.lease_ms)
+    def started(self, lease: HeldLease, granted_ms: float, lease_ms: int) -> None:
+        """A lease has been granted, at that time or later, for so long."""
+        self.leases.started(lease, granted_ms, lease_ms)
         self._schedule()
 
     def _schedule(self) -> None:

@@ -378,6 +378,9 @@ class _Seat(_Source):
         """See `membership.Holder`."""
         self.start(self._locate(places))
 
+    def reconfigured(self) -> None:
+        """See `membership.Holder`: a stream has no leases, and the membership itself goes by the options."""
+
     async def _locate(self, places: dict[Place, int]) -> None:
         """Find out where the group stands in partitions that are new here, and begin to read them."""
         for topic in sorted({topic for topic, _ in places}):

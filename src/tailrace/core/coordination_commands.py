@@ -45,11 +45,11 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """A member leaves, or (`silent`) is taken out because nothing is heard of it."""
+    """A member leaves, or is taken out for a reason: see `facts.MemberLeft`."""
 
     group: str
     member: str
-    silent: bool = False
+    reason: str = "left"
 
 
 class ConfirmReleased(msgspec.Struct, frozen=True):
@@ -60,10 +60,18 @@ class ConfirmReleased(msgspec.Struct, frozen=True):
     places: list[Place]
 
 
-class TakeByForce(msgspec.Struct, frozen=True):
-    """Time has passed: places whose owners did not confirm in time move all the same."""
+class PassTime(msgspec.Struct, frozen=True):
+    """Time has passed: places whose owners did not confirm in time move all the same, and shared topics that
+    have had enough partitions for long enough are divided."""
 
     group: str
+
+
+class ChangeOptions(msgspec.Struct, frozen=True):
+    """Give a group other options; those that are not named stay."""
+
+    group: str
+    options: dict[str, Any]
 
 
 class ResizeTopics(msgspec.Struct, frozen=True):

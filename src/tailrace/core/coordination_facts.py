@@ -52,8 +52,9 @@ class MemberJoined(msgspec.Struct, frozen=True, array_like=True, tag=104):
 
 
 class MemberLeft(msgspec.Struct, frozen=True, array_like=True, tag=105):
-    """A member left, or (reason "silent") was not heard of for a whole session. What it owned and nobody was
-    assigned in the same decision belongs to nobody."""
+    """A member left, was not heard of for a whole session (reason "silent"), or did not come back after its
+    connection was closed ("disconnected"). What it owned and nobody was assigned in the same decision belongs
+    to nobody."""
 
     group: str
     member: str
@@ -71,7 +72,7 @@ class Revoking(msgspec.Struct, frozen=True, array_like=True, tag=106):
 
 class Assigned(msgspec.Struct, frozen=True, array_like=True, tag=107):
     """Places belong to members ("" = to nobody) under a generation, as (topic, partition, member,
-    generation)."""
+    generation). One that was being divided keeps its generation."""
 
     group: str
     moves: list[tuple[str, int, str, int]]
@@ -122,6 +123,43 @@ class PlacesEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=115):
     time_us: int
 
 
+class TopicsShared(msgspec.Struct, frozen=True, array_like=True, tag=116):
+    """Every member takes from every partition of these topics from now on, whoever had them before. Their
+    generations stay."""
+
+    group: str
+    topics: list[str]
+    time_us: int
+
+
+class TopicsDivided(msgspec.Struct, frozen=True, array_like=True, tag=117):
+    """Topics are shared no more: their places, as (topic, partition, next owner), go to one member each. The
+    next owner takes from its place already; the other members are to finish with it. Also names places of
+    which the next owner is another one now."""
+
+    group: str
+    topics: list[str]
+    moves: list[tuple[str, int, str]]
+    time_us: int
+
+
+class PlacesLeft(msgspec.Struct, frozen=True, array_like=True, tag=118):
+    """A member has finished with places that are being divided: (topic, partition)."""
+
+    group: str
+    member: str
+    places: list[tuple[str, int]]
+    time_us: int
+
+
+class OptionsChanged(msgspec.Struct, frozen=True, array_like=True, tag=119):
+    """A group has other options."""
+
+    group: str
+    policy: GroupPolicy
+    time_us: int
+
+
 class SchedulePut(msgspec.Struct, frozen=True, array_like=True, tag=111):
     """A recurring schedule was made or replaced; the fields are those of `PutSchedule`. Ticks count after
     `wall_us`; where that is 0 (facts of earlier releases), after `time_us`."""
@@ -167,6 +205,10 @@ GroupFact = (
     | PauseChanged
     | GroupDeleted
     | PlacesEnlisted
+    | TopicsShared
+    | TopicsDivided
+    | PlacesLeft
+    | OptionsChanged
 )
 ScheduleFact = SchedulePut | ScheduleDeleted | ScheduleTicked
 CoordinationFact = GroupFact | GroupForgotten | ScheduleFact | StagedDecisionFact

@@ -109,13 +109,16 @@ class Delisted(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Granted(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The partition belongs to a member ("" = to nobody); lower generations are fenced, and their leases are
-    given back without a failure."""
+    """The partition belongs to a member ("" = to nobody), or is `shared` by all members of the group; lower
+    generations are fenced. All leases are given back without a failure, unless some are kept: then a
+    `GivenBack` of the same decision names those that are not."""
 
     group: int
     member: str
     generation: int
     time_us: int
+    shared: bool = False
+    kept: bool = False
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True, tag=7):

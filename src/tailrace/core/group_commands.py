@@ -48,6 +48,14 @@ class PauseGroup(Command, frozen=True, tag="pause_group"):
     paused: bool
 
 
+class AlterGroup(Command, frozen=True, tag="alter_group"):
+    """Change options of a group, all but mode and ordering; those that are not named stay. Answered when
+    every partition has them, durably; members hear of them at once."""
+
+    group: str
+    options: dict[str, Any]
+
+
 class ResetGroup(Command, frozen=True, tag="reset_group"):
     """Move a group on one topic to a point: EARLIEST, LATEST or a time in `timestamp_us`, or to explicit
     (partition, offset) pairs. Drops leases, attempts and back-offs. Refused while members are connected
@@ -133,6 +141,7 @@ GroupRequest = (
     | ListGroups
     | DescribeGroup
     | PauseGroup
+    | AlterGroup
     | ResetGroup
     | JoinGroup
     | Heartbeat
@@ -163,7 +172,7 @@ class Membership(Command, frozen=True, tag="membership"):
 class GroupInfo(Command, frozen=True, tag="group"):
     """A group; `members` and `partitions` (one dict each) on describe only.
 
-    A member: member, client, owned, since_us, last_seen_us. A partition: topic, partition, member,
+    A member: member, client, owned, since_us, last_seen_us. A partition: topic, partition, member, shared,
     generation, committed, end_offset, lag, oldest_age_ms, in_flight, waiting, held, dying, deliveries,
     failures, dead_lettered, lapsed, collected.
     """

@@ -2,38 +2,39 @@
 
 A partition that has an owner moves in three steps: *Revoking* (the owner is told to finish), the owner's
 confirmation (or its end, or the time-out), *Assigned* to the next one under a higher generation. A free
-partition is assigned at once. What stays is named in no fact, so it never notices. Groups with shared
-assignment have no owners: every member takes from every partition.
+partition is assigned at once. What stays is named in no fact, so it never notices. Topics can also be shared
+by all members, and divided again: see `core.rebalancing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
 
 from tailrace.core import coordination_facts as facts
-from tailrace.core.assignment import assign, one_for_all
 from tailrace.core.commands import Done
 from tailrace.core.coordination_commands import (
+    ChangeOptions,
     ConfirmEnlisted,
     ConfirmReleased,
     DropGroup,
     Join,
     Leave,
     MakeGroup,
+    PassTime,
     RaiseGenerations,
     ResizeTopics,
     SetPaused,
     Sizes,
-    TakeByForce,
 )
 from tailrace.core.decisions import NOTHING, Decision
 from tailrace.core.deletions import Deletions
 from tailrace.core.group_commands import Place
 from tailrace.core.model import Refusal
-from tailrace.core.policy import contradictions
+from tailrace.core.policy import altered, contradictions
+from tailrace.core.rebalancing import crowded, draft_of, leaving, moved_on, plan, wishes
 from tailrace.core.rosters import Extent, Group, Holding, Member, StoredGroup
 from tailrace.errors import AlreadyExists, Fenced, InvalidRequest, NotFound, Overloaded
 
@@ -50,10 +51,11 @@ class Groups:
         Join,
         Leave,
         ConfirmReleased,
-        TakeByForce,
+        PassTime,
         ResizeTopics,
         RaiseGenerations,
         SetPaused,
+        ChangeOptions,
         DropGroup,
         ConfirmEnlisted,
     )
@@ -66,7 +68,8 @@ class Groups:
         self._decide: dict[type, Callable[[Group, Any, int], Decision]] = {
             Leave: self._leave,
             ConfirmReleased: self._confirm,
-            TakeByForce: self._force,
+            PassTime: self._pass_time,
+            ChangeOptions: self._change_options,
             ResizeTopics: self._resize,
             RaiseGenerations: self._raise,
             SetPaused: self._pause,
@@ -84,6 +87,10 @@ class Groups:
             facts.PauseChanged: self._pause_changed,
             facts.GroupDeleted: self._group_deleted,
             facts.PlacesEnlisted: self._places_enlisted,
+            facts.TopicsShared: self._topics_shared,
+            facts.TopicsDivided: self._topics_divided,
+            facts.PlacesLeft: self._places_left,
+            facts.OptionsChanged: self._options_changed,
         }
 
     # ---------------------------------------------------------------------------------------------- decide
@@ -109,7 +116,9 @@ class Groups:
         if not new:
             return Decision(NOTHING, Done())
         enlisted = facts.TopicsEnlisted(group.name, new, now_us, _of(new, command.topic_ids))
-        return Decision((enlisted, *_moves(group, _members(group), _extended(group, new), now_us)), Done())
+        draft = draft_of(group)
+        draft.grow(new)
+        return Decision((enlisted, *plan(draft, now_us)), Done())
 
     def _created(self, command: MakeGroup | Join, now_us: int) -> facts.GroupCreated:
         """Ids follow the clock, so that they differ also from those of a log that was replaced by an older
@@ -145,35 +154,61 @@ class Groups:
         if known is None or set(known.topics) != set(topics):
             made.append(facts.MemberJoined(group.name, command.member, topics, command.client, now_us))
         if made:
-            members = {**_members(group), command.member: tuple(topics)}
-            made += _moves(group, members, _extended(group, new), now_us)
+            draft = draft_of(group)
+            draft.members[command.member] = tuple(topics)
+            draft.grow(new)
+            made += plan(draft, now_us)
         return Decision(tuple(made), Done())
 
     def _leave(self, group: Group, command: Leave, now_us: int) -> Decision:
         if command.member not in group.members:
             return Decision(NOTHING, Done())
-        members = _members(group)
-        del members[command.member]
-        reason = "silent" if command.silent else "left"
-        left = facts.MemberLeft(group.name, command.member, reason, now_us)
-        return Decision((left, *_moves(group, members, group.places, now_us)), Done())
+        draft = draft_of(group)
+        del draft.members[command.member]
+        left = facts.MemberLeft(group.name, command.member, command.reason, now_us)
+        return Decision((left, *plan(draft, now_us)), Done())
 
     def _confirm(self, group: Group, command: ConfirmReleased, now_us: int) -> Decision:
-        given_up = [
-            (place, holding)
-            for place in dict.fromkeys(command.places)
-            if (holding := group.places.get(place)) and holding.revoking and holding.owner == command.member
-        ]
-        return _moved_on(group, given_up, now_us)
+        given_up: dict[Place, Holding] = {}
+        left: list[Place] = []
+        for place in dict.fromkeys(command.places):
+            held = group.places.get(place)
+            if held is None or not held.revoking:
+                continue
+            if held.owner == command.member or held.leaving == (command.member,):
+                given_up[place] = held
+            elif command.member in held.leaving:
+                left.append(place)
+        made: list[Any] = []
+        if left:
+            made.append(facts.PlacesLeft(group.name, command.member, left, now_us))
+        if given_up:
+            made.append(facts.Assigned(group.name, moved_on(given_up), now_us))
+        return Decision(tuple(made), Done())
 
-    def _force(self, group: Group, command: TakeByForce, now_us: int) -> Decision:
+    def _pass_time(self, group: Group, command: PassTime, now_us: int) -> Decision:
         since_us = now_us - group.policy.revoke_timeout_ms * 1000
-        overdue = [
-            (place, held)
-            for place, held in group.places.items()
-            if held.revoking and held.since_us <= since_us
-        ]
-        return _moved_on(group, overdue, now_us)
+        overdue = {
+            place: held for place, held in group.places.items() if held.revoking and held.since_us <= since_us
+        }
+        made: list[Any] = []
+        draft = draft_of(group)
+        if overdue:
+            moves = moved_on(overdue)
+            made.append(facts.Assigned(group.name, moves, now_us))
+            for topic, number, member, generation in moves:
+                draft.places[topic, number] = Holding(member, generation)
+        return Decision((*made, *plan(draft, now_us)), Done())
+
+    def _change_options(self, group: Group, command: ChangeOptions, now_us: int) -> Decision:
+        policy = altered(group.policy, command.options, group.name)
+        if isinstance(policy, Refusal):
+            return Decision(NOTHING, policy)
+        if policy == group.policy:
+            return Decision(NOTHING, Done())
+        draft = draft_of(group)
+        draft.policy = policy
+        return Decision((facts.OptionsChanged(group.name, policy, now_us), *plan(draft, now_us)), Done())
 
     def _resize(self, group: Group, command: ResizeTopics, now_us: int) -> Decision:
         wanted = {topic for member in group.members.values() for topic in member.topics} | set(group.topics)
@@ -191,7 +226,10 @@ class Groups:
         if new:
             made.append(facts.TopicsEnlisted(group.name, new, now_us, _of(new, ids)))
         if made:
-            made += _moves(group, _members(group), _extended(group, new, gone), now_us)
+            draft = draft_of(group)
+            draft.drop(gone)
+            draft.grow(new)
+            made += plan(draft, now_us)
         return Decision(tuple(made), Done())
 
     def _raise(self, group: Group, command: RaiseGenerations, now_us: int) -> Decision:
@@ -228,11 +266,16 @@ class Groups:
             group = self.by_name[fact.group] = Group(fact.group, fact.policy, fact.time_us, fact.id)
             self._last_id = max(self._last_id, fact.id)
             self._topics_enlisted(group, fact)
-        else:
-            self._apply[type(fact)](self.by_name[fact.group], fact)
+            return
+        group = self.by_name[fact.group]
+        self._apply[type(fact)](group, fact)
+        if group.shared:
+            _look_for_calm(group, fact.time_us)
 
     def _topics_enlisted(self, group: Group, fact: facts.TopicsEnlisted | facts.GroupCreated) -> None:
-        group.places = _extended(group, fact.topics)
+        draft = draft_of(group)
+        draft.grow(fact.topics)
+        group.places, group.shared = draft.places, draft.calm_us
         for topic, count in fact.topics:
             known = group.topics.get(topic)
             if known is None:
@@ -243,7 +286,9 @@ class Groups:
     def _topics_dropped(self, group: Group, fact: facts.TopicsDropped) -> None:
         for topic in fact.topics:
             del group.topics[topic]
-        group.places = {place: held for place, held in group.places.items() if place[0] not in fact.topics}
+        draft = draft_of(group)
+        draft.drop(fact.topics)
+        group.places, group.shared = draft.places, draft.calm_us
         group.enlisted = {place for place in group.enlisted if place[0] not in fact.topics}
 
     def _member_joined(self, group: Group, fact: facts.MemberJoined) -> None:
@@ -253,6 +298,7 @@ class Groups:
 
     def _member_left(self, group: Group, fact: facts.MemberLeft) -> None:
         del group.members[fact.member]
+        _let_go(group, fact.member, group.places)
 
     def _revoking(self, group: Group, fact: facts.Revoking) -> None:
         for topic, number, member in fact.moves:
@@ -262,8 +308,31 @@ class Groups:
 
     def _assigned(self, group: Group, fact: facts.Assigned) -> None:
         for topic, number, member, generation in fact.moves:
-            assert generation > group.places[topic, number].generation, "a generation only grows"
+            held = group.places[topic, number]
+            assert generation > held.generation - (not held.owner), "a generation only grows"
             group.places[topic, number] = Holding(member, generation)
+
+    def _topics_shared(self, group: Group, fact: facts.TopicsShared) -> None:
+        group.shared.update(dict.fromkeys(fact.topics))
+        for place, held in group.places.items():
+            if place[0] in fact.topics:
+                group.places[place] = Holding(generation=held.generation)
+
+    def _topics_divided(self, group: Group, fact: facts.TopicsDivided) -> None:
+        for topic in fact.topics:
+            del group.shared[topic]
+        members = wishes(group)
+        for topic, number, member in fact.moves:
+            held = group.places[topic, number]
+            others = leaving(held, topic, member, members, topic in fact.topics)
+            since_us = held.since_us if held.revoking else fact.time_us
+            group.places[topic, number] = Holding("", held.generation, True, member, since_us, others)
+
+    def _places_left(self, group: Group, fact: facts.PlacesLeft) -> None:
+        _let_go(group, fact.member, [(topic, number) for topic, number in fact.places])
+
+    def _options_changed(self, group: Group, fact: facts.OptionsChanged) -> None:
+        group.policy = fact.policy
 
     def _generations_raised(self, group: Group, fact: facts.GenerationsRaised) -> None:
         for topic, number, generation in fact.places:
@@ -324,11 +393,6 @@ def _unwelcome(group: Group, command: Join) -> Refusal | None:
     return None
 
 
-def _members(group: Group) -> dict[str, tuple[str, ...]]:
-    """Members in the order of joining, with their topics."""
-    return {member.id: member.topics for member in group.members.values()}
-
-
 def _grown(group: Group, topics: Sizes, ids: dict[str, int], gone: Collection[str] = ()) -> Sizes:
     """Those topics that the group is not on yet, or only with fewer partitions, or without their id."""
     return [
@@ -355,44 +419,20 @@ def _of(topics: Sizes, ids: dict[str, int]) -> dict[str, int]:
     return {topic: ids[topic] for topic, _ in topics if topic in ids}
 
 
-def _extended(group: Group, topics: Sizes, gone: Collection[str] = ()) -> dict[Place, Holding]:
-    """The places of a group when these topics have so many partitions, and those are gone."""
-    places = {place: held for place, held in group.places.items() if place[0] not in gone}
-    if not group.shared:
-        for topic, count in topics:
-            for number in range(count):
-                places.setdefault((topic, number), Holding())
-    return places
+def _let_go(group: Group, member: str, places: Iterable[Place]) -> None:
+    """A member has finished with places that are being divided."""
+    for place in places:
+        held = group.places[place]
+        if member in held.leaving:
+            others = tuple(other for other in held.leaving if other != member)
+            group.places[place] = msgspec.structs.replace(held, leaving=others)
 
 
-def _moves(
-    group: Group, members: dict[str, tuple[str, ...]], places: dict[Place, Holding], now_us: int
-) -> list[Any]:
-    """The facts that lead from these places to the assignment that these members shall have."""
-    if not places:
-        return []
-    holders = {place: held.holder if held.holder in members else "" for place, held in places.items()}
-    spread = one_for_all if group.policy.mode == "exclusive" else assign
-    revoking: list[tuple[str, int, str]] = []
-    assigned: list[tuple[str, int, str, int]] = []
-    for (topic, number), member in spread(members, holders).items():
-        held = places[topic, number]
-        if held.owner not in members:
-            if held.owner or member:
-                assigned.append((topic, number, member, held.generation + 1))
-        elif member != held.holder:
-            revoking.append((topic, number, member))
-    made: list[Any] = []
-    if revoking:
-        made.append(facts.Revoking(group.name, revoking, now_us))
-    if assigned:
-        made.append(facts.Assigned(group.name, assigned, now_us))
-    return made
-
-
-def _moved_on(group: Group, given_up: list[tuple[Place, Holding]], now_us: int) -> Decision:
-    """Places that their owners have given up go to who is next."""
-    if not given_up:
-        return Decision(NOTHING, Done())
-    moves = [(topic, number, held.next, held.generation + 1) for (topic, number), held in given_up]
-    return Decision((facts.Assigned(group.name, moves, now_us),), Done())
+def _look_for_calm(group: Group, time_us: int) -> None:
+    """Note since when shared topics have enough partitions for all who want them."""
+    wanted = crowded(group.policy, wishes(group), group.places)
+    for topic, since_us in group.shared.items():
+        if topic in wanted:
+            group.shared[topic] = None
+        elif since_us is None:
+            group.shared[topic] = time_us

@@ -98,11 +98,14 @@ class Delist(msgspec.Struct, frozen=True):
 
 
 class GrantTo(msgspec.Struct, frozen=True):
-    """The coordinator gives the partition to a member ("" = nobody) under a generation."""
+    """The coordinator gives the partition to a member ("" = nobody), or to all members of the group together
+    (`shared`), under a generation. With a higher generation, what the owner before had comes back. Within a
+    generation a partition becomes shared, or one member's again, and everybody keeps the leases in flight."""
 
     group: str
     member: str
     generation: int
+    shared: bool = False
 
 
 class EvictMember(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ Told = tuple[list[tuple[int, int, int, int]], list[int]]
 
 def fenced(ledger: Ledger, member: str, generation: int) -> Refusal | None:
     """Why a member may not act for the group now."""
-    if generation == ledger.generation and (ledger.member == member or ledger.policy.assignment == "shared"):
+    if generation == ledger.generation and (ledger.member == member or ledger.sharing):
         return None
     text = f"generation {generation} of {member!r} is over: it is {ledger.generation}"
     if generation == ledger.generation:
@@ -79,6 +79,8 @@ class LeaseRules:
             return self._alone()
         if self._is_careful():
             return self._careful(room)
+        if ledger.pool is not None and ledger.pool.for_keys and not ledger.divided:
+            ledger.pool = None  # One member has it all again: its keys need no account.
         if command.above <= PRIORITY_DEFAULT:
             return NOTHING_NOW  # All have the default priority, or it does not matter.
         if command.sharers > 1:
@@ -179,7 +181,7 @@ class LeaseRules:
         ledger, traits = self._ledger, self._traits
         if ledger.policy.ordering == "partition":
             return False
-        shared_keys = ledger.keyed and ledger.policy.assignment == "shared"
+        shared_keys = ledger.keyed and ledger.divided
         if not (traits.laned(0) or (shared_keys and traits.keyed(0))):
             return False
         committed = ledger.committed()
@@ -191,6 +193,8 @@ class LeaseRules:
         ledger, command = self._ledger, self._command
         if ledger.pool is None:
             ledger.pool = Pool(ledger.policy)
+        if ledger.pool.for_keys and self._traits.laned(ledger.committed()):
+            ledger.pool.for_keys = False
         ledger.backlog.advance(self._time_us)
         keyed = ledger.keyed and self._traits.keyed(ledger.committed())
         times = self._time_us, self._wall_us

@@ -57,6 +57,8 @@ class Ledger:
         self.policy = policy
         self.member = ""
         self.generation = 0
+        self.sharing = policy.assignment == "shared"
+        """Whether every member of the group may lease here, and not only the one that it belongs to."""
         self.paused = False
         self.id = 0
         """Tells the group from others of its name."""
@@ -85,6 +87,12 @@ class Ledger:
     def keyed(self) -> bool:
         """Whether messages of one key keep their order."""
         return self.policy.ordering == "key"
+
+    @property
+    def divided(self) -> bool:
+        """Whether keys in flight have to be looked at: several members may lease here, or somebody else than
+        the owner still has leases from a time when several could."""
+        return self.sharing or len(self.in_flight) > (self.member in self.in_flight)
 
     def committed(self) -> int:
         """The first unsettled offset."""
@@ -302,10 +310,11 @@ class Ledger:
     # ---------------------------------------------------------------------------------------- administration
 
     def grant(self, fact: facts.Granted) -> None:
-        """The partition has another owner; what the one before had comes back."""
-        spans = flat((first, end) for first, end, _ in self.leased)
-        self._return(self._unlease(spans, [], fact.time_us), 0, 0, fact.time_us)
-        self.member, self.generation = fact.member, fact.generation
+        """The partition has another owner, or all members share it; see `facts.Granted`."""
+        if not fact.kept:
+            spans = flat((first, end) for first, end, _ in self.leased)
+            self._return(self._unlease(spans, [], fact.time_us), 0, 0, fact.time_us)
+        self.member, self.generation, self.sharing = fact.member, fact.generation, fact.shared
 
     def pause(self, fact: facts.GroupPaused) -> None:
         """No leases for now, or leases again."""

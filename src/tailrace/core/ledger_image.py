@@ -33,6 +33,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     texts: list[tuple[int, str, int]]
     id: int = 0
     apart: list[int] = []
+    sharing: bool | None = None
+    """None: of a release that shared what the policy said, and nothing else."""
 
 
 def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
@@ -49,6 +51,7 @@ def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
         ledger.texts.rows(),
         ledger.id,
         flat(ledger.apart.spans()),
+        ledger.sharing,
     )
     backlog = ledger.backlog
     small: list[Buffer] = [msgspec.msgpack.encode(head), *ledger.receipts.columns()]
@@ -62,6 +65,8 @@ def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
     ledger = Ledger(head.number, head.name, head.policy, head.cursor)
     ledger.member, ledger.generation, ledger.paused = head.member, head.generation, head.paused
     ledger.counters, ledger.id = head.counters, head.id
+    if head.sharing is not None:
+        ledger.sharing = head.sharing
     ledger.texts.fill(head.texts)
     for first, end in pairs(head.apart):
         ledger.apart.add(first, end)

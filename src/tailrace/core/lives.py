@@ -227,6 +227,8 @@ class Lives:
                 life.event(fact.time_us, "group_deleted", group=self.name(fact.group))
 
     def _granted(self, fact: f.Granted) -> None:
+        if fact.kept:
+            return
         leases = [lease for group, lease in self._leases if group == fact.group]
         for life, standing in list(self._held(fact.group, leases)):
             member = self._leave(fact.group, standing, FREE)

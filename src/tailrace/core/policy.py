@@ -19,7 +19,7 @@ class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a group, all of them checked."""
 
     mode: str = "queue"
-    assignment: str = "partitions"
+    assignment: str = "auto"
     ordering: str = "key"
     start: str = "earliest"
     lease_ms: int = 30_000
@@ -34,6 +34,7 @@ class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     starvation_ms: int = 30_000
     expired_to_dlq: bool = False
     session_ms: int = 30_000
+    reconnect_grace_ms: int = 3_000
     heartbeat_ms: int = 3_000
     revoke_timeout_ms: int = 60_000
 
@@ -55,12 +56,13 @@ RANGES: dict[str, tuple[int, int]] = {
     "group_in_flight_max": (1, 10_000_000),
     "starvation_ms": (1, 7 * _DAY_MS),
     "session_ms": (100, 3_600_000),
+    "reconnect_grace_ms": (0, 3_600_000),
     "heartbeat_ms": (10, 600_000),
     "revoke_timeout_ms": (0, 3_600_000),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("queue", "exclusive", "stream"),
-    "assignment": ("partitions", "shared"),
+    "assignment": ("auto", "partitions", "shared"),
     "ordering": ("none", "key", "partition"),
     "start": ("earliest", "latest"),
     "priority_mode": ("weighted", "strict"),
@@ -71,9 +73,13 @@ AT_MOST: tuple[tuple[str, str], ...] = (
     ("backoff_ms", "backoff_max_ms"),
     ("in_flight_max", "group_in_flight_max"),
     ("heartbeat_ms", "session_ms"),
+    ("reconnect_grace_ms", "session_ms"),
 )
 """Pairs of which the first may not be greater than the second. When only one of a pair is given and it passes
 the default of the other, the other moves with it."""
+
+FIXED = ("mode", "ordering")
+"""Options that a group keeps for good: what was promised of messages in flight depends on them."""
 
 _KNOWN = GroupPolicy.__struct_fields__
 _LEASING = (
@@ -128,19 +134,42 @@ def warnings_of(policy: GroupPolicy) -> list[str]:
     return warnings
 
 
+def altered(policy: GroupPolicy, options: dict[str, Any], name: str) -> GroupPolicy | Refusal:
+    """The options of a group after some of them were changed; a refusal lists everything that is wrong.
+
+    An option that still has its default moves along where a pair of `AT_MOST` demands it."""
+    fixed = [option for option in FIXED if option in options]
+    if fixed:
+        problems = [
+            f"{option} is {getattr(policy, option)!r} and cannot be changed: "
+            "delete the group, or make another one"
+            for option in fixed
+        ]
+        text = f"group {name[:80]!r}: " + "; ".join(problems)
+        return Refusal(InvalidRequest.code, text, details={"problems": problems})
+    default = GroupPolicy()
+    chosen = {option: getattr(policy, option) for option in _KNOWN}
+    chosen = {option: value for option, value in chosen.items() if value != getattr(default, option)}
+    return parse_policy({**chosen, **options}, name)
+
+
 def contradictions(policy: GroupPolicy, options: dict[str, Any], name: str) -> Refusal | None:
     """Why a group with this policy is not the one that these options, checked already, ask for."""
     wanted = parse_policy(options, name)
     if isinstance(wanted, Refusal):
         return wanted
-    problems = [
-        f"{option} is {getattr(policy, option)!r}, not {getattr(wanted, option)!r}"
-        for option in options
-        if getattr(policy, option) != getattr(wanted, option)
-    ]
-    if not problems:
+    others = [option for option in options if getattr(policy, option) != getattr(wanted, option)]
+    if not others:
         return None
-    text = f"group {name!r} exists with other options: " + "; ".join(problems)
+    problems = [
+        f"{option} is {getattr(policy, option)!r}, not {getattr(wanted, option)!r}" for option in others
+    ]
+    text = f"group {name!r} exists with other options: " + "; ".join(problems) + ". Leave them out"
+    changed = " ".join(f"-o {option}={getattr(wanted, option)}" for option in others if option not in FIXED)
+    if changed:
+        text += f", or change the group: tailrace group alter {name} {changed}"
+    if fixed := [option for option in others if option in FIXED]:
+        text += f" ({' and '.join(fixed)} cannot be changed: for that, use another group)"
     return Refusal(InvalidRequest.code, text, details={"problems": problems})
 
 

@@ -29,6 +29,8 @@ class Pool:
 
     def __init__(self, policy: GroupPolicy) -> None:
         self._policy = policy
+        self.for_keys = True
+        """It was only ever needed for keys of several members, and not for lanes."""
         self._turn = Turn(STRICT if policy.priority_mode == "strict" else WEIGHTED)
         self._drawn: dict[tuple[str, int, int, int], Turn] = {}
         """Of selections since the last lease: whose turn it is when they are leased, by member, count, first

@@ -132,6 +132,16 @@ class Queues:
         ledger = self._ledgers.get(group)
         return None if ledger is None else (ledger.member, ledger.generation)
 
+    def is_shared(self, group: str) -> bool:
+        """Whether every member of the group may lease here."""
+        ledger = self._ledgers.get(group)
+        return ledger is not None and ledger.sharing
+
+    def has_leases(self, group: str, member: str) -> bool:
+        """Whether a member has something of this partition in flight."""
+        ledger = self._ledgers.get(group)
+        return ledger is not None and member in ledger.in_flight
+
     def is_paused(self, group: str) -> bool:
         """Whether nothing is leased to the group for now."""
         return self._ledgers[group].paused
@@ -369,18 +379,22 @@ class Queues:
         ledger = self._ledgers.get(command.group)
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
-        if (command.member, command.generation) == (ledger.member, ledger.generation):
+        have = ledger.member, ledger.generation, ledger.sharing
+        if have == (command.member, command.generation, command.shared):
             return DONE
-        # A reset raises the generation, so nobody may have one yet: then it is free to be given.
-        if command.generation < ledger.generation or (
-            command.generation == ledger.generation and ledger.member
-        ):
+        # A reset raises the generation, so nobody may have one yet: then it is free to be given. What one
+        # member has can become shared, and what is shared can become one member's, within a generation.
+        same = command.generation == ledger.generation
+        if command.generation < ledger.generation or (same and ledger.member and not command.shared):
             text = f"generation {command.generation} of {command.group!r} is over: it is {ledger.generation}"
             refusal = Refusal(Fenced.code, text, details={"generation": ledger.generation})
             return Decision(NOTHING, refusal)
-        returned = self._settlement(ledger, time_us).give_back(ledger.receipts.live.values(), MEMBER_GONE)
-        fact = facts.Granted(ledger.number, command.member, command.generation, time_us)
-        return Decision((*returned, fact), Done())
+        leases = list(ledger.receipts.live.values())
+        lost = [] if same else [lease for lease in leases if ledger.sharing or lease.member == ledger.member]
+        returned = self._settlement(ledger, time_us).give_back(lost, MEMBER_GONE)
+        kept = len(lost) < len(leases)
+        grant = command.member, command.generation, time_us, command.shared, kept
+        return Decision((*returned, facts.Granted(ledger.number, *grant)), Done())
 
     def _pause(self, command: inner.PauseLeases, time_us: int) -> Decision:
         ledger = self._ledgers.get(command.group)

@@ -9,6 +9,9 @@ import msgspec
 from tailrace.core.group_commands import Place
 from tailrace.core.policy import GroupPolicy
 
+CALM_US = 10_000_000
+"""So long there must have been enough partitions for all members before a topic is shared no more."""
+
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """Somebody who consumes."""
@@ -20,13 +23,20 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
-    """Who has a partition. While it is being revoked, `next` is who gets it (it may be the owner again)."""
+    """Who has a partition. While it is being revoked, `next` is who gets it (it may be the owner again). One
+    that was shared until now has no owner then, and `leaving` are those who have not finished with it."""
 
     owner: str = ""
     generation: int = 0
     revoking: bool = False
     next: str = ""
     since_us: int = 0
+    leaving: tuple[str, ...] = ()
+
+    @property
+    def dividing(self) -> bool:
+        """Whether all members had it, and it is to be the next owner's alone."""
+        return self.revoking and not self.owner
 
     @property
     def holder(self) -> str:
@@ -58,6 +68,8 @@ class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
     places: list[tuple[str, int, Holding]]
     id: int = 0
     enlisted: list[Place] = []
+    shared: list[tuple[str, int | None]] | None = None
+    """None: of a release in which a group shared all of its topics or none."""
 
 
 class Group:
@@ -73,14 +85,11 @@ class Group:
         self.topics: dict[str, Extent] = {}
         self.members: dict[str, Member] = {}
         self.places: dict[Place, Holding] = {}
-        """Empty when the assignment is shared."""
+        self.shared: dict[str, int | None] = {}
+        """The topics from which every member takes, and since when each has enough partitions to be divided;
+        None: it has not, or is never divided."""
         self.enlisted: set[Place] = set()
         """Partitions that have confirmed that they have the group."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether every member takes from every partition."""
-        return self.policy.assignment == "shared"
 
     def all_places(self) -> Iterable[Place]:
         """Every partition of every topic."""
@@ -104,10 +113,13 @@ class Group:
         """The active member of an exclusive group; "" when there is none."""
         return next((holding.owner for holding in self.places.values() if holding.owner), "")
 
-    def revoke_due_us(self) -> int | None:
-        """When the first place under revocation is taken by force."""
-        since = min((held.since_us for held in self.places.values() if held.revoking), default=None)
-        return None if since is None else since + self.policy.revoke_timeout_ms * 1000
+    def due_us(self) -> int | None:
+        """When time itself changes something: the first place under revocation is taken by force, or a shared
+        topic has had enough partitions for `CALM_US`."""
+        timeout_us = self.policy.revoke_timeout_ms * 1000
+        dues = [held.since_us + timeout_us for held in self.places.values() if held.revoking]
+        dues += [since_us + CALM_US for since_us in self.shared.values() if since_us is not None]
+        return min(dues, default=None)
 
     def stored(self) -> StoredGroup:
         """The group for a snapshot."""
@@ -123,6 +135,7 @@ class Group:
             places,
             self.id,
             sorted(self.enlisted),
+            list(self.shared.items()),
         )
 
     @classmethod
@@ -134,14 +147,25 @@ class Group:
         group.topics = dict(stored.topics)
         group.members = {member.id: member for member in stored.members}
         group.places = {(topic, number): held for topic, number, held in stored.places}
+        if stored.shared is not None:
+            group.shared = dict(stored.shared)
+        elif stored.policy.assignment == "shared":
+            group.shared = dict.fromkeys(group.topics)
+            group.places = {place: Holding() for place in group.all_places()}
         return group
 
     def verify(self) -> None:
         """Assert the invariants."""
-        assert set(self.places) == (set() if self.shared else set(self.all_places()))
-        for held in self.places.values():
+        assert set(self.places) == set(self.all_places())
+        assert self.shared.keys() <= self.topics.keys()
+        for (topic, _), held in self.places.items():
+            if topic in self.shared:
+                assert held == Holding(generation=held.generation), "what is shared has no owner"
+            assert self.members.keys() >= set(held.leaving), "who is leaving is a member"
+            assert held.next not in held.leaving
+            assert held.dividing or not held.leaving
             assert not held.owner or held.owner in self.members, "an owner is a member"
             assert not held.holder or held.holder in self.members, "the next owner is a member"
-            assert held.owner or not held.revoking, "what nobody has need not be revoked"
+            assert held.owner or not held.revoking or held.leaving, "what nobody has need not be revoked"
         if self.policy.mode == "exclusive":
             assert len({held.owner for held in self.places.values() if held.owner}) <= 1

@@ -143,6 +143,9 @@ class ClientWorld(VirtualTime):
                 known = self._ends_told.get(request.partition, 0)
                 self._ends_told[request.partition] = max(known, reply.details["current_sequence"])
 
+    def hung_up(self) -> None:
+        """See `Surroundings.hung_up`."""
+
     def _stop(self, power_loss: bool, away_us: int | None = None) -> None:
         life = self.life
         if life is None:

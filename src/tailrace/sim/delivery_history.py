@@ -15,6 +15,8 @@ from itertools import pairwise
 
 from tailrace.sim.sim_clients import Violation
 
+STORED_US = 1_000_000
+"""A fact is stored within this time, unless storage fails."""
 FOREVER = 1 << 62
 Place = tuple[int, int]
 """Partition and offset."""
@@ -118,6 +120,8 @@ class History:
         """Since when the broker's wall clock was ahead by how much."""
         self.leaps: list[int] = []
         """When a broker started with a clock further ahead: durations had passed by it."""
+        self.hang_ups: list[int] = []
+        """When the broker saw that a connection was closed."""
         self.doubts: dict[tuple[str, str], list[int]] = defaultdict(list)
         """When a member (group, name) left, vanished, or had trouble to be heard."""
 
@@ -171,6 +175,8 @@ class History:
         since_us = given.decided_us
         if self.crashed(since_us, by_us) or self.reset_between(given.group, since_us, by_us):
             return True
+        if self._hung_up(since_us, by_us):
+            return True
         rules = self.rules[given.group]
         session_us = rules.session_ms * 1000
         doubts = self.doubts[given.group, given.member]
@@ -216,11 +222,13 @@ class History:
             place = given.group, given.place[0]
             before = newest.setdefault(place, given)
             name = f"{given.group}, partition {place[1]}: {given.member} leased in {given.generation}"
-            if self.rules[given.group].assignment == "shared":
+            assignment = self.rules[given.group].assignment
+            if assignment == "shared":
                 continue
             grows = given.generation >= before.generation
             require(grows, f"{name}, {before.member} in {before.generation} before")
             same = given.generation > before.generation or given.member == before.member
+            same = same or assignment == "auto"
             require(same, f"{name}, and so did {before.member}")
             newest[place] = given
 
@@ -245,8 +253,10 @@ class History:
         name = f"{after.group}: {after.value!r} at {after.place}"
         require(before.value == after.value, f"{name} was {before.value!r} before")
         at_us = after.decided_us
-        moved = self.rules[after.group].assignment != "shared" and before.member != after.member
-        if not moved:
+        # An older message of the key that was leased for an answer which nobody took goes back uncounted, and
+        # the later ones in flight go with it.
+        behind = bool(family) and after.deliveries == before.deliveries
+        if not behind and not self._taken(before, after):
             require(
                 self.may_have_ended(before, at_us, family), f"{name} is in two leases ({before}, {after})"
             )
@@ -267,6 +277,30 @@ class History:
                     any(one.sent_us <= act.replied_us for one in again),
                     f"{name}: {act.kind} with a stale receipt was taken",
                 )
+
+    def _hung_up(self, from_us: int, to_us: int) -> bool:
+        """Whether a connection was closed between two times, or shortly before: what was leased for an answer
+        on it went back unseen, and so uncounted, when it was stored."""
+        return any(from_us - STORED_US <= at_us <= to_us for at_us in self.hang_ups)
+
+    def _overslept(self, given: Given, to_us: int) -> bool:
+        """Whether a lease of the member ran out then or shortly before: its requests are answered with
+        nothing, and what is being leased for them goes back when it is stored."""
+        since_us = given.decided_us - STORED_US
+        return any(
+            since_us <= one.deadline_us <= to_us
+            for one in self.given
+            if (one.group, one.member) == (given.group, given.member)
+        )
+
+    def _taken(self, before: Given, after: Given) -> bool:
+        """Whether a partition may have been taken from a member and given to another one, with all that it
+        had. Where partitions become shared and divided again, that takes another generation: within one,
+        leases are kept."""
+        assignment = self.rules[after.group].assignment
+        if assignment == "auto":
+            return before.generation != after.generation
+        return assignment == "partitions" and before.member != after.member
 
     def _later(self, before: Given) -> list[Given]:
         return [
@@ -309,12 +343,14 @@ class History:
             if given.place not in last and given.deliveries == 1:
                 for place, other in last.items():
                     excused = self.reset_between(group, 0, at_us) or self.crashed(other.decided_us, at_us)
+                    excused = excused or self._hung_up(other.decided_us, at_us)
+                    excused = excused or self._overslept(other, at_us)
                     require(place < given.place or excused, f"{name} comes after {place} of its key")
             for place, other in last.items():
                 if place == given.place or other.member == given.member:
                     continue
                 require(
-                    self.may_have_ended(other, at_us, family) or self.rules[group].assignment != "shared",
+                    self.may_have_ended(other, at_us, family) or self._taken(other, given),
                     f"{name} went to {given.member} while {other.member} had {place} of its key",
                 )
             last[given.place] = given

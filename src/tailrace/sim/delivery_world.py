@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tailrace.core import group_commands as groups
@@ -52,6 +53,7 @@ STATES = frozenset(
         "clock put forward over a restart",
         "clock put forward while the broker runs",
         "cold read",
+        "connection closed",
         "dead letters",
         "delayed",
         "delivered again",
@@ -77,10 +79,27 @@ STATES = frozenset(
         "tick",
         "trimmed",
         "too late to cancel",
+        "topic divided",
+        "topic shared",
         "vanished",
     )
 )
 """What 200 seeds and more have to reach."""
+
+
+_CROWDED: dict[str, Any] = {
+    "mode": "queue",
+    "assignment": "auto",
+    "ordering": "key",
+    "lease_ms": 3_000,
+    "backoff_ms": 100,
+    "backoff_max_ms": 1_000,
+    "expired_to_dlq": False,
+    "session_ms": 6_000,
+    "heartbeat_ms": 1_000,
+    "revoke_timeout_ms": 300,
+}
+"""Options of groups whose members come and go around the number of partitions."""
 
 
 class DeliveryWorld(VirtualTime):
@@ -88,7 +107,7 @@ class DeliveryWorld(VirtualTime):
 
     topic = TOPIC
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, crowding: bool = False) -> None:
         super().__init__(seed)
         random = self.random
         self.history = History()
@@ -101,12 +120,13 @@ class DeliveryWorld(VirtualTime):
         self._ticks_from_us = self._ticks_until_us = 0
         to_the_minute_us = -self.clock.now_us() % MINUTE_US
         self.clock.set_us(self.clock.now_us() + to_the_minute_us - random.randrange(5, 15) * SECOND_US)
-        calm = random.random() < 0.15
+        self._crowding = random.random() < 0.1 or crowding
+        calm = self._crowding or random.random() < 0.15
         self._trouble_us = 0 if calm else int(SECOND_US / random.choice((0.3, 1, 2)))
         self._full = 0 if calm else random.choice((0, 0, 0.02))
         self._sync_fails = 0 if calm else random.choice((0, 0, 0.01, 0.03))
         self.obedience = random.choice((0.3, 0.7, 0.95))
-        self.careless = 0 if calm else random.choice((0, 0.3))
+        self.careless = 0.5 if self._crowding else 0 if calm else random.choice((0, 0.3))
         self.options = {f"group-{number}": self._some_options() for number in range(random.choice((1, 2, 3)))}
         for name, options in self.options.items():
             self.history.rules[name] = _rules(options)
@@ -122,9 +142,14 @@ class DeliveryWorld(VirtualTime):
     def _some_options(self) -> dict[str, Any]:
         random = self.random
         mode = random.choice(("queue", "queue", "queue", "exclusive"))
+        if self._crowding:
+            attempts = random.choice((3, 5))
+            return {**_CROWDED, "max_attempts": attempts, "max_deliveries": DELIVERIES[attempts]}
         return {
             "mode": mode,
-            "assignment": "partitions" if mode == "exclusive" else random.choice(("partitions", "shared")),
+            "assignment": random.choice(("partitions", "shared", "auto", "auto"))
+            if mode == "queue"
+            else "auto",
             "ordering": random.choice(("none", "key", "key", "partition")),
             "lease_ms": 3_000,
             "max_attempts": (attempts := random.choice((2, 3, 5))),
@@ -136,6 +161,7 @@ class DeliveryWorld(VirtualTime):
             "starvation_ms": random.choice((1_000, 30_000)),
             "expired_to_dlq": random.choice((True, False)),
             "session_ms": 6_000,
+            "reconnect_grace_ms": random.choice((500, 3_000)),
             "heartbeat_ms": 1_000,
             "revoke_timeout_ms": 3_000,
         }
@@ -217,6 +243,11 @@ class DeliveryWorld(VirtualTime):
         if isinstance(reply, Refusal) and reply.code == "error":
             raise AssertionError(f"{request}: {reply.message}")
 
+    def hung_up(self) -> None:
+        """See `Surroundings.hung_up`: what was leased for an answer that nobody takes any more goes back,
+        uncounted, and later messages of its keys with it."""
+        self.history.hang_ups.append(self.clock.now_us())
+
     def _stop(self, power_loss: bool) -> None:
         life = self.life
         if life is None:
@@ -294,6 +325,9 @@ class DeliveryWorld(VirtualTime):
             for _ in range(self.random.choice((1, 2, 3))):
                 self._new_member(name)
         self._work()
+        if self._crowding:
+            self._crowd()
+        self._look_at_sharing(frozenset())
         self.auditor.look()
         if self._trouble_us:
             self.later(self._trouble_us, self._trouble)
@@ -301,7 +335,7 @@ class DeliveryWorld(VirtualTime):
         self.later(self.random.randrange(1, 8) * SECOND_US, self._reset)
         if self.chance(0.25):
             self.later(2 * SECOND_US, self._trim)
-        self.run_for(self.random.choice((5, 10, 15)))
+        self.run_for(30 if self._crowding else self.random.choice((5, 10, 15)))
         self._heal()
         self._drain()
         self._account()
@@ -331,13 +365,41 @@ class DeliveryWorld(VirtualTime):
         elif kind == "close":
             self._close_gracefully()
         elif kind == "join" and len(alive) < 8:
-            self._new_member(self.random.choice(list(self.options)))
+            group = self.random.choice(list(self.options))
+            for _ in range(self.random.choice((1, 1, 3))):
+                self._new_member(group)
         elif alive:
             member = self.random.choice(alive)
             acts: dict[str, Callable[[], None]] = {
                 "leave": member.leave, "vanish": member.vanish, "pause": member.pause
             }  # fmt: skip
             acts.get(kind, member.pause)()
+
+    def _crowd(self) -> None:
+        """Members come until there are more than partitions, and go until there are few for a while; nothing
+        else goes wrong."""
+        for group in self.options:
+            for _ in range(self.partitions + 1):
+                delay_us = self.random.randrange(2 * SECOND_US, 5 * SECOND_US)
+                self.later(delay_us, partial(self._new_member, group))
+            self.later(self.random.randrange(6 * SECOND_US, 9 * SECOND_US), partial(self._thin_out, group))
+
+    def _thin_out(self, group: str) -> None:
+        there = [member for member in self.members if member.alive and member.group == group]
+        for member in there[self.partitions :]:
+            member.leave()
+
+    def _look_at_sharing(self, before: frozenset[str]) -> None:
+        """Note which groups with `assignment = "auto"` share the topic."""
+        life, now = self.life, before
+        if life is not None:
+            groups = [name for name, rules in self.history.rules.items() if rules.assignment == "auto"]
+            found = [life.engine.coordination.find(name) for name in groups]
+            if all(found):
+                now = frozenset(group.name for group in found if group is not None and group.shared)
+                self.seen["topic shared"] += len(now - before)
+                self.seen["topic divided"] += len(before - now)
+        self.later(SECOND_US // 4, lambda: self._look_at_sharing(now))
 
     def _reset(self) -> None:
         """An operator moves a group, back or on."""
@@ -455,9 +517,12 @@ class DeliveryWorld(VirtualTime):
 
 
 def _rules(options: dict[str, Any]) -> Rules:
+    one_each = options["mode"] == "exclusive" or options["ordering"] == "partition"
+    if options["assignment"] == "auto" and one_each:
+        options = {**options, "assignment": "partitions"}
     return Rules(**{name: options[name] for name in Rules.__slots__})
 
 
-def run(seed: int) -> Counter[str]:
+def run(seed: int, *, crowding: bool = False) -> Counter[str]:
     """Run one seed; returns which states were reached, raises `Violation`."""
-    return DeliveryWorld(seed).run()
+    return DeliveryWorld(seed, crowding=crowding).run()

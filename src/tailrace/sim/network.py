@@ -1,7 +1,8 @@
 """A simulated connection between a client and a broker: late, in order, and broken now and then.
 
 When it breaks, the client is told that everything under way has an unknown outcome. Of what it had sent, a
-part still arrives, at once or much later; the rest is lost. Nothing is doubled, and answers go nowhere.
+part still arrives, at once or much later; the rest is lost. Nothing is doubled, and answers go nowhere. The
+broker sees the end of it behind whatever arrived, or not at all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from random import Random
 from typing import Protocol
 
 from tailrace.broker.clock import ManualClock
+from tailrace.broker.delivery import OpenGate
 from tailrace.broker.engine import Engine
 from tailrace.core.commands import Publish, Reply, Request
 from tailrace.core.model import Refusal
@@ -54,6 +56,10 @@ class Surroundings(Protocol):
         """An answer reaches a client."""
         ...
 
+    def hung_up(self) -> None:
+        """The broker has seen that a connection is closed."""
+        ...
+
 
 class Travel:
     """A request on its way to the broker."""
@@ -74,6 +80,7 @@ class Line:
         self._waiting: dict[int, Respond] = {}
         self._travelling: list[Travel] = []
         self._there_us = self._back_us = 0
+        self._gate = OpenGate()
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`."""
@@ -95,12 +102,14 @@ class Line:
                 world.told(request, reply)
                 self._waiting.pop(number)(reply, parts)
 
+        gate = self._gate
+
         def give(travel: Travel) -> None:
             if isinstance(request, Publish) and world.random.random() < world.overload:
                 world.seen["overloaded"] += 1
                 back(travel, OVERLOADED, ())
                 return
-            life.engine.gateway.submit(request, body, lambda reply, parts: back(travel, reply, parts))
+            life.engine.gateway.submit(request, body, lambda reply, parts: back(travel, reply, parts), gate)
 
         travel = Travel(life, self._generation, self._there_us, give)
         self._travelling.append(travel)
@@ -134,6 +143,10 @@ class Line:
         for at, travel in enumerate(under_way):
             travel.due_us += late_us
             travel.lost = at >= kept
+        if world.random.random() < 0.9:
+            ends_us = [travel.due_us for travel in under_way[:kept]]
+            self._close(max(ends_us, default=world.clock.now_us() + late_us))
+        self._gate = OpenGate()
         waiting, self._waiting = self._waiting, {}
         if waiting:
             world.seen["connection broke with requests under way"] += 1
@@ -141,6 +154,19 @@ class Line:
         for respond in waiting.values():
             respond(LOST, ())
         world.later(world.random.choice((1_000, 50_000, 600_000)), self._reconnect)
+
+    def _close(self, at_us: int) -> None:
+        """The broker sees at a time that the connection is closed."""
+        world, life, gate = self._world, self._world.serving(), self._gate
+
+        def closed() -> None:
+            if life is not None and life.alive:
+                world.seen["connection closed"] += 1
+                world.hung_up()
+                for job in list(gate.fetches):
+                    job.drop()
+
+        world.later(at_us - world.clock.now_us() + 1, closed)
 
     def _reconnect(self) -> None:
         self.up = True

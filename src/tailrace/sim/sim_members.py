@@ -55,6 +55,8 @@ class SimMember:
         """Partitions and generations of the request for messages that is under way."""
         self._unheard = False
         """An answer was lost: something may have been leased that it never heard of."""
+        self._granted: list[int] = []
+        """All leases that it has heard of."""
         self._held: dict[int, list[Given]] = {}
         """What it was given and has not settled, by lease."""
         self._join()
@@ -78,7 +80,8 @@ class SimMember:
         self.world.history.doubts[self.group, self.name].append(self.world.clock.now_us())
 
     def _join(self) -> None:
-        self._doubt()
+        if self.version:  # Before it was first told anything it has nothing to lose.
+            self._doubt()
         options = self.world.options[self.group]
         self._ask(groups.JoinGroup(self.group, self.name, [self.world.topic], options), self._told)
 
@@ -93,7 +96,8 @@ class SimMember:
         self.joined, self.version = True, reply.version
         owned = {number: generation for _, number, generation in reply.owned}
         revoking = {number for _, number in reply.revoking}
-        if set(self.owned) - set(owned) or revoking:
+        kept = self.world.history.rules[self.group].assignment == "auto"
+        if (set(self.owned) - set(owned) or revoking) and not kept:
             self._doubt()
         self._before += [pair for pair in self.owned.items() if pair not in self._before]
         self.world.seen["partition revoked"] += bool(revoking)
@@ -130,10 +134,12 @@ class SimMember:
         self.alive = False
 
     def vanish(self) -> None:
-        """End without a word."""
+        """End without a word; the broker may see that the connection is closed."""
         self._doubt()
         self.world.seen["vanished"] += 1
         self.alive = False
+        if self.world.chance(0.5):
+            self.line.drop(False)
 
     def pause(self) -> None:
         """Stand still for longer than a lease, then go on as if nothing had been."""
@@ -164,7 +170,7 @@ class SimMember:
             random.choice((1, 500, 100_000)),
             random.choice((0, 200, 2_000)),
             self.lease_ms,
-            list(self._held) if self._unheard else None,
+            list(self._granted) if self._unheard else None,
         )
         self._unheard = False
         self._ask(request, self._leased)
@@ -210,6 +216,7 @@ class SimMember:
         world.history.given += given
         world.seen["delivered again"] += any(item.deliveries > 1 for item in given)
         self._held[grant.lease] = given
+        self._granted.append(grant.lease)
         busy_us = 0 if world.healed else world.random.choice((0, 1_000, 50_000, 400_000, 2_000_000))
         world.later(busy_us, lambda: self._handle(grant.lease))
 

@@ -230,8 +230,9 @@ class LifeRows:
             group.cursor = fact.start
 
     def _granted(self, fact: f.Granted, group: _Group) -> None:
-        offsets = np.array(sorted(group.holder), np.int64)
-        self._back(fact, group, offsets, "reassigned")
+        if not fact.kept:
+            offsets = np.array(sorted(group.holder), np.int64)
+            self._back(fact, group, offsets, "reassigned")
 
     def _leased(self, fact: f.Leased, group: _Group) -> None:
         offsets = expand(fact.spans)

@@ -47,6 +47,10 @@ class Groups:
             lambda: self._inner.create(group, topics, if_missing=if_missing, timeout=timeout, **options)
         )
 
+    def alter(self, group: str, *, timeout: float | None = None, **options: Any) -> Group:
+        """Change options of a group; see `tailrace.Groups.alter`."""
+        return self._portal.call(lambda: self._inner.alter(group, timeout=timeout, **options))
+
     def delete(self, group: str, *, force: bool = False, timeout: float | None = None) -> None:
         """Forget a group and its state on every topic."""
         self._portal.call(lambda: self._inner.delete(group, force=force, timeout=timeout))
