@@ -197,7 +197,9 @@ class KeySearch:
             reader.disk.close(handle)
         if build.position >= end:
             self._finish(build)
-        return self._build is None and self._next() is None
+        if self._build is None:
+            self._build = self._next()
+        return self._build is None
 
     def _next(self) -> _Build | None:
         """What to read next: of the open segment what was there before, or a closed one that is wanted."""
