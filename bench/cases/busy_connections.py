@@ -12,6 +12,8 @@ from bench.roles.connections import HELD_ROWS, PARTITIONS, WORKERS, ConnectionJo
 
 CONNECTIONS = 50
 FEW, MANY = 5, 500
+ROUNDS = 2
+"""In turn, and the least of each counts: what others do on the machine only adds to it."""
 BACKLOG = 100_000
 PATIENCE_S = 180.0
 BEFORE_US, BEFORE_ECHO_US = 54.0, 7.4
@@ -75,7 +77,8 @@ def _ack_us(run: Run, waiting: int) -> float:
 
 def growth(run: Run) -> list[Sample]:
     """CPU of the broker for an ack while 500 members of the group wait for messages, over that with 5."""
-    few, many = _ack_us(run, FEW), _ack_us(run, MANY)
+    rounds = [(_ack_us(run, FEW), _ack_us(run, MANY)) for _ in range(ROUNDS)]
+    few, many = (min(costs) for costs in zip(*rounds, strict=True))
     said: dict[str, object] = {
         "waiting": MANY,
         "over_waiting": FEW,
