@@ -324,3 +324,37 @@ def test_a_long_reason_is_cut_so_that_the_asker_gets_it(tailrace_broker: LocalBr
             await bus.request(Pay(1))
 
     play(tailrace_broker, bus, script)
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
+def test_a_message_that_was_handled_too_late_is_said_so_and_comes_again(
+    tailrace_broker: LocalBroker, caplog: pytest.LogCaptureFixture, policy: AckPolicy
+) -> None:
+    """The process stood still while its handler was at work: the lease is over when it settles."""
+    tailrace_broker.create_topic("shop.commands", partitions=1)
+    tailrace_broker.create_group("shop", "shop.commands", mode="exclusive", session_ms=600_000)
+    bus = make()
+    seen: list[tuple[int, int]] = []
+
+    @bus.handler(Pay, ack=policy)
+    async def pay(message: Message[Pay]) -> None:
+        seen.append((message.data.order, message.attempt))
+        if seen == [(1, 1)]:
+            tailrace_broker.clock.advance(31)
+            if policy is AckPolicy.MANUAL:
+                raise Retry
+        if policy is AckPolicy.MANUAL:
+            await message.acknowledge()
+
+    async def script(client: tailrace.Client) -> None:
+        for order in (1, 2):
+            await bus.send(Pay(order))
+        await tailrace_broker.advance(60)
+
+    play(tailrace_broker, bus, script)
+    late = [record.getMessage() for record in caplog.records if "handled too late" in record.getMessage()]
+    assert len(late) == 1
+    assert "shop.commands/0" in late[0]
+    assert sorted(order for order, _ in seen) == [1, 1, 2]
+    assert (1, 2) in seen
+    assert tailrace_broker.group("shop").lag == 0
