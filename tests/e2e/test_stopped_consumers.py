@@ -183,7 +183,7 @@ def test_a_process_that_was_stopped_handles_nothing_that_it_has_lost(tmp_path: P
         first = [run for run in runs if run[1] == 1]
         assert len(first) == 1, runs  # The one in hand when it was stopped; the others only under new leases.
         assert [offset for offset, attempt in runs if attempt == 2] == list(range(6))
-        assert consumer.words().count("lease") <= 1, consumer.words()
+        assert consumer.words().count("lease on") <= 1, consumer.words()
 
 
 async def lag(client: tailrace.Client) -> int:
