@@ -652,7 +652,7 @@ def test_streams_commit_their_places() -> None:
     [
         (Lease("t", "g", "m", []), "partitions"),
         (Lease("t", "g", "m", [(0, 1), (0, 1)]), "twice"),
-        (Lease("t", "g", "m", [(0, 1)], count_max=0), "count_max"),
+        (Lease("t", "g", "m", [(0, 1)], count_max=-1), "count_max"),
         (Lease("t", "g", "m", [(0, 1)], bytes_max=0), "bytes_max"),
         (Lease("t", "g", "", [(0, 1)]), "member"),
         (Lease("t", "g", "m", [(0, 1)], lease_ms=0), "lease_ms"),

@@ -15,6 +15,7 @@ import pytest
 import tailrace
 import tailrace.sync
 from tailrace.bus import AckPolicy, Batch, BlockingMessage, Bus, Message, Reject, RequestFailed, Retry
+from tailrace.client.pace import Pace
 from tailrace.core.commands import Publish
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, Timeout, Unavailable
@@ -231,6 +232,13 @@ def test_unknown_types_and_broken_bodies_are_poison(tailrace_broker: LocalBroker
     assert tailrace_broker.group("g").lag == 0
 
 
+@pytest.fixture
+def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch is as large as it may be, as for a handler that was seen to be fast."""
+    monkeypatch.setattr(Pace, "wanted", lambda pace: 500)
+
+
+@pytest.mark.usefixtures("all_at_once")
 def test_a_batch_is_a_set_that_empties(tailrace_broker: LocalBroker) -> None:
     bus, calls = make(), []
 
@@ -254,6 +262,7 @@ def test_a_batch_is_a_set_that_empties(tailrace_broker: LocalBroker) -> None:
     assert tailrace_broker.group("g").lag == 0
 
 
+@pytest.mark.usefixtures("all_at_once")
 def test_what_a_batch_left_is_settled_by_the_policy(tailrace_broker: LocalBroker) -> None:
     bus = make()
 
@@ -278,6 +287,7 @@ def test_what_a_batch_left_is_settled_by_the_policy(tailrace_broker: LocalBroker
     assert sum(row["failures"] for row in group.partitions) == 4
 
 
+@pytest.mark.usefixtures("all_at_once")
 def test_what_ended_while_others_of_its_batch_were_handled_is_not_handled(
     tailrace_broker: LocalBroker,
 ) -> None:

@@ -43,8 +43,8 @@ def test_what_was_printed_is_acknowledged(broker: Broker, topic: str) -> None:
     assert values(rows) == ["a", "b"]
     assert [(row["attempt"], row["deliveries"]) for row in rows] == [(1, 1), (1, 1)]
     state = figures(broker, f"{topic}-g")
-    # With --max nothing is leased that will not be looked at.
-    assert (state["committed"], state["deliveries"], state["waiting"]) == (2, 2, 0)
+    # With --max nothing is delivered that will not be looked at.
+    assert (state["committed"], state["deliveries"], state["in_flight"]) == (2, 2, 0)
     plain = broker.run("consume", topic, "-g", f"{topic}-g", "--wait", "0.3").out
     assert [line.split("\t")[4] for line in plain.splitlines()] == ["c"]
     assert broker.rows("consume", topic, "-g", f"{topic}-g", "--wait", "0.2") == []

@@ -61,6 +61,11 @@ async def partition(client: tailrace.Client, group: str = "g", number: int = 0) 
     return (await client.groups().describe(group)).partitions[number]
 
 
+def known_as_fast(consumer: Any) -> None:
+    """Much is leased ahead from now on, as for a handler that was seen to be fast."""
+    consumer._intake.pace.message_ms = consumer._intake.pace._latest_ms = 1e-3
+
+
 def spy(client: tailrace.Client) -> list[Request]:
     """The requests that the client sends from now on."""
     verbs: Any = client._verbs
@@ -124,6 +129,7 @@ def test_acknowledgements_gather_into_few_requests() -> None:
         await publish(client, *[b"%d" % n for n in range(50)])
         seen = spy(client)
         async with client.consumer("t", "g") as consumer:
+            known_as_fast(consumer)
             for delivery in await take(consumer, 50):
                 if delivery.offset != 7:
                     delivery.ack_nowait()
@@ -150,7 +156,7 @@ def test_every_message_is_delivered_once_over_many_leases() -> None:
             assert sorted(found) == list(range(3000))
         leases = [request for request in seen if isinstance(request, Lease)]
         assert max(lease.count_max for lease in leases) == 100
-        assert all(lease.wait_ms == 30_000 for lease in leases)
+        assert all(lease.wait_ms == 30_000 for lease in leases if lease.count_max)
         assert (await partition(client))["lag"] == 0
 
     on_broker(scenario, partitions=3)
@@ -163,6 +169,7 @@ def test_leases_ahead_only_so_far_and_only_when_somebody_takes() -> None:
         async with client.consumer("t", "g", batch_size=10, prefetch=30) as consumer:
             await broker.settle()
             assert (await partition(client))["in_flight"] == 0
+            known_as_fast(consumer)
             await take(consumer, 1)
             await broker.settle()
             assert 10 <= (await partition(client))["in_flight"] <= 10 + 30 + 10
@@ -174,6 +181,7 @@ def test_batches_are_settled_as_a_whole_or_one_by_one() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, *[b"%d" % n for n in range(25)])
         async with client.consumer("t", "g", ordering="none") as consumer:
+            known_as_fast(consumer)
             sizes = []
             async with asyncio.timeout(5):
                 async for batch in consumer.batches(10):
@@ -368,7 +376,9 @@ def test_a_process_that_slept_past_its_lease_is_told_and_gets_the_message_again(
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, b"a", b"b")
         async with client.consumer("t", "g", prefetch=1, batch_size=1, session_ms=120_000) as consumer:
+            known_as_fast(consumer)
             (m,) = await take(consumer)
+            await broker.settle()
             broker.clock.advance(31)  # As if stopped: nobody lives in between.
             for settle in (m.ack(), m.nack(), m.reject(), m.extend(1000)):
                 with pytest.raises(LeaseLost):
@@ -446,6 +456,7 @@ def test_whatever_ends_it_gives_back_without_a_failure(how: str, assignment: str
 
         async def consume() -> None:
             async with client.consumer("t", "g", assignment=assignment) as consumer:
+                known_as_fast(consumer)
                 async for delivery in consumer:
                     kept.append(delivery)
                     if how == "exception":
@@ -468,7 +479,8 @@ def test_whatever_ends_it_gives_back_without_a_failure(how: str, assignment: str
         async with client.consumer("t", "g") as consumer:
             again = await take(consumer, 3)
             assert sorted((m.value, m.attempt) for m in again) == [(b"a", 1), (b"b", 1), (b"c", 1)]
-            assert {m.deliveries for m in again} == {2}
+            counts = {m.value: m.deliveries for m in again}
+            assert counts == {b"a": 2, b"b": 1, b"c": 1}, "only what was handed out was delivered before"
         assert (await partition(client))["failures"] == 0
 
     on_broker(scenario)
@@ -492,6 +504,7 @@ def test_failed_background_acknowledgements_are_reported_on_exit() -> None:
 
         async def too_late(error: Exception | None) -> None:
             async with client.consumer("t", "g", session_ms=120_000) as consumer:
+                known_as_fast(consumer)
                 first, second, third = await take(consumer, 3)
                 await third.nack(failure=False)
                 broker.clock.advance(31)

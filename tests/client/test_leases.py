@@ -154,9 +154,6 @@ def test_extension_at_half_of_the_time() -> None:
     assert table.leases.due(20_000) == {PLACE: [two]}
     table.leases.lose(two, LeaseLost("gone"))
     assert table.leases.due(20_000) == {}
-    table.leases.keep(one, [0])
-    assert table.leases.due(40_000) == {PLACE: [one]}  # Not handed out, but held.
-    assert not table.leases.left([PLACE])
 
 
 @given(st.sets(st.integers(0, 60)))

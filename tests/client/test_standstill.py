@@ -8,9 +8,9 @@ import pytest
 
 import tailrace
 import tailrace.sync
-from tailrace.core.delivery_commands import Lease, Nack
+from tailrace.core.delivery_commands import GiveBack, Lease
 from tailrace.testing import LocalBroker
-from tests.client.test_consumer import on_broker, publish
+from tests.client.test_consumer import known_as_fast, on_broker, publish
 from tests.client.test_membership import Script, make
 from tests.client.virtual_loop import rounds, run
 
@@ -31,6 +31,7 @@ def test_iteration_hands_out_nothing_whose_lease_is_over(prefetch: int) -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await batch_of(client, 5)
         async with client.consumer("t", "g", prefetch=prefetch, **GROUP) as consumer:
+            known_as_fast(consumer)
             first = await anext(consumer)
             await first.ack()
             broker.clock.advance(STOPPED_S)
@@ -86,6 +87,7 @@ def test_handlers_are_not_called_with_it(concurrency: int) -> None:
         done = asyncio.Event()
 
         async with client.consumer("t", "g", **GROUP) as consumer:
+            known_as_fast(consumer)
 
             async def handler(message: tailrace.Delivery) -> None:
                 seen.append((message.value, message.attempt))
@@ -113,6 +115,7 @@ def test_blocking_consumers_leave_it_out(tailrace_broker: LocalBroker) -> None:
             for number in range(5):
                 producer.send(b"%d" % number)
         with client.consumer("t", "g", **GROUP) as consumer:
+            known_as_fast(consumer._inner)
             next(consumer).ack()
 
             async def stand_still() -> None:  # On the loop of the client, which does nothing else meanwhile.
@@ -144,8 +147,8 @@ def test_an_answer_that_is_looked_at_late_is_given_back() -> None:
             respond(msgspec.structs.replace(reply, waited_ms=10_000), parts)
             await rounds()
             assert not taking.done()
-            (nack,) = script.of(Nack)
-            assert (nack.lease, nack.failure) == (7, False)
+            (back,) = script.of(GiveBack)
+            assert back.leases == [(7, [0, 1])]
             await rounds()
             script.grant(b"b", lease=8)
             assert (await taking).value == b"b"

@@ -299,16 +299,14 @@ class DeliveryModel:
 
     def nack(self, command: wire.Nack, reply: Reply, now_us: int) -> None:
         mine, lost, either = self.sort_out(command.lease, numbers(command.spans), now_us)
-        if not command.unstarted:
-            self._lost(reply, command.lease, lost, either)
-        for lease, spans in command.unstarted:
-            self._undo(self.sort_out(lease, numbers(spans), now_us)[0], now_us, later=not mine)
+        self._lost(reply, command.lease, lost, either)
+        started = {offset for _, spans in command.started for offset in numbers(spans)}
         if not command.failure:
             self._give_back(mine, now_us)
         else:
             delay_us = None if command.delay_ms is None else command.delay_ms * 1000
             self._fail(mine, now_us, delay_us)
-        self._give_back_later(mine, now_us)
+        self._give_back_later(mine, now_us, started)
 
     def give_back(self, command: wire.GiveBack, reply: Reply, now_us: int) -> None:
         for lease, spans in command.leases:
@@ -316,11 +314,9 @@ class DeliveryModel:
             self._lost(reply, lease, lost, either)
             self._undo(mine, now_us)
 
-    def _undo(self, offsets: list[int], now_us: int, *, later: bool = True) -> None:
+    def _undo(self, offsets: list[int], now_us: int) -> None:
         """No handler got these, nor what comes behind them: they were never delivered."""
-        behind = [
-            o for offset in offsets for o in self.siblings(offset) if o > offset and later
-        ]  # fmt: skip
+        behind = [o for offset in offsets for o in self.siblings(offset) if o > offset]
         for offset in {*offsets, *(o for o in behind if self.states[o].state == LEASED)}:
             self.states[offset].deliveries -= 1
             self.states[offset].back((now_us, now_us))
@@ -342,11 +338,13 @@ class DeliveryModel:
         state.back((due_us, due_us))
         state.apart = True
 
-    def _give_back_later(self, failed: list[int], now_us: int) -> None:
-        """What was leased of a key behind a message that came back comes back, too, and dies not of it."""
+    def _give_back_later(self, failed: list[int], now_us: int, started: set[int] | None = None) -> None:
+        """What was leased of a key behind a message that came back comes back, too, and dies not of it. What
+        was not started counts as never delivered (None: that all was)."""
         for offset in failed:
             for other in self.siblings(offset):
                 if other > offset and self.states[other].state == LEASED:
+                    self.states[other].deliveries -= started is not None and other not in started
                     self.states[other].back((now_us, now_us))
 
     def _fail(self, offsets: list[int], now_us: int, delay_us: int | None, *, silent: bool = False) -> None:

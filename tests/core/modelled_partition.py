@@ -333,9 +333,9 @@ class ModelledPartition:
 
     def nack(
         self, group: str, lease: int, spans: list[int], delay_ms: int | None = None, *, failure: bool = True,
-        unstarted: tuple[int, list[int]] | None = None,
+        started: tuple[int, list[int]] | None = None,
     ) -> None:  # fmt: skip
-        behind = [] if unstarted is None else [unstarted]
+        behind = [] if started is None else [started]
         command = wire.Nack("t", 0, group, lease, spans, delay_ms, "no", failure, behind)
         decision = self.decide(command)
         self.groups[group].nack(command, decision.reply, self.now_us)

@@ -157,7 +157,7 @@ class Groups(RuleBasedStateMachine):
         elif act == "nack some":
             lease, spans = receipt
             rest = (lease, spans[2:]) if spans[2:] else None
-            self.play.nack(group, lease, spans[:2], unstarted=rest)
+            self.play.nack(group, lease, spans[:2], started=rest)
         elif act == "unstarted":
             self.play.give_back(group, *receipt)
         elif act == "reject":

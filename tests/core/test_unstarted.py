@@ -73,7 +73,7 @@ def test_later_messages_of_a_key_that_are_on_their_way_go_back_uncounted() -> No
 def test_what_lies_unstarted_behind_a_failure_goes_back_uncounted(assignment: str) -> None:
     desk = Desk(*keyed("aabaa"), assignment=assignment)
     desk.lease()
-    decision = desk.do(wire.Nack("t", 0, "g", 1, [0, 1], 1000, unstarted=[(1, [3, 5])]))
+    decision = desk.do(wire.Nack("t", 0, "g", 1, [0, 1], 1000, started=[(1, [0, 2])]))
     assert not decision.soft
     assert lost(decision.reply) == []
     assert desk.figures()["deliveries"] == 3
@@ -99,7 +99,7 @@ def test_a_member_that_lost_an_answer_was_never_delivered_it() -> None:
     [
         (wire.GiveBack("t", 0, "g", []), "leases"),
         (wire.GiveBack("t", 0, "g", [(1, [3, 1])]), "leases"),
-        (wire.Nack("t", 0, "g", 1, [0, 1], unstarted=[(1, [2])]), "unstarted"),
+        (wire.Nack("t", 0, "g", 1, [0, 1], started=[(1, [2])]), "started"),
     ],
 )
 def test_malformed_spans_are_refused(command: Any, field: str) -> None:

@@ -114,8 +114,8 @@ class Leasing:
             raise InvalidRequest(f"partitions: 1 to {PARTITIONS_MAX}, not {len(places)}")
         if len(places) > 1 and len({partition for partition, _ in places}) < len(places):
             raise InvalidRequest("partitions: one is listed twice")
-        if not 1 <= request.count_max <= COUNT_MAX:
-            raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
+        if not 0 <= request.count_max <= COUNT_MAX:
+            raise InvalidRequest(f"count_max: 0 to {COUNT_MAX}, not {request.count_max}")
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
         if not 1 <= len(request.member) <= MEMBER_MAX:

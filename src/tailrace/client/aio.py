@@ -215,8 +215,9 @@ class Client:
         is settled on its own), "exclusive" (a queue with one active consumer; with `wait=False` a second one
         is refused), "stream" (in offset order from the group's place) or "broadcast" (no group).
 
-        Up to `prefetch` messages are leased ahead; 0 asks only when everything is handed out, for up to
-        `batch_size`. `on_assigned` and `on_revoked` are called with the set of
+        Messages are leased ahead for about 100 ms of work, as it is measured. `prefetch` bounds how many are
+        in hand beside those that handlers have (0: ask only when none is), `batch_size` how many are asked
+        for at a time. `on_assigned` and `on_revoked` are called with the set of
         (topic, partition) pairs that come or go. All other options are the group's: assignment, ordering,
         start, lease_ms, max_attempts and so on; they count when the group is new, and must not contradict it.
         """

@@ -69,6 +69,7 @@ class Consumer:
         self._closed = Unavailable("the consumer is closed")
         intake = self._intake
         intake.refuse(self._closed)
+        intake.return_unstarted()
         try:
             async with asyncio.timeout(min(EXIT_S, self._timeout)):
                 await intake.settlement.flushed()
@@ -124,22 +125,29 @@ class Consumer:
         """Messages as they come, up to `size` at once (default: `batch_size`); waits only for the first."""
         size = self._options.batch_size if size is None else size
         whole_of("size", size)
-        while True:
-            try:
-                batch = Batch([await anext(self)])
-            except StopAsyncIteration:
-                return
-            intake = self._intake
-            while len(batch) < size:
-                for message in intake.current:
-                    batch.append(message)
-                    if len(batch) == size:
-                        break
-                else:
-                    if not intake.more():
-                        break
-            intake.last = batch[-1]
-            yield batch
+        intake = self._open()
+        now_ms = intake.settlement.now_ms
+        intake.sampling = False
+        try:
+            while True:
+                try:
+                    batch = Batch([await anext(self)])
+                except StopAsyncIteration:
+                    return
+                while len(batch) < size:
+                    for message in intake.current:
+                        batch.append(message)
+                        if len(batch) == size:
+                            break
+                    else:
+                        if not intake.more():
+                            break
+                intake.last = batch[-1]
+                began_ms, count = now_ms(), len(batch)
+                yield batch
+                intake.pace.took_batch(count, now_ms() - began_ms)
+        finally:
+            intake.sampling = True
 
     async def run(self, handler: Handler, *, concurrency: int = 1, settle: bool = True) -> None:
         """Call `handler(delivery)` for every message until `stop`; messages of one key one after the other.
@@ -159,8 +167,14 @@ class Consumer:
             settle=settle,
             ordering=intake.membership.policy.ordering,
             parked_max=max(1, self._options.prefetch),
+            pace=intake.pace,
+            now_ms=intake.settlement.now_ms,
         )
-        await runner.run()
+        intake.parking, intake.sampling = runner, concurrency == 1
+        try:
+            await runner.run()
+        finally:
+            intake.parking, intake.sampling = None, True
 
     # -- settling
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Protocol, TypeVar
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.client.leases import HeldLease
+from tailrace.client.leases import HeldLease, Unstarted
 from tailrace.client.results import Message, Rows
 from tailrace.core.delivery_commands import Grant
 from tailrace.core.model import HAS_HEADERS
@@ -60,20 +60,26 @@ class Settling(Protocol):
         """Whether a lease has ended, as far as can be told here."""
         ...
 
-    def give_back(self, lease: HeldLease, offsets: Iterable[int] | None = None) -> None:
-        """Return messages without a failure, and without waiting for it."""
+    def let_go(self, delivery: Leased) -> None:
+        """Return a message that a handler had, without a failure, and without waiting for it."""
+        ...
+
+    def give_back(self, unstarted: Unstarted) -> None:
+        """Return messages that no handler got, without waiting for it."""
         ...
 
 
 class LeasedRows(Rows):
     """Rows of one frame, all of them leased by one lease."""
 
-    __slots__ = ("lease", "settling")
+    __slots__ = ("lease", "rank", "settling")
 
     def __init__(self, lease: HeldLease, settling: Settling, header: Header, batch: pa.RecordBatch) -> None:
         super().__init__(lease.place[0], lease.place[1], header, batch)
         self.lease = lease
         self.settling = settling
+        self.rank = 0
+        """Lower ones are handed out first, see `client.hand`."""
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -101,12 +107,18 @@ class LeasedRows(Rows):
 
     def rest(self, first: int) -> LeasedRows | None:
         """A copy that begins at a row; None when nothing is there."""
-        if first >= len(self):
-            return None
+        return self.part(range(first, len(self))) if first < len(self) else None
+
+    def part(self, chosen: Sequence[int]) -> LeasedRows:
+        """A copy with some of the rows, in their order."""
         rows = LeasedRows(self.lease, self.settling, self.header, self.batch)
-        rows.base_offset, rows.deltas = self.base_offset, self.deltas
-        rows.keep(range(first, len(self)))
+        rows.base_offset, rows.deltas, rows.rank = self.base_offset, self.deltas, self.rank
+        rows.keep(chosen)
         return rows
+
+    def lanes(self) -> Sequence[int] | None:
+        """The priority of every row; None when all have the usual one."""
+        return self.values("priority")
 
     def deliveries(self, kind: type[L]) -> Iterator[L]:
         """One delivery of a kind for each row."""

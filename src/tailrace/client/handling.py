@@ -12,9 +12,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
-from tailrace.client.deliveries import Delivery
+from tailrace.client.deliveries import Delivery, Leased
+from tailrace.client.leases import Unstarted
+from tailrace.client.pace import Pace
 from tailrace.client.plain_handlers import BlockingDelivery, PlainHandler, is_async
 from tailrace.client.verdicts import Reject, Retry, as_text, delay_of, described
+from tailrace.core.group_commands import Place
 from tailrace.errors import TailraceError
 
 log = logging.getLogger("tailrace.consumer")
@@ -42,6 +45,8 @@ class Runner:
         settle: bool,
         ordering: str,
         parked_max: int,
+        pace: Pace,
+        now_ms: Callable[[], float],
     ) -> None:
         self._source = source
         self._ready = ready
@@ -51,6 +56,8 @@ class Runner:
         self._settle = settle
         self._ordering = ordering
         self._parked_max = parked_max
+        self._pace = pace
+        self._now_ms = now_ms
         self._parked: dict[object, deque[Delivery]] = {}
         """Keys at work, and what waits behind the message that is handled."""
         self._parked_count = 0
@@ -72,6 +79,7 @@ class Runner:
                 await self._handle(delivery)
             return
         loop = asyncio.get_running_loop()
+        self._pace.workers = self._concurrency
         workers = [loop.create_task(self._work()) for _ in range(self._concurrency)]
         try:
             done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
@@ -85,6 +93,7 @@ class Runner:
             for parked in self._parked.values():
                 self._return(parked)
             self._parked.clear()
+            self._pace.workers = self._pace.busy = self._pace.takers = 0
 
     async def _pull(self) -> Delivery | None:
         try:
@@ -97,7 +106,7 @@ class Runner:
         """One of the workers: a message, then those that were parked behind it, then the next."""
         while (delivery := await self._pick()) is not None:
             key = self._key(delivery)
-            await self._handle(delivery)
+            await self._handle_timed(delivery)
             if key is None:
                 continue
             parked = self._parked[key]
@@ -111,9 +120,18 @@ class Runner:
                 self._room.set()
                 lease = delivery.rows.lease
                 if not (delivery.rows.settling.is_over(lease) or lease.is_lost(delivery.offset)):
-                    await self._handle(delivery)
+                    await self._handle_timed(delivery)
             if not parked:
                 del self._parked[key]
+
+    async def _handle_timed(self, delivery: Delivery) -> None:
+        began_ms = self._now_ms()
+        self._pace.busy += 1
+        try:
+            await self._handle(delivery)
+        finally:
+            self._pace.busy -= 1
+        self._pace.worked(self._now_ms() - began_ms)
 
     async def _pick(self) -> Delivery | None:
         """The next message whose key nobody works on; others are parked behind their key."""
@@ -123,8 +141,12 @@ class Runner:
                 await self._room.wait()
             delivery = self._ready()
             if delivery is None:
-                async with self._pulling:  # One of the workers waits for more, the others for their turn.
-                    delivery = await self._pull()
+                self._pace.takers += 1
+                try:
+                    async with self._pulling:  # One of the workers waits for more, the others for their turn.
+                        delivery = await self._pull()
+                finally:
+                    self._pace.takers -= 1
             if delivery is None:
                 break
             key = self._key(delivery)
@@ -138,7 +160,7 @@ class Runner:
             self._parked_count += 1
         return None
 
-    def _key(self, delivery: Delivery) -> object:
+    def _key(self, delivery: Leased) -> object:
         if self._ordering == "partition":
             return (delivery.topic, delivery.partition)
         if self._ordering == "key" and delivery.key is not None:
@@ -186,7 +208,7 @@ class Runner:
         except TailraceError as problem:
             log.warning("not given back: %s", problem)
             # Nobody works on it any more: not extended, its lease ends by itself if this does not arrive.
-            delivery.rows.settling.give_back(delivery.rows.lease, [delivery.offset])
+            delivery.rows.settling.let_go(delivery)
             rejected = False
         if not rejected and (parked := self._parked.get(self._key(delivery))):
             self._return_stale(parked, delivery)
@@ -202,12 +224,49 @@ class Runner:
             parked.extend(kept)
 
     def _return(self, stale: Iterable[Delivery]) -> None:
-        """Give back, without a failure and without waiting for it."""
-        by_lease: dict[int, list[Delivery]] = {}
-        for delivery in stale:
-            by_lease.setdefault(delivery.lease, []).append(delivery)
+        """Give back what was not started, without waiting for it."""
+        returned = list(stale)
+        if returned:
+            returned[0].rows.settling.give_back(self._unpark(returned))
+
+    def _unpark(self, gone: Iterable[Delivery]) -> Unstarted:
+        """These do not wait here any more; they were not started."""
+        unstarted = Unstarted()
+        for delivery in gone:
+            unstarted.add(delivery.rows.lease, delivery.offset, delivery.key)
             self._parked_count -= 1
-        for deliveries in by_lease.values():
-            rows = deliveries[0].rows
-            rows.settling.give_back(rows.lease, [delivery.offset for delivery in deliveries])
         self._room.set()
+        return unstarted
+
+    # -- as `intake.Parking`
+
+    def give_up(self, places: set[Place]) -> Unstarted:
+        """See `intake.Parking`."""
+        gone = []
+        for parked in self._parked.values():
+            mine = [delivery for delivery in parked if delivery.rows.lease.place in places]
+            if mine:
+                kept = [delivery for delivery in parked if delivery.rows.lease.place not in places]
+                parked.clear()
+                parked.extend(kept)
+                gone += mine
+        return self._unpark(gone)
+
+    def parked(self) -> Unstarted:
+        """See `intake.Parking`."""
+        unstarted = Unstarted()
+        for parked in self._parked.values():
+            for delivery in parked:
+                unstarted.add(delivery.rows.lease, delivery.offset, delivery.key)
+        return unstarted
+
+    def behind(self, failed: Leased) -> Unstarted:
+        """See `intake.Parking`."""
+        parked = self._parked.get(self._key(failed))
+        if not parked:
+            return Unstarted()
+        gone = [delivery for delivery in parked if delivery.offset > failed.offset]
+        kept = [delivery for delivery in parked if delivery.offset <= failed.offset]
+        parked.clear()
+        parked.extend(kept)
+        return self._unpark(gone)

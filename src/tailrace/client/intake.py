@@ -1,72 +1,94 @@
-"""What comes in to a consumer of a queue: long polls that lease ahead, and the rows not handed out yet.
+"""What comes in to a consumer of a queue (see `client.polls`): it is handed out, or goes back.
 
-One `Lease` for each topic is under way while there is room. When the partitions that may be asked change, new
-polls go out at once; the older ones are still answered, but not repeated.
+Messages that no handler has got go back when another member is hungry, when their partition is given up, when
+the consumer ends, and behind a message of their key that failed: each time as if they had never been
+delivered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
-from tailrace.client.calls import PAUSE_S_MAX, error_of
 from tailrace.client.consumer_options import ConsumerOptions
 from tailrace.client.deliveries import Delivery, Leased, LeasedRows, foreign_rows, unpack
-from tailrace.client.leases import HeldLease, deadline_ms
+from tailrace.client.hand import Chosen, Hand, overtakes
+from tailrace.client.leases import HeldLease, Unstarted, deadline_ms, spans_of
 from tailrace.client.membership import Member
-from tailrace.client.retries import Retries
+from tailrace.client.pace import Pace
+from tailrace.client.polls import SOON_MS, Answer, Polls
 from tailrace.client.settling import Settlement
-from tailrace.core.commands import Reply
-from tailrace.core.delivery_commands import Grant, Lease, Leases, Nack
+from tailrace.core.delivery_commands import GiveBack, Grant
 from tailrace.core.group_commands import JoinGroup, Place
-from tailrace.core.model import Refusal
-from tailrace.errors import Fenced, InvalidRequest, NotFound, TailraceError
+from tailrace.core.policy import GroupPolicy
+from tailrace.errors import InvalidRequest, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
-WAIT_MS = 30_000
-HELD_MAX = 5_000
 CALM_MS = 50
 """So long after a look at a lease, messages of it are handed out without another."""
 YIELD_ROWS = 256
 """After so many messages in a row the loop gets a turn, so that the next ones can arrive meanwhile."""
+LATE_MS = 200.0
+"""What would not be started for longer than this is not kept in hand."""
+LOOK_MS = 5.0
+"""How long to look on, to see how many messages are being started."""
+
+
+class Parking(Protocol):
+    """Where messages wait that were taken and not started, because their key is at work."""
+
+    def give_up(self, places: set[Place]) -> Unstarted:
+        """Those of partitions that are given up; they are not started any more."""
+        ...
+
+    def parked(self) -> Unstarted:
+        """All of them; they stay."""
+        ...
+
+    def behind(self, failed: Leased) -> Unstarted:
+        """Those that have to come after a message that comes again; they are not started any more."""
+        ...
 
 
 class Intake:
-    """See `membership.Holder`. Messages are taken from `current`; `last` is the one that was handed out."""
+    """See `membership.Holder` and `polls.Taker`. Messages are taken from `current`; `last` is the one that
+    was handed out."""
 
     def __init__(
         self, verbs: BrokerVerbs, request: JoinGroup, timeout: float, options: ConsumerOptions
     ) -> None:
         self._verbs = verbs
         self._request = request
-        self._options = options
         self._loop = asyncio.get_running_loop()
         self.settlement = Settlement(
             verbs,
             request.group,
             timeout,
+            behind=self._take_behind,
+            started=self._handed_out,
+            going_back=lambda place, first: self._polls.going_back(place, first),
             went_back=self._went_back,
             lost=self._lease_lost,
         )
         self.membership = Member(
             verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
         )
-        self._ready: dict[str, dict[int, int]] = {}
-        self._paused: set[Place] = set()
-        self._epoch = 0
-        self._polling: set[str] = set()
-        self._doubtful: set[str] = set()
-        """Topics of which an answer was lost: it may have granted leases that nobody here knows. The next
-        poll says what is held, and until it is answered no other goes out."""
-        self._clearing: set[str] = set()
-        self._retries = Retries(self._poll)
-        self._hungry = False
-        self._buffer: deque[LeasedRows] = deque()
-        self._ahead = 0
+        self._begun = False
+        self.pace = Pace()
+        self.sampling = True
+        """Whether the pace is measured here: from taking some rows to asking for the next ones."""
+        self._since_ms = 0.0
+        self._taken = 0
+        """Messages that were handed out since then, of rows that are current no more."""
+        self._started = 0
+        """The same since the beginning."""
+        self._looking = False
+        self.parking: Parking | None = None
+        self._hand = Hand()
+        self._polls = Polls(verbs, request, options, self, self._hand, self.pace)
         self._rows: LeasedRows | None = None
         self.current: Iterator[Any] = iter(())
         self.last: Leased | None = None
@@ -100,8 +122,8 @@ class Intake:
                 waiter = self._loop.create_future()
                 self._streak = 0
                 self._waiters.append(waiter)
-                self._hungry = True
-                self._poll()
+                self._begun = True
+                self._polls.ask()
                 await waiter
         finally:
             self._taking = False
@@ -115,20 +137,52 @@ class Intake:
             raise error
         if self._stopping:
             raise StopAsyncIteration
-        self._rows = self.last = None
-        while self._buffer:
-            rows = self._buffer.popleft()
-            self._ahead -= len(rows)
+        now_ms = self.settlement.now_ms()
+        self._count_taken(now_ms)
+        if self._hand.count * self.pace.average_ms > LATE_MS:
+            # It became slower since they were leased.
+            keep = max(1, self.pace.ahead())
+            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), keep))
+        while self._hand.count:
+            rows = self._hand.pop()
             lease = rows.lease
             calm = self.calm_ns <= self.wall_ns() < self.until_ns and lease.deadline_ms > self._safe_ms
             if lease.error is not None if calm else self.is_over(lease):
                 continue
-            self._rows = rows
+            one_by_one = self.sampling or self.pace.workers
+            if one_by_one and len(rows) > 1 and len(rows) * self.pace.message_ms >= SOON_MS:
+                # So the next ones are asked for in time, and more urgent ones come in between.
+                half = (len(rows) + 1) // 2
+                self._hand.put_back(rows.rest(half))
+                rows = rows.part(range(half))
+            self._rows, self._since_ms = rows, now_ms
             self.current = rows.deliveries(self.kind)
             self._streak += len(rows)
-            self._poll()
+            self._polls.ask()
             return True
         return False
+
+    def _count_taken(self, now_ms: float) -> None:
+        """All current rows were handed out, and somebody comes for more."""
+        if self._rows is not None:
+            self._taken += len(self._rows)
+            self._started += len(self._rows)
+        if self._taken and self.sampling:
+            self.pace.took(self._taken, now_ms - self._since_ms)
+        self._taken = 0
+        self._rows = self.last = None
+
+    def _set_down(self) -> None:
+        """What is left of the current rows goes back into the hand, to be treated like the others."""
+        with self.guard:
+            current, last = self._rows, self.last
+            self.current = iter(())
+            self._rows = self.last = None
+        if current is not None:
+            handed = 0 if last is None else last.row + 1
+            self._taken += handed
+            self._started += handed
+            self._hand.put_back(current.rest(handed))
 
     def is_over(self, lease: HeldLease) -> bool:
         """Whether the lease of the rows that are handed out is over.
@@ -170,126 +224,147 @@ class Intake:
 
     def stop(self) -> None:
         """Hand out nothing more."""
-        with self.guard:
-            self._stopping = True
-            self.current = iter(())
+        self._stopping = True
+        self.return_unstarted()
         self._wake()
 
     def refuse(self, error: TailraceError) -> None:
         """Nothing is handed out or leased from now on; what is settled still counts."""
         self.closed = error
-        self._retries.at_once()
+        self._polls.close()
         self._wake()
 
     def end(self, error: TailraceError) -> None:
         """Nothing is settled any more either."""
         self.refuse(error)
-        self._buffer.clear()
-        self._ahead = 0
-        with self.guard:
-            self.current = iter(())
-            self._rows = self.last = None
+        self._set_down()
+        self._hand.clear()
         self.settlement.close(error)
 
     # -- dropping what is not handed out
+
+    def _take_behind(self, deliveries: Sequence[Leased]) -> Unstarted:
+        """Messages are about to go back: take out what is in hand behind them, to go back with them."""
+        taken = Unstarted()
+        ordering = self.membership.policy.ordering
+        for failed in deliveries:
+            key = failed.key
+            if ordering == "none" or (ordering == "key" and key is None):
+                continue
+            place, number = failed.rows.lease.place, failed.offset
+            found = self._take_out(_behind(place, number, key if ordering == "key" else None))
+            taken.merge(found)
+            if self.parking is not None:
+                taken.merge(self.parking.behind(failed))
+        return taken
+
+    def _handed_out(self, place: Place) -> list[tuple[int, list[int]]]:
+        """What handlers were given of a partition and did not settle yet."""
+        waiting: dict[HeldLease, set[int]] = {}
+        for rows in self._hand:
+            waiting.setdefault(rows.lease, set()).update(rows.offsets())
+        parked = Unstarted() if self.parking is None else self.parking.parked()
+        for lease, offsets in parked.leases.items():
+            waiting.setdefault(lease, set()).update(offsets)
+        found = []
+        for lease in self.settlement.leases.of(place):
+            if given := lease.open - waiting.get(lease, set()):
+                found.append((lease.id, spans_of(sorted(given))))
+        return found
 
     def _went_back(self, deliveries: Sequence[Leased]) -> None:
         """Messages have to come again: the later ones of their keys are not handed out before. The broker
         took them back, too, or is given them now, where nobody here can tell."""
         ordering = self.membership.policy.ordering
         for failed in deliveries:
-            place, offset = failed.rows.lease.place, failed.offset
-            fresh = self.settlement.leases.went_back_before(failed.rows.lease, offset)
+            lease = failed.rows.lease
+            fresh = self.settlement.leases.went_back_before(lease, failed.offset)
             key = failed.key if ordering == "key" else None
             if ordering == "none" or (ordering == "key" and key is None):
                 continue
-
-            def later(
-                rows: LeasedRows,
-                place: Place = place,
-                offset: int = offset,
-                key: bytes | None = key,
-                fresh: int = fresh,
-            ) -> Sequence[int]:
-                stale = rows.lease.place == place and rows.lease.number < fresh
-                return _later(rows, offset, key) if stale else ()
-
-            self._drop(later, self.settlement.give_back)
+            self.settlement.give_back(self._take_out(_behind(lease.place, failed.offset, key, fresh)))
 
     def _lease_lost(self, lease: HeldLease) -> None:
-        """Its messages come again, and what is buffered behind them goes back to come after them."""
-        self._drop(lambda rows: range(len(rows)) if rows.lease is lease else ())
+        """Its messages come again, and what is in hand behind them goes back to come after them."""
+        self._forget(self._take_out(lambda rows: range(len(rows)) if rows.lease is lease else ()))
         if lease.gone and self.membership.policy.ordering != "none":
-            lowest = min(lease.gone)
+            self.settlement.give_back(self._take_out(_behind(lease.place, min(lease.gone), None)))
 
-            def later(rows: LeasedRows) -> Sequence[int]:
-                return _later(rows, lowest, None) if rows.lease.place == lease.place else ()
+    def _take_out(self, chosen: Chosen, keep: int = 0) -> Unstarted:
+        self._set_down()
+        taken = self._hand.take_out(chosen, keep)
+        self._polls.ask()
+        return taken
 
-            self._drop(later, self.settlement.give_back)
+    def _forget(self, taken: Unstarted) -> None:
+        for lease, offsets in taken.leases.items():
+            self.settlement.leases.forget(lease, offsets)
 
-    def _drop(
-        self,
-        chosen: Callable[[LeasedRows], Sequence[int]],
-        put: Callable[[HeldLease, Sequence[int]], None] | None = None,
-    ) -> None:
-        """Take rows out of what is not handed out yet; `put` says what becomes of their offsets."""
-        with self.guard:
-            # What is left of the current rows goes back to the buffer, to be treated alike.
-            current, last = self._rows, self.last
-            self.current = iter(())
-            self._rows = self.last = None
-        rest = None if current is None else current.rest(0 if last is None else last.row + 1)
-        if rest is not None:
-            self._buffer.appendleft(rest)
-            self._ahead += len(rest)
-        kept: deque[LeasedRows] = deque()
-        for rows in self._buffer:
-            out = set(chosen(rows))
-            if out:
-                offsets = rows.offsets()
-                (put or self.settlement.leases.forget)(rows.lease, [offsets[row] for row in out])
-                rows.keep([row for row in range(len(rows)) if row not in out])
-                self._ahead -= len(out)
-            if len(rows):
-                kept.append(rows)
-        self._buffer = kept
-        self._poll()
+    def return_unstarted(self) -> None:
+        """Nothing more is handed out: all that is in hand goes back at once."""
+        self._polls.withdraw()
+        self._set_down()
+        self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows))))
+
+    # -- other members
+
+    def hungry(self, places: set[Place]) -> None:
+        """See `membership.Holder`: look on for a moment, then give back what is not started soon."""
+        if not self._looking and (self._hand.count or self._rows is not None):
+            self._looking = True
+            seen = self._started_now(), self.settlement.now_ms()
+            self._loop.call_later(LOOK_MS / 1000, self._share, places, *seen)
+
+    def _started_now(self) -> int:
+        last = self.last
+        return self._started + (0 if last is None else last.row + 1)
+
+    def _share(self, places: set[Place], started: int, since_ms: float) -> None:
+        self._looking = False
+        now_ms = self.settlement.now_ms()
+        pace = (self._started_now() - started) / max(LOOK_MS, now_ms - since_ms)
+        soon = int(pace * SOON_MS)
+        self._polls.be_modest(soon)
+        self._polls.withdraw({topic for topic, _ in places})
+        self.settlement.give_back(self._take_out(_all_of(places), soon))
 
     # -- partitions
 
     def pause(self, places: set[Place]) -> None:
         """Hand out nothing more of these; what was leased ahead of them is given back."""
-        self._paused |= places
-        self._renew_polls()
-        self._drop(_all_of(places), self.settlement.give_back)
+        self._polls.paused |= places
+        self._polls.renew()
+        self.settlement.give_back(self._take_out(_all_of(places)))
 
     def resume(self, places: set[Place]) -> None:
         """Go on with these, or with all."""
-        self._paused -= places or set(self._paused)
-        self._renew_polls()
+        self._polls.paused -= places or set(self._polls.paused)
+        self._polls.renew()
 
     def granted(self, places: dict[Place, int]) -> None:
         """See `membership.Holder`."""
         self.settlement.lease_ms = self.membership.policy.lease_ms
         for (topic, partition), generation in places.items():
-            self._ready.setdefault(topic, {})[partition] = generation
-        self._renew_polls()
+            self._polls.ready.setdefault(topic, {})[partition] = generation
+        self._polls.renew()
 
     def reconfigured(self) -> None:
         """See `membership.Holder`."""
         self.settlement.lease_ms = self.membership.policy.lease_ms
-        self._renew_polls()
+        self._polls.renew()
 
     def _not_ready(self, places: set[Place]) -> None:
         for topic, partition in places:
-            self._ready.get(topic, {}).pop(partition, None)
-        self._renew_polls()
+            self._polls.ready.get(topic, {}).pop(partition, None)
+        self._polls.renew()
 
     def withdrawn(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
+        self._polls.withdraw({topic for topic, _ in places})
         self._not_ready(places)
-        # They go back when the partition does: given back now, a poll that is under way would get them again.
-        self._drop(_all_of(places), self.settlement.leases.keep)
+        self.settlement.give_back(self._take_out(_all_of(places)))
+        if self.parking is not None:
+            self.settlement.give_back(self.parking.give_up(places))
 
     async def release(self, places: set[Place], seconds: float) -> None:
         """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with
@@ -303,7 +378,7 @@ class Intake:
     def dropped(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
         self._not_ready(places)
-        self._drop(_all_of(places))
+        self._forget(self._take_out(_all_of(places)))
 
     def tick(self) -> None:
         """See `membership.Holder`."""
@@ -316,128 +391,64 @@ class Intake:
 
     def woken(self) -> None:
         """See `membership.Holder`."""
-        self._renew_polls()
+        self._polls.renew()
 
-    # -- leasing
+    # -- what comes
 
-    def _renew_polls(self) -> None:
-        """What is asked for has changed: polls under way are still answered, but not repeated."""
-        self._epoch += 1
-        self._polling.clear()
-        self._retries.at_once()
-        self._poll()
+    def is_open(self) -> bool:
+        """See `polls.Taker`."""
+        return self._begun and self.closed is None and not self._stopping
 
-    def _poll(self) -> None:
-        """Lease ahead: one long poll for each topic while there is room."""
-        options = self._options
-        if not self._hungry or self.closed is not None or self._stopping:
-            return
-        if options.prefetch:
-            room = options.prefetch - self._ahead
-            if room < min(options.batch_size, max(1, options.prefetch // 2)):
-                return
-        elif self._ahead or not self._waiters:
-            return
-        else:
-            room = options.batch_size
-        for topic, partitions in self._ready.items():
-            if topic in self._polling or topic in self._clearing or self._retries.waits(topic):
-                continue
-            wanted = [(p, g) for p, g in partitions.items() if (topic, p) not in self._paused]
-            if wanted:
-                self._polling.add(topic)
-                self._submit(topic, wanted, min(options.batch_size, room))
+    def is_waiting(self) -> bool:
+        """See `polls.Taker`."""
+        return any(not waiter.done() for waiter in self._waiters)
 
-    def _submit(self, topic: str, wanted: list[tuple[int, int]], count_max: int) -> None:
-        epoch, sent_ms = self._epoch, self.settlement.now_ms()
-        lease_ms = self.settlement.lease_ms  # The group's may be changed before the answer comes.
-        generations = dict(wanted)
-        held = self._held(topic) if topic in self._doubtful else None
-        if held is not None:
-            self._clearing.add(topic)
+    def out_of_hand(self) -> int:
+        """See `polls.Taker`."""
+        current = self._rows
+        late = current is not None and len(current) * self.pace.message_ms >= SOON_MS
+        return len(current) if late and current is not None else 0
 
-        def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
-            if epoch == self._epoch:
-                self._polling.discard(topic)
-            if held is not None:
-                self._clearing.discard(topic)
-            if isinstance(reply, Refusal):
-                if reply.outcome != "none":
-                    self._doubtful.add(topic)
-                if epoch == self._epoch or held is not None:
-                    self._refused(topic, reply)
-                return
-            if held is not None:
-                self._doubtful.discard(topic)
-            assert isinstance(reply, Leases)
-            self._retries.served(topic)
-            self._arrived(topic, generations, reply, parts, (sent_ms + reply.waited_ms, lease_ms))
-            # Later, not now: a broker in this process may answer from within `submit`.
-            self._loop.call_soon(self._poll)
+    def policy(self) -> GroupPolicy:
+        """See `polls.Taker`."""
+        return self.membership.policy
 
-        group, member = self._request.group, self._request.member
-        size = self._options.fetch_bytes_max
-        wait_ms = WAIT_MS if held is None else 0
-        request = Lease(topic, group, member, wanted, count_max, size, wait_ms, lease_ms, held)
-        self._verbs.submit(request, b"", respond)
-
-    def _held(self, topic: str) -> list[int] | None:
-        """The leases of a topic; None when they are too many for a request: then unknown ones end by
-        themselves."""
+    def held(self, topic: str) -> list[int]:
+        """See `polls.Taker`."""
         leases = self.settlement.leases.of()
-        held = [lease.id for lease in leases if lease.place[0] == topic and lease.error is None]
-        return held if len(held) <= HELD_MAX else None
+        return [lease.id for lease in leases if lease.place[0] == topic and lease.error is None]
 
-    def _refused(self, topic: str, reply: Refusal) -> None:
-        error = error_of(reply)
-        if self.closed is not None:
-            return
-        if isinstance(error, Fenced | NotFound):
-            self._retries.refused(topic)
-            self.membership.rejoin()
-        elif error.retriable:
-            self._retries.refused(topic)
-        else:
-            self._retries.refused(topic, PAUSE_S_MAX)
-            self.failed(error)
+    def fenced(self) -> None:
+        """See `polls.Taker`."""
+        self.membership.rejoin()
 
-    def _arrived(
-        self,
-        topic: str,
-        generations: dict[int, int],
-        reply: Leases,
-        parts: Sequence[Buffer],
-        times: tuple[float, int],
-    ) -> None:
-        """Leases were granted, at a time or later and for so long (`times`). They may be over already: this
-        process stood still before it looked at the answer."""
+    def arrived(self, answer: Answer) -> None:
+        """See `polls.Taker`. Leases may be over already: this process stood still before it looked."""
+        topic, parts = answer.topic, answer.parts
         data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
-        ready = self._ready.get(topic, {})
-        in_time = deadline_ms(*times) > self.settlement.now_ms()
+        ready = self._polls.ready.get(topic, {})
+        in_time = deadline_ms(answer.granted_ms, answer.lease_ms) > self.settlement.now_ms()
         at = 0
-        for grant in reply.grants:
+        for grant in answer.reply.grants:
             piece = data[at : at + grant.nbytes]
             at += grant.nbytes
-            place, generation = (topic, grant.partition), generations.get(grant.partition, -1)
-            useful = ready.get(grant.partition) == generation and place not in self._paused
+            place, generation = (topic, grant.partition), answer.generations.get(grant.partition, -1)
+            useful = ready.get(grant.partition) == generation and place not in self._polls.paused
             if useful and in_time and self.closed is None and not self._stopping:
-                self._add(place, generation, grant, piece, times)
+                self._add(place, generation, grant, piece, answer)
             else:
-                self._give_back(topic, grant)
+                self._not_wanted(topic, grant)
         self._wake()
 
-    def _give_back(self, topic: str, grant: Grant) -> None:
+    def _not_wanted(self, topic: str, grant: Grant) -> None:
         """Nobody here wants it any more; when this does not arrive, the lease ends by itself."""
         spans = [n for first, count, _, _ in sorted(grant.runs) for n in (first, first + count)]
-        group = self._request.group
-        request = Nack(topic, grant.partition, group, grant.lease, spans, failure=False)
+        request = GiveBack(topic, grant.partition, self._request.group, [(grant.lease, spans)])
         self._verbs.submit(request, b"", lambda reply, parts: None)
 
-    def _add(
-        self, place: Place, generation: int, grant: Grant, data: Buffer, times: tuple[float, int]
-    ) -> None:
+    def _add(self, place: Place, generation: int, grant: Grant, data: Buffer, answer: Answer) -> None:
         for older, offsets in self.settlement.leases.superseded(place, grant.runs).items():
-            self._drop(_of_lease(older, offsets))
+            self._take_out(_of_lease(older, offsets))
             self.settlement.leases.forget(older, offsets)
         lease = self.settlement.leases.add(place, generation, grant)
         try:
@@ -447,7 +458,8 @@ class Intake:
             self.settlement.leases.drop_done(lease)
             self.failed(error)
             return
-        self.settlement.started(lease, *times)
+        self.settlement.started(lease, answer.granted_ms, answer.lease_ms)
+        now_us = self.wall_ns() // 1000
         for rows in found:
             foreign = foreign_rows(rows, self._request.group)
             if foreign:
@@ -455,16 +467,51 @@ class Intake:
                 for row in foreign:
                     deliveries[row].ack_nowait()
                 rows.keep(sorted(set(range(len(rows))) - set(foreign)))
+            if early := self._behind_returning(rows, answer.asked):
+                self._send_back_early(rows, early)
             if len(rows):
-                self._buffer.append(rows)
-                self._ahead += len(rows)
+                policy, current = self.membership.policy, self._rows
+                if current is not None and overtakes(rows, current, policy, urgent=answer.urgent):
+                    self._set_down()
+                self._hand.add(rows, policy, now_us, urgent=answer.urgent)
+
+    def _behind_returning(self, rows: LeasedRows, asked: int) -> list[int]:
+        """Rows behind messages that went back since they were asked for, and did not come with them: they
+        were granted before, and the broker took them back, too, or they wait for the others."""
+        ordering = self.membership.policy.ordering
+        went_back = self._polls.went_back_since(rows.lease.place, asked)
+        if not went_back or ordering == "none":
+            return []
+        keys = rows.values("key") if ordering == "key" else None
+        found: set[int] = set()
+        for first in went_back:
+            if ordering == "partition":
+                lows: list[int | None] = [min(first.values())] * len(rows)
+            else:
+                lows = [None if key is None else first.get(key) for key in keys or ()]
+            known = {low for low in lows if low is not None and not rows.lease.has(low)}
+            pairs = zip(rows.offsets(), lows, strict=False)
+            found.update(
+                row
+                for row, (offset, low) in enumerate(pairs)
+                if low is not None and low in known and offset > low
+            )
+        return sorted(found)
+
+    def _send_back_early(self, rows: LeasedRows, early: list[int]) -> None:
+        offsets, keys = rows.offsets(), rows.values("key")
+        unstarted = Unstarted()
+        for row in early:
+            unstarted.add(rows.lease, offsets[row], None if keys is None else keys[row])
+        rows.keep([row for row in range(len(rows)) if row not in set(early)])
+        self.settlement.give_back(unstarted)
 
 
-def _all_of(places: set[Place]) -> Callable[[LeasedRows], Sequence[int]]:
+def _all_of(places: set[Place]) -> Chosen:
     return lambda rows: range(len(rows)) if rows.lease.place in places else ()
 
 
-def _of_lease(lease: HeldLease, offsets: set[int]) -> Callable[[LeasedRows], Sequence[int]]:
+def _of_lease(lease: HeldLease, offsets: set[int]) -> Chosen:
     def chosen(rows: LeasedRows) -> Sequence[int]:
         if rows.lease is not lease:
             return ()
@@ -473,12 +520,16 @@ def _of_lease(lease: HeldLease, offsets: set[int]) -> Callable[[LeasedRows], Seq
     return chosen
 
 
-def _later(rows: LeasedRows, offset: int, key: bytes | None) -> Sequence[int]:
-    """Rows behind an offset, of a key or all."""
-    offsets = rows.offsets()
-    if key is None:
-        return [row for row, other in enumerate(offsets) if other > offset]
-    keys = rows.values("key")
-    if keys is None:
-        return ()
-    return [row for row, other in enumerate(keys) if other == key and offsets[row] > offset]
+def _behind(place: Place, offset: int, key: bytes | None, fresh: int | None = None) -> Chosen:
+    """Rows behind an offset, of a key or all; of leases before number `fresh`."""
+
+    def chosen(rows: LeasedRows) -> Sequence[int]:
+        if rows.lease.place != place or (fresh is not None and rows.lease.number >= fresh):
+            return ()
+        offsets = rows.offsets()
+        if key is None:
+            return [row for row, other in enumerate(offsets) if other > offset]
+        keys = rows.values("key") or ()
+        return [row for row, other in enumerate(keys) if other == key and offsets[row] > offset]
+
+    return chosen

@@ -60,7 +60,6 @@ class HeldLease:
         "gone",
         "id",
         "idle",
-        "kept",
         "number",
         "open",
         "place",
@@ -80,8 +79,6 @@ class HeldLease:
         self.gone: set[int] = set()
         self.failed: dict[int, int] = {}
         """What was given back, and the number of the last lease that was known when that was answered."""
-        self.kept: set[int] = set()
-        """Not handed out and not to be: they go back together with the partition."""
         self.acks: list[int] = []
         self.idle = True
         """Nothing is gathered, or the lease is over: whoever appends to `acks` has to call `wake`."""
@@ -159,6 +156,47 @@ class HeldLease:
         return not (self.open or self.asked or self.acks)
 
 
+FirstOfKeys = dict[bytes | None, int]
+"""The first offset of each key among messages of a partition (None: of those without a key)."""
+
+
+class Unstarted:
+    """Messages that no handler got, on their way back: offsets by lease, and the first of each key in every
+    partition."""
+
+    __slots__ = ("first", "leases")
+
+    def __init__(self) -> None:
+        self.leases: dict[HeldLease, list[int]] = {}
+        self.first: dict[Place, FirstOfKeys] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.leases)
+
+    def add(self, lease: HeldLease, offset: int, key: bytes | None) -> None:
+        """One more."""
+        self.leases.setdefault(lease, []).append(offset)
+        first = self.first.setdefault(lease.place, {})
+        first[key] = min(offset, first.get(key, offset))
+
+    def merge(self, other: Unstarted) -> None:
+        """Those of another, too."""
+        for lease, offsets in other.leases.items():
+            self.leases.setdefault(lease, []).extend(offsets)
+        for place, first in other.first.items():
+            mine = self.first.setdefault(place, {})
+            for key, offset in first.items():
+                mine[key] = min(offset, mine.get(key, offset))
+
+    def spans(self, place: Place) -> list[tuple[int, list[int]]]:
+        """Those of a partition, as requests name them."""
+        return [
+            (lease.id, spans_of(sorted(offsets)))
+            for lease, offsets in self.leases.items()
+            if lease.place == place and offsets
+        ]
+
+
 class AckRun:
     """Acknowledgements of one partition on their way, and who waits for them."""
 
@@ -223,7 +261,7 @@ class Leases:
 
     def drop_done(self, lease: HeldLease) -> None:
         """Forget a lease once nothing is left of it."""
-        if lease.done and not lease.kept:
+        if lease.done:
             self._held.pop(lease.id, None)
 
     # -- acknowledgements
@@ -359,17 +397,11 @@ class Leases:
     def lose(self, lease: HeldLease, error: TailraceError) -> None:
         """The lease is over for everything that is not settled."""
         lease.error = error
-        lease.gone |= lease.open | lease.kept
+        lease.gone |= lease.open
         lease.open.clear()
-        lease.kept.clear()
         if not lease.acks:
             lease.idle = True
         self.drop_done(lease)
-
-    def keep(self, lease: HeldLease, offsets: Iterable[int]) -> None:
-        """Some messages of a lease are not handed out any more, but held until their partition goes."""
-        lease.kept |= lease.open.intersection(offsets)
-        lease.open -= lease.kept
 
     def forget(self, lease: HeldLease, offsets: Iterable[int]) -> None:
         """Some messages of a lease went back to the broker."""

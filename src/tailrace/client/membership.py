@@ -59,6 +59,10 @@ class Holder(Protocol):
         """These partitions are gone, or begin anew: forget what was buffered of them."""
         ...
 
+    def hungry(self, places: set[Place]) -> None:
+        """Other members wait for messages, and there are none but those that are held of these partitions."""
+        ...
+
     def tick(self) -> None:
         """A heartbeat was answered: an occasion to look at the clock (a test's moves without the loop's)."""
         ...
@@ -265,6 +269,8 @@ class Member:
             self._pause_s = PAUSE_S_MIN  # A quiet time: all is well.
         self._holder.tick()
         self._apply(reply)
+        if reply.hungry:
+            self._holder.hungry(set(reply.hungry))
         self._loop.call_soon(self._beat)
 
     def _cancel_timer(self) -> None:

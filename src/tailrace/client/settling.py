@@ -11,14 +11,16 @@ from tailrace.client.leases import (
     UNDER_WAY,
     AckRun,
     FailedAck,
+    FirstOfKeys,
     HeldLease,
     Leases,
+    Unstarted,
     failures,
     offsets_of,
     spans_of,
 )
 from tailrace.core.commands import Reply, Request
-from tailrace.core.delivery_commands import Ack, Extend, Extended, Nack, Reject, Settled
+from tailrace.core.delivery_commands import Ack, Extend, Extended, GiveBack, Nack, Reject, Settled
 from tailrace.core.group_commands import Place
 from tailrace.core.model import Refusal
 from tailrace.errors import InvalidRequest, LeaseLost, TailraceError
@@ -33,9 +35,11 @@ _SILENCE = Refusal("timeout", "no answer in time", "unknown")
 
 
 class Settlement:
-    """See `deliveries.Settling`. `went_back` is called when messages have to come again, because they were
-    given back or could not be acknowledged, so that those behind them wait until they do; `lost` when a lease
-    is over."""
+    """See `deliveries.Settling`. `behind` is called when messages are about to be given back: it takes out
+    what is in hand behind them. `started` tells what handlers have of a partition. `going_back` is called
+    when a request leaves that gives messages back, with the first of each key. `went_back` is called when
+    messages have to come again, because they were given back or could not be acknowledged, so that those
+    behind them wait until they do; `lost` when a lease is over."""
 
     def __init__(
         self,
@@ -43,6 +47,9 @@ class Settlement:
         group: str,
         timeout: float,
         *,
+        behind: Callable[[Sequence[Leased]], Unstarted],
+        started: Callable[[Place], list[tuple[int, list[int]]]],
+        going_back: Callable[[Place, FirstOfKeys], None],
         went_back: Callable[[Sequence[Leased]], None],
         lost: Callable[[HeldLease], None],
     ) -> None:
@@ -53,6 +60,9 @@ class Settlement:
         self.twin: object = None
         self._verbs = verbs
         self._timeout = timeout
+        self._behind = behind
+        self._started = started
+        self._going_back = going_back
         self._went_back = went_back
         self._lost = lost
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
@@ -205,10 +215,15 @@ class Settlement:
         """Give back, as a failure or without one."""
         delay_ms = None if delay is None else _delay_ms(delay)
         text = _sendable("error", error)
+        behind = self._behind([delivery for delivery in deliveries if not delivery.settled])
+        for lease, offsets in behind.leases.items():
+            self.leases.forget(lease, offsets)
+        places = {delivery.rows.lease.place for delivery in deliveries}
 
         def make(lease: HeldLease, spans: list[int]) -> Request:
             topic, partition = lease.place
-            return Nack(topic, partition, self.group, lease.id, spans, delay_ms, text, failure)
+            started = self._started(lease.place)
+            return Nack(topic, partition, self.group, lease.id, spans, delay_ms, text, failure, started)
 
         def done(lease: HeldLease, offsets: Iterable[int]) -> None:
             # Now, not when the caller goes on: what is granted after this answer is as it should be.
@@ -216,11 +231,18 @@ class Settlement:
             lease.failed.update(dict.fromkeys(back, self.leases.granted))
             self._went_back([d for d in deliveries if d.rows.lease is lease and d.offset in back])
 
+        for place in places:
+            self._going_back(place, _first_of(deliveries, place))
         try:
             await self._settle(deliveries, make, done)
         except LeaseLost:
             self._went_back(deliveries)
             raise
+        finally:
+            for place in places:
+                if leases := behind.spans(place):
+                    # Mostly they went with it; nobody knows for sure.
+                    self._send_back(place, leases, behind.first[place])
 
     async def reject(self, deliveries: Sequence[Leased], reason: str, poison: bool) -> None:
         """Send to the dead letters."""
@@ -269,7 +291,7 @@ class Settlement:
     ) -> None:
         """Whatever ends the wait, the request goes on by itself until it is answered."""
         answer = self._loop.create_future()
-        request = make(lease, spans_of(offsets))
+        request, asked = make(lease, spans_of(offsets)), frozenset(offsets)
         since_s = self._loop.time()
         doubtful = False
 
@@ -289,7 +311,8 @@ class Settlement:
                 _telling(answer)(error)
                 return
             assert isinstance(reply, Settled)
-            lost = [offset for _, spans in reply.lost for offset in offsets_of(spans)]
+            stale = (spans for number, spans in reply.lost if number == lease.id)
+            lost = [offset for spans in stale for offset in offsets_of(spans) if offset in asked]
             # After an attempt whose answer was lost the receipt may be stale because of that very attempt.
             if doubtful and isinstance(request, Nack):
                 lost = []
@@ -321,16 +344,39 @@ class Settlement:
         if lease.error is not None:
             raise lease.error
 
-    def give_back(self, lease: HeldLease, offsets: Iterable[int] | None = None) -> None:
-        """Return messages that were not handed out (or all that is open), without a failure; nobody waits."""
-        chosen = sorted(lease.open.intersection(lease.open if offsets is None else offsets))
-        if not chosen:
-            return
-        self.leases.forget(lease, chosen)
-        topic, partition = lease.place
-        request = Nack(topic, partition, self.group, lease.id, spans_of(chosen), failure=False)
-        # When it does not arrive, the lease ends by itself.
-        self._verbs.submit(request, b"", lambda reply, parts: None)
+    def let_go(self, delivery: Leased) -> None:
+        """Return a message that a handler had, without a failure; nobody waits for it."""
+        lease, offset = delivery.rows.lease, delivery.offset
+        if offset in lease.open:
+            self.leases.forget(lease, [offset])
+            topic, partition = lease.place
+            request = Nack(topic, partition, self.group, lease.id, [offset, offset + 1], failure=False)
+            # When it does not arrive, the lease ends by itself.
+            self._verbs.submit(request, b"", lambda reply, parts: None)
+
+    def give_back(self, unstarted: Unstarted) -> None:
+        """Return messages that no handler got, as if they had never been delivered; nobody waits for it."""
+        for lease, offsets in unstarted.leases.items():
+            offsets[:] = lease.open.intersection(offsets)
+            self.leases.forget(lease, offsets)
+        for place, first in unstarted.first.items():
+            if leases := unstarted.spans(place):
+                self._send_back(place, leases, first)
+
+    def _send_back(self, place: Place, leases: list[tuple[int, list[int]]], first: FirstOfKeys) -> None:
+        request = GiveBack(*place, self.group, leases)
+        since_s = self._loop.time()
+
+        def send(pause_s: float) -> None:
+            self._going_back(place, first)
+            self._submit(request, lambda reply: answered(reply, pause_s))
+
+        def answered(reply: Reply, pause_s: float) -> None:
+            late = self._loop.time() - since_s >= self._timeout
+            if isinstance(reply, Refusal) and error_of(reply).retriable and not (late or self._closed):
+                self._loop.call_later(pause_s, send, min(pause_s * 2, PAUSE_S_MAX))
+
+        send(PAUSE_S_MIN)
 
     # -- extension
 
@@ -405,7 +451,7 @@ class Settlement:
 
     def lose(self, lease: HeldLease, error: TailraceError | None = None) -> None:
         """A lease is over before everything was settled."""
-        if not lease.done or lease.kept:
+        if not lease.done:
             topic, partition = lease.place
             text = f"a lease on {topic}/{partition} is over; its messages may have been delivered again"
             self.leases.lose(lease, error or LeaseLost(text))
@@ -419,6 +465,14 @@ class Settlement:
         for lease in self.leases.of():
             self.leases.lose(lease, error)
         self._wake()
+
+
+def _first_of(deliveries: Sequence[Leased], place: Place) -> FirstOfKeys:
+    first: FirstOfKeys = {}
+    for delivery in deliveries:
+        if delivery.rows.lease.place == place:
+            first[delivery.key] = min(delivery.offset, first.get(delivery.key, delivery.offset))
+    return first
 
 
 def _delay_ms(delay: float) -> int:

@@ -399,6 +399,9 @@ class _Seat(_Source):
                     found[place] = Cursor(generation, committed, self.sought.pop(place, committed))
             self.feed.add(found)
 
+    def hungry(self, places: set[Place]) -> None:
+        """See `membership.Holder`: readers of a stream hold no leases."""
+
     def withdrawn(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
         self.feed.hold(places)

@@ -20,7 +20,8 @@ class Lease(Command, frozen=True, tag="lease"):
     else it was granted is given back first, so that nothing waits for a member that never heard of it.
 
     With `above` only messages of more urgent lanes are wanted, those with a priority below this number: the
-    member has enough of the others in hand. A newer request of the same member replaces one that waits.
+    member has enough of the others in hand. A newer request of the same member replaces one that waits; with
+    `count_max` 0 it asks for nothing itself.
     """
 
     topic: str
@@ -48,8 +49,8 @@ class Nack(Command, frozen=True, tag="nack"):
     """Give messages back. As a failure it counts an attempt and waits `delay_ms`, or the group's back-off;
     else they are available at once and no attempt is counted.
 
-    `unstarted` are (lease, spans) pairs of messages behind them that no handler was given: those go back in
-    the same decision, as by `GiveBack`."""
+    Later messages of their keys go back with them. `started` are (lease, spans) pairs of messages that
+    handlers were given: for the others, which lie unstarted or are on their way, no delivery is counted."""
 
     topic: str
     partition: int
@@ -59,7 +60,7 @@ class Nack(Command, frozen=True, tag="nack"):
     delay_ms: int | None = None
     error: str = ""
     failure: bool = True
-    unstarted: list[tuple[int, list[int]]] = []
+    started: list[tuple[int, list[int]]] = []
 
 
 class GiveBack(Command, frozen=True, tag="give_back"):

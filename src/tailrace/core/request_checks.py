@@ -33,8 +33,8 @@ def problem_with(command: Checked) -> Refusal | None:
             delay_ms = command.delay_ms
             if delay_ms is not None and not 0 <= delay_ms <= DELAY_MS_MAX:
                 text = f"delay_ms is from 0 to {DELAY_MS_MAX}, not {delay_ms}"
-            elif command.unstarted:
-                text = _leases("unstarted", command.unstarted)
+            elif command.started:
+                text = _leases("started", command.started)
         elif text is None and isinstance(command, Reject) and command.reason not in REASONS:
             text = f"reason is {' or '.join(map(repr, REASONS))}, not {command.reason[:80]!r}"
     return None if text is None else Refusal(InvalidRequest.code, text)

@@ -86,16 +86,15 @@ class Settlement:
     def nack(self, command: Nack) -> Decision:
         """Give back, as a failure or not."""
         pieces, stale = self._sort_out(command.lease, command.spans)
-        unstarted, lost = self._still_held(command.unstarted)
-        reply = Settled([(command.lease, stale), *lost] if stale else lost)
+        reply = Settled([(command.lease, stale)] if stale else [])
         if not pieces:
-            return self._untouched(unstarted, reply)
+            return Decision(NOTHING, reply)
         known = self._lookup.of_lease(self._ledger.receipts.live[command.lease])
         spans = flat([(first, end) for first, end, _, _ in pieces])
         gone = SpanSet()
-        for first, end in [*pairs(spans), *pairs(unstarted)]:
+        for first, end in pairs(spans):
             gone.add(first, end)
-        later = self._later(spans, known, gone)
+        later, unstarted = self._apart(self._later(spans, known, gone), command.started)
         facts: list[Fact] = [self._given_back(pairs(unstarted), unstarted=True)] if unstarted else []
         error = command.error[:ERROR_CHARACTERS_MAX]
         if not command.failure:
@@ -134,6 +133,19 @@ class Settlement:
         later = self._later(spans, known, gone)
         fact = self._given_back(sorted([*pairs(spans), *pairs(later)]), unstarted=True)
         return Decision((fact,), reply, soft=True)
+
+    @staticmethod
+    def _apart(spans: list[int], leases: Sequence[tuple[int, list[int]]]) -> tuple[list[int], list[int]]:
+        """Which of these messages some handler was given, and the others."""
+        if not (spans and leases):
+            return [], spans
+        started = SpanSet()
+        for _, given in leases:
+            for first, end in pairs(given):
+                started.add(first, end)
+        mine = [part for first, end in pairs(spans) for part in started.intersect(first, end)]
+        rest = [part for first, end in pairs(spans) for part in without(first, end, mine)]
+        return flat(mine), flat(rest)
 
     def _still_held(self, leases: Sequence[tuple[int, list[int]]]) -> tuple[list[int], Lost]:
         """What of (lease, spans) pairs these leases still hold, ascending, and where they are stale."""

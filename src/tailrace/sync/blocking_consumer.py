@@ -154,19 +154,26 @@ class Consumer:
         """Messages as they come, up to `size` at once; see `tailrace.Consumer.batches`."""
         size = self._inner._options.batch_size if size is None else size
         whole_of("size", size)
-        while True:
-            with self._lock:
-                try:
-                    batch = Batch([self._next()])
-                except StopIteration:
-                    return
-                intake = self._inner._intake
-                with intake.guard:
-                    while len(batch) < size and (delivery := next(intake.current, None)) is not None:
-                        assert isinstance(delivery, Delivery)
-                        intake.last = delivery
-                        batch.append(delivery)
-            yield batch
+        intake = self._inner._open()
+        now_ms = intake.settlement.now_ms
+        intake.sampling = False
+        try:
+            while True:
+                with self._lock:
+                    try:
+                        batch = Batch([self._next()])
+                    except StopIteration:
+                        return
+                    with intake.guard:
+                        while len(batch) < size and (delivery := next(intake.current, None)) is not None:
+                            assert isinstance(delivery, Delivery)
+                            intake.last = delivery
+                            batch.append(delivery)
+                began_ms, count = now_ms(), len(batch)
+                yield batch
+                intake.pace.took_batch(count, now_ms() - began_ms)
+        finally:
+            intake.sampling = True
 
     def run(self, handler: Callable[[Delivery], Any], *, concurrency: int = 1, settle: bool = True) -> None:
         """Call `handler(delivery)` for every message until `stop`, each in one of `concurrency` threads; see

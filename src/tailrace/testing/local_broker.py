@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.broker.clock import ManualClock
-from tailrace.broker.delivery import OpenGate, Waiting
+from tailrace.broker.delivery import OpenGate
 from tailrace.broker.engine import Engine
 from tailrace.broker.turns import refuse
 from tailrace.client.aio import Client
@@ -326,7 +326,7 @@ class LocalBroker:
         waiting, link.waiting = link.waiting, {}
         for respond in waiting.values():
             self._post(link, respond, _LOST, ())
-        for job in list(link.fetches):
+        for job in list(link.gate.fetches):
             job.drop()  # As when a connection breaks: nothing is leased to who is gone.
 
     def _post(self, link: _Link, respond: Respond, reply: Reply, parts: Sequence[Buffer]) -> None:
@@ -360,10 +360,7 @@ class LocalBroker:
             except InvalidRequest as error:
                 answer(refuse(error), ())
                 return
-            # A gate of its own: pacing of answers, which is for load, would wait for time that stands still.
-            gate = OpenGate()
-            gate.fetches = link.fetches
-            self._engine.gateway.submit(request, body, answer, gate)
+            self._engine.gateway.submit(request, body, answer, link.gate)
             self._run()
 
     def link(self) -> _Link:
@@ -382,6 +379,13 @@ class LocalBroker:
             self._run()
 
 
+class _Forgotten(dict[str, int]):
+    """When answers were given; nobody remembers."""
+
+    def __setitem__(self, key: str, value: int) -> None:
+        pass
+
+
 class _Link:
     """`BrokerVerbs` of one client: remembers its loop, and what it waits for."""
 
@@ -391,7 +395,9 @@ class _Link:
         self.loop = loop
         self.thread = threading.get_ident()
         self.waiting: dict[int, Respond] = {}
-        self.fetches: dict[Waiting, None] = {}
+        self.gate = OpenGate()
+        # Pacing of answers, which is for load, would wait for time that stands still.
+        self.gate.answered_us = _Forgotten()
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`; the reply comes in a later round of the loop."""
