@@ -53,7 +53,17 @@ RENAMED = {
     "__anext__": "__next__",
     "__await__": "result",
 }
-OF_THE_INSIDE = {"kill", "after_fork", "submit", "later", "now_s", "new_producer_id", "future", "settled"}
+OF_THE_INSIDE = {
+    "key_pages",
+    "kill",
+    "after_fork",
+    "submit",
+    "later",
+    "now_s",
+    "new_producer_id",
+    "future",
+    "settled",
+}
 """What the asynchronous classes offer to each other, and no application."""
 
 
