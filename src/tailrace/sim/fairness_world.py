@@ -162,7 +162,7 @@ class FairnessWorld(VirtualTime):
         if self._lanes == "backlog":
             self._pile_up()
         self.later(0, self._send)
-        self.later(2 * SECOND_US, self._look)
+        self.later(0, self._look)
         if self._restless_us:
             self.later(self._restless_us, self._trouble)
         self.run_for(self.random.choice((4, 8, 12)))

@@ -140,7 +140,12 @@ class Worker:
         self.running: set[bytes] = set()
         self.joined = self.leaving = self.dead = self.gone = False
         self._consumer: Consumer | None = None
-        self.loop.create_task(self._live())
+        self.loop.create_task(self._live()).add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What it raises ends the run."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._world.accounts.broken = self._world.accounts.broken or error
 
     async def _live(self) -> None:
         options = ConsumerOptions(member=self.name, group=self._world.group)
