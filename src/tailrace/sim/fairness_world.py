@@ -13,12 +13,12 @@ from typing import Any
 
 from tailrace.core.commands import CreateTopic, Publish, Published, Reply, TopicInfo
 from tailrace.core.lanes import WEIGHTS
-from tailrace.core.policy import CHOICES, RANGES
+from tailrace.core.policy import CHOICES
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.sim.fairness_accounts import LOOK_US, Accounts, Task
 from tailrace.sim.sim_clients import Violation
-from tailrace.sim.sim_workers import PACES_MS, TOPIC, Wire, Worker
+from tailrace.sim.sim_workers import GROUP, PACES_MS, TOPIC, Wire, Worker
 from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
 
 STORAGE_US = (50, 500, 2_000, 5_000)
@@ -29,6 +29,8 @@ GROUP_OPTIONS: dict[str, Any] = {
     "backoff_ms": 100,
     "backoff_max_ms": 200,
     "max_attempts": 8,
+    "max_deliveries": 8,
+    "reconnect_grace_ms": 1000,
     "starvation_ms": 600_000,
 }
 PUBLISHING: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
@@ -36,22 +38,24 @@ PUBLISHING: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((30, 80, 150), (SECOND_US, 2 * SECOND_US, 4 * SECOND_US)),
 )
 """How many messages come at a time, and the pauses between, in microseconds."""
-LATER_OPTIONS = {"max_deliveries": 8, "reconnect_grace_ms": 1000}
 BLOWS_MAX = 3
 """So many members stand still or die in one run; a message is fatal to nobody, so it has to survive them."""
 DRAIN_S = 300
 
 STATES = frozenset(
     (
+        "assignment auto",
         "assignment partitions",
         "assignment shared",
         "changed its speed",
         "died",
+        "divided again",
         "handler failed",
         "joined",
         "left",
         "more members than partitions",
         "ordered by key",
+        "shared, as members are many",
         "shares counted",
         "stood still",
         "stood still for longer than a lease",
@@ -59,7 +63,7 @@ STATES = frozenset(
         "urgent among others",
         "weighted",
     )
-) | ({"assignment auto"} if "auto" in CHOICES["assignment"] else set())
+)
 """What 200 seeds and more have to reach."""
 
 
@@ -72,7 +76,7 @@ class FairnessWorld(VirtualTime):
         super().__init__(seed)
         random = self.random
         self.partitions = random.choice((1, 2, 3, 3, 4))
-        self.assignment = random.choice(CHOICES["assignment"])
+        self.assignment = random.choice(("auto", *CHOICES["assignment"]))
         self.ordering = random.choice(("key", "key", "none"))
         self.priority_mode = random.choice(CHOICES["priority_mode"])
         self.group = {
@@ -80,18 +84,17 @@ class FairnessWorld(VirtualTime):
             "assignment": self.assignment,
             "ordering": self.ordering,
             "priority_mode": self.priority_mode,
-            **{name: value for name, value in LATER_OPTIONS.items() if name in RANGES},
         }
-        self._keys = random.choice((0, 0, 3, 40)) if self.ordering == "key" else random.choice((0, 3))
+        self._keys = random.choice((0, 3, 40)) if self.ordering == "key" else random.choice((0, 3))
         self._lanes = random.choice(("one", "urgent", "all", "backlog"))
         self._fails = random.choice((0, 0, 0.05, 0.2))
         moods = tuple(PACES_MS)
         self._moods = random.choice((*((mood,) for mood in moods), ("fast", "in fits"), moods, moods))
-        self._members_max = random.choice((1, 3, 6, 10))
+        self._members_max = random.choice((1, 3, 6, 10) if self.assignment != "auto" else (3, 8, 10))
         self._bursts, self._pauses_us = random.choice(PUBLISHING)
         self._restless_us = random.choice((0, 500_000, 2 * SECOND_US))
         self._number = self._name = self._blows = 0
-        self._over = False
+        self._over = self._sharing = False
         self.lost_us: dict[str, int] = {}
         """When a member last died or began to stand still."""
         self.workers: list[Worker] = []
@@ -165,7 +168,7 @@ class FairnessWorld(VirtualTime):
         self.later(0, self._look)
         if self._restless_us:
             self.later(self._restless_us, self._trouble)
-        self.run_for(self.random.choice((4, 8, 12)))
+        self.run_for(self.random.choice((4, 8, 12, 20) if self.assignment == "auto" else (4, 8, 12)))
         self._over = True
         if not self._alive():
             self._join()
@@ -190,7 +193,16 @@ class FairnessWorld(VirtualTime):
     def _look(self) -> None:
         self.accounts.look()
         self.seen["more members than partitions"] += len(self._alive()) > self.partitions
+        if self.assignment == "auto":
+            self._note_switch()
         self.later(LOOK_US, self._look)
+
+    def _note_switch(self) -> None:
+        shards = [self.accounts.shard(partition) for partition in range(self.partitions)]
+        sharing = any(shard.state.queues.is_shared(GROUP) for shard in shards)
+        if sharing != self._sharing:
+            self.seen["shared, as members are many" if sharing else "divided again"] += 1
+            self._sharing = sharing
 
     def _join(self) -> None:
         self._name += 1
@@ -211,6 +223,7 @@ class FairnessWorld(VirtualTime):
         elif len(alive) > 1:
             worker = self.random.choice(alive)
             if kind == "leave":
+                self.accounts.left(worker)
                 worker.leave()
                 self.seen["left"] += 1
             elif kind == "speed":
