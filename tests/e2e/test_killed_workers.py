@@ -19,15 +19,13 @@ WORKER = """
 import asyncio, sys, time
 import tailrace
 
-OPTIONS = {"prefetch": 1, "batch_size": 1}
-
 async def main(url, name, seconds):
     async def handle(message):
         print("start", name, message.value.decode(), time.monotonic(), message.deliveries, flush=True)
         await asyncio.sleep(float(seconds))
         print("done", name, message.value.decode(), time.monotonic(), flush=True)
 
-    async with tailrace.connect(url) as client, client.consumer("t", "g", member=name, **OPTIONS) as consumer:
+    async with tailrace.connect(url) as client, client.consumer("t", "g", member=name) as consumer:
         print("ready", flush=True)
         await consumer.run(handle)
 

@@ -51,6 +51,7 @@ STATES = frozenset(
         "cold read",
         "conditional stored",
         "connection broke with requests under way",
+        "connection closed",
         "crash inside an append",
         "doubtful batch stored after all",
         "fenced",
