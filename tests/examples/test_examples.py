@@ -48,6 +48,15 @@ def test_example(name: str, broker: BrokerProcess) -> None:
     run_example(name, broker)
 
 
+def test_the_jobs_are_shared_by_all_workers(broker: BrokerProcess) -> None:
+    (line,) = [line for line in run_example("job_queue.py", broker).splitlines() if line.startswith("shared")]
+    shares = [int(part.split()[-1]) for part in line.removeprefix("shared: ").split(", ")]
+    assert len(shares) == 5
+    assert sum(shares) == 40
+    assert min(shares) >= 1
+    assert max(shares) <= 24, line
+
+
 def run_example(name: str, broker: BrokerProcess) -> str:
     run = subprocess.run(
         [sys.executable, str(EXAMPLES / name)],

@@ -83,8 +83,6 @@ class Task:
     """To whom it was handed last, and when."""
     lost_holds: set[tuple[str, int]] = field(default_factory=set)
     """Holds by a member that died or stood still: member and when that began."""
-    passed_us: int = NEVER
-    """When a less urgent message was first started while this one waited."""
 
 
 class Accounts:
@@ -107,6 +105,8 @@ class Accounts:
         """By key: each failure gives back what was handed out behind it."""
         self._passes: Counter[tuple[int, int]] = Counter()
         """By partition and lane: less urgent messages that were started while it waited, since its last."""
+        self._passed_us: dict[tuple[int, int], int] = {}
+        """When the first of those was started."""
         self._shares: Counter[int] = Counter()
         self._backlog = False
 
@@ -156,9 +156,10 @@ class Accounts:
         self._count_delivery(worker, task, delivery)
         self._check_key(task)
         self._check_urgent(worker, task)
-        if task.passed_us != NEVER:
+        if task.handed_us != NEVER:
             self._check_passes(task, f"{worker.name} starts late:")
         self._passes.pop((task.partition, task.lane), None)
+        self._passed_us.pop((task.partition, task.lane), None)
         task.starts.append(worker.name)
         task.begun = True
         self._idle_since_us.pop(worker.name, None)
@@ -189,10 +190,11 @@ class Accounts:
                     for offset in range(first, end):
                         self._lost_hold(partition, offset, worker.name, began_us)
 
-    def left(self, worker: Worker) -> None:
-        """A member leaves: what is on its way to it counts as delivered, for it may have been started."""
-        for tasks in self.open:
-            for task in tasks.values():
+    def left(self, worker: Worker, partitions: Iterable[int]) -> None:
+        """A member leaves, or gives partitions up: what is on its way to it counts as delivered, for it may
+        have been started."""
+        for partition in partitions:
+            for task in self.open[partition].values():
                 name, at_us = task.granted
                 if name == worker.name and self._now_us() - at_us < NEWS_US:
                     task.lost_holds.add(task.granted)
@@ -233,14 +235,15 @@ class Accounts:
         self.look()  # The last look was a while ago: it may have been taken since.
         for other in self._outranking(worker, task):
             self._passes[other.partition, other.lane] += 1
-            other.passed_us = min(other.passed_us, self._now_us())
+            self._passed_us.setdefault((other.partition, other.lane), self._now_us())
             self._check_passes(other, f"{worker.name} starts {self._named(task)} although")
 
     def _check_passes(self, task: Task, when: str) -> None:
         """Strictly, what is less urgent goes first only where it was about to be started anyhow."""
         passes = self._passes[task.partition, task.lane]
         if self._world.priority_mode == "strict":
-            holds = self._now_us() - task.passed_us <= PASSED_US
+            passed_us = self._passed_us.get((task.partition, task.lane), NEVER)
+            holds = self._now_us() - passed_us <= PASSED_US
         else:
             # What was leased together is handed out in the order that the weights gave it then.
             waited_us = self._now_us() - task.handed_us
@@ -340,7 +343,8 @@ class Accounts:
     def _waiting(self, task: Task, holder: str, now_us: int) -> None:
         if holder != task.holder or task.handed_us == NEVER:
             task.holder, task.handed_us = holder, now_us
-            task.passed_us = NEVER
+            if task.acked:
+                self._passed_us.pop((task.partition, task.lane), None)
         if holder and (not self._world.named(holder).at_work() or self._stale(task, holder)):
             task.waits_since_us = NEVER
         elif task.waits_since_us == NEVER:
@@ -370,8 +374,8 @@ class Accounts:
             for partition in range(self._world.partitions):
                 if partition in owned:
                     self._owned_since_us.setdefault((worker.name, partition), now_us)
-                else:
-                    self._owned_since_us.pop((worker.name, partition), None)
+                elif self._owned_since_us.pop((worker.name, partition), None) is not None:
+                    self.left(worker, [partition])
             if owned or not worker.at_work() or not self._world.has_one_for_each():
                 self._bare_since_us.pop(worker.name, None)
             else:

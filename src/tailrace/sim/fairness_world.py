@@ -223,7 +223,7 @@ class FairnessWorld(VirtualTime):
         elif len(alive) > 1:
             worker = self.random.choice(alive)
             if kind == "leave":
-                self.accounts.left(worker)
+                self.accounts.left(worker, range(self.partitions))
                 worker.leave()
                 self.seen["left"] += 1
             elif kind == "speed":

@@ -1,0 +1,150 @@
+"""The world of fairness holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tailrace.broker import hunger
+from tailrace.broker.hunger import Hunger
+from tailrace.broker.wakeups import Wakeups
+from tailrace.client.deliveries import LeasedRows
+from tailrace.client.hand import Hand
+from tailrace.client.intake import Intake
+from tailrace.client.pace import Pace
+from tailrace.client.polls import Polls
+from tailrace.core import facts
+from tailrace.core.ledger import Ledger
+from tailrace.core.policy import GroupPolicy
+from tailrace.sim import fairness_world
+from tailrace.sim.sim_clients import Violation
+
+SEEDS = 24
+SEEDS_LONG = 400
+BUG_SEEDS = 15
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Simulated handlers fail by the hundred, and are logged."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_seed_holds() -> None:
+    for seed in range(SEEDS):
+        fairness_world.run(seed)
+
+
+@pytest.mark.long
+def test_many_seeds_hold_and_every_state_is_reached() -> None:
+    reached: set[str] = set()
+    for seed in range(SEEDS, SEEDS + SEEDS_LONG):
+        reached |= set(fairness_world.run(seed))
+    assert reached >= fairness_world.STATES
+
+
+def test_same_seed_same_run() -> None:
+    assert fairness_world.run(3) == fairness_world.run(3)
+
+
+def _first_caught(words: str) -> int | None:
+    """The first seed in which the bug breaks the promise that these words are of."""
+    for seed in range(BUG_SEEDS):
+        try:
+            fairness_world.run(seed)
+        except Violation as violation:
+            if words in str(violation):
+                return seed
+    return None
+
+
+def _one_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases by count, not by time, and never gives back."""
+    monkeypatch.setattr(Pace, "ahead", lambda self: 2000)
+    monkeypatch.setattr(Pace, "wanted", lambda self: 2000)
+    monkeypatch.setattr(Intake, "hungry", lambda self, places: None)
+
+
+def _hunger_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hunger, "waits", lambda self, group, topic: None)
+
+
+def _given_back_messages_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = Ledger.give_back
+
+    def counted(self: Ledger, fact: facts.GivenBack) -> None:
+        give_back(self, msgspec.structs.replace(fact, unstarted=False))
+
+    monkeypatch.setattr(Ledger, "give_back", counted)
+
+
+def _a_wake_up_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then nobody is told of what became free."""
+    rouse, told = Wakeups._rouse, [0]
+
+    def forgetful(self: Wakeups, group: str, many: int) -> None:
+        told[0] += 1
+        if told[0] % 4:
+            rouse(self, group, many)
+
+    monkeypatch.setattr(Wakeups, "_rouse", forgetful)
+
+
+def _urgent_ones_wait_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handed out as they came."""
+
+    def add(self: Hand, rows: LeasedRows, policy: GroupPolicy, now_us: int, *, urgent: bool) -> None:
+        rows.rank = 0
+        self.count += len(rows)
+        self._rows.append(rows)
+
+    monkeypatch.setattr(Hand, "add", add)
+
+
+def _urgent_ones_wait_at_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has enough in hand asks for nothing, urgent or not."""
+    monkeypatch.setattr(Polls, "_above", lambda self: (0, 0))
+
+
+def _messages_go_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds something hears of hunger without a pause, gives back all, and asks for as much again."""
+    monkeypatch.setattr(hunger, "FIRST_US", 0)
+    monkeypatch.setattr(hunger, "AGAIN_US", 1_000)
+    monkeypatch.setattr(hunger, "HELD_MIN", 1)
+    monkeypatch.setattr(Polls, "be_modest", lambda self, count: None)
+    monkeypatch.setattr(Pace, "ahead", lambda self: 50)
+    share = Intake._share
+
+    def all_of_it(self: Intake, places: Any, started: int, since_ms: float) -> None:
+        share(self, places, self._started_now(), since_ms)
+
+    monkeypatch.setattr(Intake, "_share", all_of_it)
+
+
+def _order_lost_at_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a topic becomes shared, keys in flight are not looked at."""
+    shared = property(lambda self: self.policy.assignment == "shared")
+    monkeypatch.setattr(Ledger, "divided", shared)
+
+
+BUGS: list[tuple[Plant, str]] = [
+    (_one_takes_everything, "idles"),
+    (_hunger_is_not_told, "idles"),
+    (_given_back_messages_count, "is told to be delivery"),
+    (_a_wake_up_is_lost, "idles"),
+    (_urgent_ones_wait_in_hand, "passed over"),
+    (_urgent_ones_wait_at_the_broker, "passed over"),
+    (_messages_go_to_and_fro, "in vain"),
+    (_order_lost_at_the_switch, "is started before"),
+]
+
+
+@pytest.mark.parametrize(("plant", "words"), BUGS, ids=lambda item: getattr(item, "__name__", "").strip("_"))
+def test_planted_bug_is_caught(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert _first_caught(words) is not None
