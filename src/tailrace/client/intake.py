@@ -256,6 +256,7 @@ class Intake:
             taken.merge(found)
             if self.parking is not None:
                 taken.merge(self.parking.behind(failed))
+        self._polls.wasted(sum(len(offsets) for offsets in taken.leases.values()))
         return taken
 
     def _handed_out(self, place: Place) -> list[tuple[int, list[int]]]:
@@ -312,17 +313,18 @@ class Intake:
         """See `membership.Holder`: look on for a moment, then give back what is not started soon."""
         if not self._looking and (self._hand.count or self._rows is not None):
             self._looking = True
-            seen = self._started_now(), self.settlement.now_ms()
+            seen = self.started(), self.settlement.now_ms()
             self._loop.call_later(LOOK_MS / 1000, self._share, places, *seen)
 
-    def _started_now(self) -> int:
+    def started(self) -> int:
+        """See `polls.Taker`."""
         last = self.last
         return self._started + (0 if last is None else last.row + 1)
 
     def _share(self, places: set[Place], started: int, since_ms: float) -> None:
         self._looking = False
         now_ms = self.settlement.now_ms()
-        pace = (self._started_now() - started) / max(LOOK_MS, now_ms - since_ms)
+        pace = (self.started() - started) / max(LOOK_MS, now_ms - since_ms)
         soon = int(pace * SOON_MS)
         self._polls.be_modest(soon)
         self._polls.withdraw({topic for topic, _ in places})
@@ -504,6 +506,7 @@ class Intake:
         for row in early:
             unstarted.add(rows.lease, offsets[row], None if keys is None else keys[row])
         rows.keep([row for row in range(len(rows)) if row not in set(early)])
+        self._polls.wasted(len(early))
         self.settlement.give_back(unstarted)
 
 

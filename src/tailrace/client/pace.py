@@ -39,14 +39,15 @@ class Pace:
         self.takers = 0
         self.workers = 0
         """Handlers that run side by side, when it is the consumer who calls them; else 0."""
-        self._batch: tuple[int, float] | None = None
+        self._batch = 0
+        self._compared: tuple[int, float] | None = None
         self._batch_message_ms: float | None = None
         self._batch_count = 0
 
     def took(self, count: int, ms: float) -> None:
         """The application took messages, and comes back for more after this time."""
         self._measured(ms / count, _SHARE)
-        self._batch_count = 0
+        self._batch = self._batch_count = 0
 
     def worked(self, ms: float) -> None:
         """One of several handlers had a message for this time."""
@@ -55,12 +56,12 @@ class Pace:
     def took_batch(self, count: int, ms: float) -> None:
         """The application took a batch, and comes back for another after this time."""
         self._measured(ms / count, _SHARE)
+        self._batch = count
         self._batch_count = min(_fitting(self._cost_in(count, ms)), count * _GROWTH)
 
     def ahead(self) -> int:
         """How many messages to hold beside those that handlers have."""
-        batch = self._batch[0] if self._batch_count and self._batch is not None else 0
-        return max(0, int(AHEAD_MS / self.message_ms) - max(1, self.busy, batch))
+        return max(0, int(AHEAD_MS / self.message_ms) - max(1, self.busy, self._batch))
 
     def wanted(self) -> int:
         """How many messages to ask for when none is at hand and somebody waits."""
@@ -76,7 +77,7 @@ class Pace:
 
     def _cost_in(self, count: int, ms: float) -> float:
         """What each further message adds to the time of a batch."""
-        before, self._batch = self._batch, (count, ms)
+        before, self._compared = self._compared, (count, ms)
         if before is None:
             # Nothing to compare with: a second message is worth a try.
             return AHEAD_MS / (2 * count)
@@ -90,6 +91,8 @@ class Pace:
         else:
             # A batch that became slower may owe that to its messages; otherwise larger ones are tried.
             cost = max(known * _DOUBT, (ms - before[1]) / count)
+            if ms <= before[1] * _ALIKE:
+                self._compared = before
         self._batch_message_ms = cost
         return cost
 

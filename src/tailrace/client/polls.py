@@ -31,6 +31,9 @@ from tailrace.ports import BrokerVerbs
 WAIT_MS = 30_000
 HELD_MAX = 5_000
 _FILLED = 4
+_WASTE_SHARE = 0.02
+_WASTE_SPARE = 4
+_WASTE_WINDOW = 2_000
 SOON_MS = 10.0
 """What is started within this time is as good as started: it is not given back, and nothing overtakes it."""
 MODEST_MS = 200.0
@@ -50,6 +53,10 @@ class Taker(Protocol):
 
     def out_of_hand(self) -> int:
         """How many messages are being handed out that would not be started soon."""
+        ...
+
+    def started(self) -> int:
+        """How many messages were handed out so far."""
         ...
 
     def policy(self) -> GroupPolicy:
@@ -130,6 +137,19 @@ class Polls:
         self._retries = Retries(self.ask)
         self._modest_ms = 0.0
         self._modest_count = 0
+        self._cap = options.prefetch
+        """So many are leased ahead at most: fewer when many of them go back behind failures."""
+        self._wasted = 0
+        self._since = 0
+
+    def wasted(self, count: int) -> None:
+        """Messages went back unstarted, because one of their key failed: that may happen to a small share of
+        what is started, so less is leased ahead."""
+        self._wasted += count
+        started = self._taker.started()
+        if self._wasted > _WASTE_SPARE + _WASTE_SHARE * (started - self._since):
+            self._cap = max(1, min(self._cap, self._hand.count + count) // 4)
+            self._wasted, self._since = 0, started
 
     def renew(self) -> None:
         """What is asked for has changed: polls under way are still answered, but not repeated."""
@@ -199,8 +219,11 @@ class Polls:
         was asked for already: of another topic, or when the handler was faster."""
         options, count = self._options, self._hand.count
         if self._taker.is_waiting() and not count:
-            return min(self._pace.wanted(), options.batch_size, options.prefetch or options.batch_size)
-        limit = min(options.prefetch, self._pace.ahead())
+            return min(self._pace.wanted(), options.batch_size, self._cap or options.batch_size)
+        limit = min(self._cap, self._pace.ahead())
+        if self._cap < options.prefetch and self._taker.started() - self._since > _WASTE_WINDOW:
+            self._cap = min(options.prefetch, self._cap * 2)
+            self._wasted, self._since = 0, self._taker.started()
         if self._modest_ms and limit > self._modest_count:
             if self._now_ms() < self._modest_ms:
                 limit = self._modest_count
