@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from tailrace.client.intake import Intake
 from tailrace.client.pace import Pace
 from tailrace.client.polls import Polls
 from tailrace.core import facts
+from tailrace.core.group_commands import Place
 from tailrace.core.ledger import Ledger
 from tailrace.core.policy import GroupPolicy
 from tailrace.sim import fairness_world
@@ -23,7 +23,7 @@ from tailrace.sim.sim_clients import Violation
 
 SEEDS = 24
 SEEDS_LONG = 400
-BUG_SEEDS = 15
+BUG_SEEDS = 40
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -118,12 +118,11 @@ def _messages_go_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hunger, "HELD_MIN", 1)
     monkeypatch.setattr(Polls, "be_modest", lambda self, count: None)
     monkeypatch.setattr(Pace, "ahead", lambda self: 50)
-    share = Intake._share
 
-    def all_of_it(self: Intake, places: Any, started: int, since_ms: float) -> None:
-        share(self, places, self._started_now(), since_ms)
+    def all_of_it(self: Intake, places: set[Place]) -> None:
+        self.settlement.give_back(self._take_out(lambda rows: range(len(rows))))
 
-    monkeypatch.setattr(Intake, "_share", all_of_it)
+    monkeypatch.setattr(Intake, "hungry", all_of_it)
 
 
 def _order_lost_at_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
