@@ -224,3 +224,20 @@ def test_a_failure_that_cannot_be_told_is_not_held_for_ever() -> None:
             await task
 
     run(scenario())
+
+
+def test_a_handler_that_becomes_slow_amid_some_rows_gives_the_rest_of_them_back() -> None:
+    async def scenario() -> None:
+        script = Script()
+        async with make(script) as consumer:
+            await take_one(script, consumer, *[b"%d" % row for row in range(60)])
+            for _ in range(2):
+                await asyncio.sleep(0.1)
+                await asyncio.wait_for(anext(consumer), 1)
+            await rounds()
+            (back,) = script.of(GiveBack)
+            (spans,) = [spans for _, spans in back.leases]
+            assert spans[0] == 3, "three were taken"
+            assert spans[-1] == 60
+
+    run(scenario())

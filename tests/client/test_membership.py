@@ -316,6 +316,35 @@ def test_messages_that_arrive_for_a_partition_that_is_gone_are_given_back() -> N
     run(scenario())
 
 
+def test_what_is_on_its_way_goes_back_before_its_partition_is_given_up() -> None:
+    async def scenario() -> None:
+        script = Script()
+        script.owned = [("t", 0, 1), ("t", 1, 1)]
+        script.answers[Lease] = [None] * 2  # The poll, and the one that withdraws it.
+        async with make(script) as consumer:
+            taking = asyncio.ensure_future(anext(consumer))
+            await rounds()
+            script.revoking = [("t", 0)]
+            script.change()
+            await rounds(20)
+            assert not any(beat.released for beat in script.of(Heartbeat))
+            body = frame_of(0, [b"a", b"b"])
+            granted = Leases([Grant(0, 7, 0, len(body), [(0, 2, 1, 0)])])
+            script.silent[Lease].pop(0)(granted, (body,))
+            script.answer(Lease, Leases([]))
+            await rounds(20)
+            kinds = [
+                type(request)
+                for request in script.requests
+                if isinstance(request, GiveBack) or getattr(request, "released", None)
+            ]
+            assert kinds[:2] == [GiveBack, Heartbeat]
+            taking.cancel()
+            await asyncio.wait([taking])
+
+    run(scenario())
+
+
 def test_a_callback_that_fails_is_told_and_the_partition_goes_all_the_same() -> None:
     async def scenario() -> None:
         script = Script()

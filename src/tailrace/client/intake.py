@@ -195,7 +195,17 @@ class Intake:
         if lease.deadline_ms > self._safe_ms:
             self.calm_ns = self.wall_ns()
             self.until_ns = self.calm_ns + CALM_MS * 1_000_000
+        if self._is_slow(now_ms):
+            self._set_down()
         return self.settlement.is_over(lease)
+
+    def _is_slow(self, now_ms: float) -> bool:
+        """Whether handlers became so slow that the rest of the current rows is not started soon."""
+        current, last = self._rows, self.last
+        if current is None or last is None or not last.row or not (self.sampling or self.pace.workers):
+            return False
+        left = len(current) - last.row - 1
+        return left * (now_ms - self._since_ms) >= 2 * SOON_MS * last.row
 
     def more(self) -> bool:
         """The same for who has messages in hand already: trouble, or the end, waits until they are used."""
@@ -371,7 +381,10 @@ class Intake:
     async def release(self, places: set[Place], seconds: float) -> None:
         """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with
         the partition, without a failure."""
+        until_s = self._loop.time() + seconds
         await self.settlement.settled(places, seconds)
+        # What is on its way here goes back before the partition does: later, it would count as delivered.
+        await self._polls.answered(places, until_s - self._loop.time())
         await self.settlement.flushed(places)
         for place in places:
             for lease in self.settlement.leases.of(place):

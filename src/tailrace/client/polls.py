@@ -125,7 +125,9 @@ class Polls:
         self.ready: dict[str, dict[int, int]] = {}
         self.paused: set[Place] = set()
         self._count = 0
-        self._unanswered: dict[int, None] = {}
+        self._unanswered: dict[int, set[Place]] = {}
+        """Polls, and what they may bring messages of."""
+        self._waiters: list[asyncio.Future[None]] = []
         self._going_back: dict[Place, list[tuple[int, FirstOfKeys]]] = {}
         """What went back, and the last poll that was sent before: what that or an earlier one brings may have
         been granted before, and be stale."""
@@ -167,9 +169,10 @@ class Polls:
 
     def withdraw(self, topics: set[str] | None = None) -> None:
         """A poll that waits must not get what is about to be given back."""
-        for topic in list(self._under_way):
+        asked = (topic for places in self._unanswered.values() for topic, _ in places)
+        for topic in dict.fromkeys([*self._under_way, *asked]):
             if topics is None or topic in topics:
-                del self._under_way[topic]
+                self._under_way.pop(topic, None)
                 wanted = list(self.ready.get(topic, {}).items())
                 if wanted and topic not in self._clearing:
                     self._submit(topic, wanted, 0)
@@ -183,8 +186,20 @@ class Polls:
         """What went back since a poll was sent."""
         return [first for last, first in self._going_back.get(place, ()) if last >= asked]
 
+    async def answered(self, places: set[Place], seconds: float) -> None:
+        """Wait until nothing of these partitions can come any more, so long at most."""
+        until_s = self._loop.time() + seconds
+        while any(places & asked for asked in self._unanswered.values()) and self._loop.time() < until_s:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await asyncio.wait([waiter], timeout=until_s - self._loop.time())
+
     def _answered(self, number: int) -> None:
         self._unanswered.pop(number, None)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         if self._going_back:
             oldest = next(iter(self._unanswered), self._count + 1)
             for place, entries in list(self._going_back.items()):
@@ -263,7 +278,7 @@ class Polls:
             self._clearing.add(topic)
         if count_max:
             self._under_way[topic] = poll
-        self._unanswered[poll.number] = None
+        self._unanswered[poll.number] = {(topic, partition) for partition in generations}
 
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             answered(reply, parts)
