@@ -68,6 +68,16 @@ def test_a_lease_is_forgotten_when_everything_is_settled() -> None:
     assert table.leases.take(PLACE, 0) == (None, [])
 
 
+def test_what_is_leased_again_supersedes_whatever_the_count_says() -> None:
+    table = Table()
+    lease = table.lease(4, 5, 6)
+    place = lease.place
+    assert table.leases.superseded(place, [(5, 1, 1, 0)]) == {lease: {5}}
+    assert table.leases.superseded(place, [(0, 4, 1, 0), (6, 3, 2, 0)]) == {lease: {6}}
+    assert table.leases.superseded(place, [(7, 3, 1, 0)]) == {}
+    assert table.leases.superseded(place, []) == {}
+
+
 def test_waiters_are_told_and_failures_without_a_waiter_are_returned() -> None:
     table = Table()
     one, two = table.lease(0, 1, 2, number=1), table.lease(5, 6, number=2)

@@ -47,6 +47,8 @@ class HeldLease:
     """One lease: the offsets that it was granted for, and what has become of each."""
 
     __slots__ = (
+        "_end",
+        "_first",
         "_runs",
         "_starts",
         "_table",
@@ -73,6 +75,8 @@ class HeldLease:
         self.generation = generation
         self.id = grant.lease
         self._runs = grant.runs
+        self._first = min((run[0] for run in grant.runs), default=0)
+        self._end = max((run[0] + run[1] for run in grant.runs), default=0)
         self._starts: list[int] | None = None
         self.open: set[int] = set()
         self.asked: set[int] = set()
@@ -105,6 +109,13 @@ class HeldLease:
         """Whether it was granted for a message."""
         run = self._run(offset)
         return run[0] <= offset < run[0] + run[1]
+
+    def reaches(self, first: int, end: int) -> bool:
+        """Whether it has open messages, and was granted for some between these offsets, as far as its first
+        and last one tell."""
+        if not self.open:
+            return False
+        return self._first < end and first < self._end
 
     def _run(self, offset: int) -> Run:
         if self._starts is None:  # Most messages are never asked.
@@ -250,11 +261,16 @@ class Leases:
 
     def superseded(self, place: Place, runs: Iterable[Run]) -> dict[HeldLease, set[int]]:
         """What older leases still have open although it is delivered again: the broker has taken it back, and
-        nobody here has heard of it."""
+        nobody here has heard of it. The count of deliveries does not say that: a delivery that went back
+        unstarted is not counted, and a broker that was killed may have forgotten one."""
         found: dict[HeldLease, set[int]] = {}
-        for first, count, deliveries, _ in runs:
-            if deliveries > 1:
-                for lease in self.of(place):
+        runs = list(runs)
+        if not runs:
+            return found
+        least, end = min(run[0] for run in runs), max(run[0] + run[1] for run in runs)
+        for lease in self.of(place):
+            if lease.reaches(least, end):  # Mostly not: newer leases are for later messages.
+                for first, count, _, _ in runs:
                     if again := lease.open.intersection(range(first, first + count)):
                         found.setdefault(lease, set()).update(again)
         return found
