@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 from bench.roles.rows import table
 from tailrace.format.builder import make_ids
 from tailrace.format.tabular import POSITIONED
-from tailrace.spark.row_batches import ddl
+from tailrace.spark.source.row_batches import ddl
 
 NAME = "bench_control"
 BATCH_ROWS = 8_000

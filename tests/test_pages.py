@@ -10,8 +10,8 @@ import typer
 from tailrace.broker.metrics import Metrics
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome
 from tailrace.cli.app import app
-from tailrace.core.policy import AT_MOST, CHOICES, RANGES, GroupPolicy
-from tailrace.core.topics import TopicOptions
+from tailrace.core.model.group_options import AT_MOST, CHOICES, RANGES, GroupPolicy
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import BY_CODE, EDGES
 from tailrace.testing import LocalBroker
 

@@ -17,8 +17,8 @@ import pytest
 
 import tailrace
 import tailrace.sync
-from tailrace.core.commands import Fetch, Reply
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import Fetch, Reply
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import (
     AlreadyExists,
     Full,

@@ -18,9 +18,9 @@ import msgspec
 import uvloop
 
 from bench.roles.costs import cpu_s
-from tailrace.core.commands import CreateTopic, Publish, Published
-from tailrace.core.delivery_commands import Ack, Lease
-from tailrace.core.group_commands import JoinGroup, Membership
+from tailrace.core.model.commands import CreateTopic, Publish, Published
+from tailrace.core.model.group_commands import JoinGroup, Membership
+from tailrace.core.model.queue_commands import Ack, Lease
 from tailrace.format import batch, codec
 from tailrace.format.frame import crc32c
 from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, PROTOCOL_VERSION, Hello, prefix

@@ -12,8 +12,8 @@ os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")  # As `tailrace serve` has 
 
 import numpy as np
 
-from tailrace.core.dedup import DedupWindow
-from tailrace.core.keys import KeyIndex
+from tailrace.core.publish.dedup import DedupWindow
+from tailrace.core.publish.key_index import KeyIndex
 
 BATCH = 500
 

@@ -11,22 +11,22 @@ from tailrace.connect import connect
 if TYPE_CHECKING:
     from tailrace import bus, sync
     from tailrace.bus import AckPolicy, Bus, EventStore, RequestFailed
-    from tailrace.client.admin import Admin
-    from tailrace.client.aio import Client
-    from tailrace.client.atomic import Atomic
-    from tailrace.client.consumer import Consumer
-    from tailrace.client.dead_letters import DeadLetter, DeadLetters, Redriven
-    from tailrace.client.deliveries import Batch, Delivery
-    from tailrace.client.group_admin import Group, Groups, Reset
-    from tailrace.client.leases import FailedAck
-    from tailrace.client.plain_handlers import BlockingDelivery
-    from tailrace.client.producer import Producer
-    from tailrace.client.reader import Reader
-    from tailrace.client.results import Message, Receipt, Receipts, Result, Topic
-    from tailrace.client.schedules import Schedule, Scheduled, Schedules
-    from tailrace.client.streaming import StreamConsumer
-    from tailrace.client.tracing_calls import Life, LifeEvent, Traced
-    from tailrace.client.verdicts import Reject, Retry
+    from tailrace.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
+    from tailrace.client.admin.group_admin import Group, Groups, Reset
+    from tailrace.client.admin.schedules import Schedule, Scheduled, Schedules
+    from tailrace.client.admin.topic_admin import Admin
+    from tailrace.client.admin.trace_client import Life, LifeEvent, Traced
+    from tailrace.client.client import Client
+    from tailrace.client.messages import Message, Receipt, Receipts, Result, Topic
+    from tailrace.client.publish.atomic_write import Atomic
+    from tailrace.client.publish.producer import Producer
+    from tailrace.client.queue.consumer import Consumer
+    from tailrace.client.queue.delivery import Batch, Delivery
+    from tailrace.client.queue.handler_verdicts import Reject, Retry
+    from tailrace.client.queue.held_leases import FailedAck
+    from tailrace.client.queue.threaded_handlers import BlockingDelivery
+    from tailrace.client.read.reader import Reader
+    from tailrace.client.read.stream_consumer import StreamConsumer
 
 __all__ = [
     "AckPolicy",
@@ -71,39 +71,39 @@ __all__ = [
 
 _LAZY = {
     "AckPolicy": "tailrace.bus",
-    "Admin": "tailrace.client.admin",
-    "Atomic": "tailrace.client.atomic",
-    "Batch": "tailrace.client.deliveries",
-    "BlockingDelivery": "tailrace.client.plain_handlers",
+    "Admin": "tailrace.client.admin.topic_admin",
+    "Atomic": "tailrace.client.publish.atomic_write",
+    "Batch": "tailrace.client.queue.delivery",
+    "BlockingDelivery": "tailrace.client.queue.threaded_handlers",
     "Bus": "tailrace.bus",
-    "Client": "tailrace.client.aio",
-    "Consumer": "tailrace.client.consumer",
-    "DeadLetter": "tailrace.client.dead_letters",
-    "DeadLetters": "tailrace.client.dead_letters",
-    "Delivery": "tailrace.client.deliveries",
+    "Client": "tailrace.client.client",
+    "Consumer": "tailrace.client.queue.consumer",
+    "DeadLetter": "tailrace.client.admin.dead_letters",
+    "DeadLetters": "tailrace.client.admin.dead_letters",
+    "Delivery": "tailrace.client.queue.delivery",
     "EventStore": "tailrace.bus",
-    "FailedAck": "tailrace.client.leases",
-    "Group": "tailrace.client.group_admin",
-    "Groups": "tailrace.client.group_admin",
-    "Life": "tailrace.client.tracing_calls",
-    "LifeEvent": "tailrace.client.tracing_calls",
-    "Message": "tailrace.client.results",
-    "Producer": "tailrace.client.producer",
-    "Reader": "tailrace.client.reader",
-    "Receipt": "tailrace.client.results",
-    "Receipts": "tailrace.client.results",
-    "Redriven": "tailrace.client.dead_letters",
-    "Reject": "tailrace.client.verdicts",
+    "FailedAck": "tailrace.client.queue.held_leases",
+    "Group": "tailrace.client.admin.group_admin",
+    "Groups": "tailrace.client.admin.group_admin",
+    "Life": "tailrace.client.admin.trace_client",
+    "LifeEvent": "tailrace.client.admin.trace_client",
+    "Message": "tailrace.client.messages",
+    "Producer": "tailrace.client.publish.producer",
+    "Reader": "tailrace.client.read.reader",
+    "Receipt": "tailrace.client.messages",
+    "Receipts": "tailrace.client.messages",
+    "Redriven": "tailrace.client.admin.dead_letters",
+    "Reject": "tailrace.client.queue.handler_verdicts",
     "RequestFailed": "tailrace.bus",
-    "Reset": "tailrace.client.group_admin",
-    "Result": "tailrace.client.results",
-    "Retry": "tailrace.client.verdicts",
-    "Schedule": "tailrace.client.schedules",
-    "Scheduled": "tailrace.client.schedules",
-    "Schedules": "tailrace.client.schedules",
-    "StreamConsumer": "tailrace.client.streaming",
-    "Topic": "tailrace.client.results",
-    "Traced": "tailrace.client.tracing_calls",
+    "Reset": "tailrace.client.admin.group_admin",
+    "Result": "tailrace.client.messages",
+    "Retry": "tailrace.client.queue.handler_verdicts",
+    "Schedule": "tailrace.client.admin.schedules",
+    "Scheduled": "tailrace.client.admin.schedules",
+    "Schedules": "tailrace.client.admin.schedules",
+    "StreamConsumer": "tailrace.client.read.stream_consumer",
+    "Topic": "tailrace.client.messages",
+    "Traced": "tailrace.client.admin.trace_client",
     "bus": "tailrace.bus",
     "sync": "tailrace.sync",
 }

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tailrace.core.model import Refusal
-from tailrace.core.topics import parse_options
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.topic_options import parse_options
 from tailrace.errors import InvalidRequest
 from tailrace.protocols.native import Limits
 

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tailrace.client.aio import Client, Opener
+    from tailrace.client.client import Client, Opener
 
 DEFAULT_URL = "tailrace://127.0.0.1:7400"
 
@@ -25,7 +25,7 @@ def connect(url: str | None = None, *, timeout: float = 30.0, wait: float = 0.0)
     When no broker answers, `async with` raises `Unavailable` at once; with `wait` it asks again for so many
     seconds. A connection that is lost later is always made again, for as long as the client is open.
     """
-    from tailrace.client.aio import Client
+    from tailrace.client.client import Client
     from tailrace.errors import InvalidRequest
 
     if not timeout > 0:
@@ -50,7 +50,7 @@ def _opener(url: str, wait_s: float) -> Opener:
 
 
 def _network(hosts: str, wait_s: float) -> Opener:
-    from tailrace.client.transport import NetworkVerbs, parse_hosts
+    from tailrace.client.rpc.transport import NetworkVerbs, parse_hosts
 
     parsed = parse_hosts(hosts)
 
@@ -64,7 +64,7 @@ def _network(hosts: str, wait_s: float) -> Opener:
 
 def _embedded(folder: str) -> Opener:
     from tailrace.broker.node import EmbeddedVerbs
-    from tailrace.client.machine_clock import MachineClock
+    from tailrace.client.rpc.machine_clock import MachineClock
     from tailrace.errors import InvalidRequest
 
     if not folder:

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.catalog import Catalog
-from tailrace.core.commands import Reply, Request
-from tailrace.core.inventory import TopicCard, TopicFolder
+from tailrace.core.model.catalog import Catalog
+from tailrace.core.model.commands import Reply, Request
+from tailrace.core.model.inventory import TopicCard, TopicFolder
 from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer, Frame, Header
 

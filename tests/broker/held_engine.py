@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.broker.clock import ManualClock
 from tailrace.broker.engine import Engine
-from tailrace.broker.shard import Shard
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.broker.runtime.partition_runtime import Shard
 from tailrace.cluster.embedded import MemoryCoordinator
-from tailrace.core.commands import CreateTopic, Fetch, Publish, Reply, Request, TopicInfo
+from tailrace.core.model.commands import CreateTopic, Fetch, Publish, Reply, Request, TopicInfo
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import crc32c

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tailrace.core.model import hash128
+from tailrace.core.model.identifiers import hash128
 
 MASK = (1 << 64) - 1
 C1, C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from tailrace.broker.shard import Shard
-from tailrace.core.delivery_commands import Lease
-from tailrace.core.group_commands import (
+from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.core.model.group_commands import (
     DescribeGroup,
     GroupInfo,
     Heartbeat,
     JoinGroup,
     Membership,
 )
+from tailrace.core.model.queue_commands import Lease
 from tests.broker.held_engine import HeldEngine
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from tailrace.broker.delivery import OpenGate
-from tailrace.core.commands import Publish, Published, Reply
-from tailrace.core.delivery_commands import Ack, Grant, Lease, Leases, Nack, Reject, Settled
-from tailrace.core.group_commands import JoinGroup, Membership
+from tailrace.broker.queue.fetch_request import OpenGate
+from tailrace.core.model.commands import Publish, Published, Reply
+from tailrace.core.model.group_commands import JoinGroup, Membership
+from tailrace.core.model.queue_commands import Ack, Grant, Lease, Leases, Nack, Reject, Settled
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tests.broker.held_engine import HeldEngine

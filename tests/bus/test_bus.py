@@ -15,9 +15,9 @@ import pytest
 import tailrace
 import tailrace.sync
 from tailrace.bus import AckPolicy, Batch, BlockingMessage, Bus, Message, Reject, RequestFailed, Retry
-from tailrace.client.pace import Pace
-from tailrace.core.commands import Publish
-from tailrace.core.model import Refusal
+from tailrace.client.queue.pace import Pace
+from tailrace.core.model.commands import Publish
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, Timeout, Unavailable
 from tailrace.testing import LocalBroker
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+from tailrace.cli.commands.pipeline import _print, told, words
 from tailrace.cli.output import Output
-from tailrace.cli.pipeline_commands import _print, told, words
 from tailrace.errors import EDGES, Full, NotFound, TailraceError
 from tailrace.spark.pipelines import NAMES, CommonOptions, options_of, parse_options, pipeline
 from tailrace.spark.pipelines.progress import Standing

@@ -9,10 +9,10 @@ import pytest
 HEAPS = """
 import ctypes, sys, tempfile, threading
 from pathlib import Path
-from tailrace.cli import serving
+from tailrace.cli.commands import serve
 
 if sys.argv[1] == "tamed":
-    serving._tame_allocators()
+    serve._tame_allocators()
 kept, together = [], threading.Barrier(4)
 
 def fill():

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from tailrace.cli.timeline import draw, draw_rich
-from tailrace.client.tracing_calls import Life, LifeEvent
+from tailrace.client.admin.trace_client import Life, LifeEvent
 
 T0 = 1_700_000_000_000_000
 LIFE = Life(

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from tailrace.broker.clock import ManualClock, SystemClock
-from tailrace.client.machine_clock import MachineClock
+from tailrace.broker.runtime.clock import ManualClock, SystemClock
+from tailrace.client.rpc.machine_clock import MachineClock
 from tailrace.ports import ClientClock, Clock
 from tailrace.testing.local_broker import LocalBroker
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tailrace.cluster.embedded import FILE, FileCoordinator, MemoryCoordinator
-from tailrace.core.catalog import Catalog, TopicEntry
-from tailrace.core.topics import TopicOptions
+from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format.frame import crc32c
 from tailrace.ports import Coordinator

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.core.catalog import TopicEntry
-from tailrace.core.inventory import TopicCard, TopicFolder
-from tailrace.core.topics import TopicOptions
+from tailrace.core.model.catalog import TopicEntry
+from tailrace.core.model.inventory import TopicCard, TopicFolder
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.ports import LogStore, TopicFolders
 from tailrace.sim.sim_disk import SimDisk
-from tailrace.storage.file_store import FileStore
+from tailrace.storage.files.file_store import FileStore
 from tests.storage.frame_maker import FrameMaker, TestClock
 
 CARD = TopicCard(TopicEntry("eu/orders", 7, TopicOptions(partitions=2), 5), 3)

@@ -10,8 +10,8 @@ from tailrace.errors import InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, LOST, STAGED, Buffer, Frame, Header, walk
 from tailrace.ports import LogStore, PartitionLog, Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
-from tailrace.storage import log_reader
-from tailrace.storage.file_store import FileStore
+from tailrace.storage.files import log_reader
+from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
 from tests.storage.frame_maker import FrameMaker, TestClock
 

@@ -6,7 +6,7 @@ from tailrace.errors import Corrupt
 from tailrace.format.frame import DATA, FACTS, HEADER_BYTES
 from tailrace.ports import LogStore, Snapshot
 from tailrace.sim.sim_disk import SimDisk
-from tailrace.storage.file_store import FileStore
+from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryLog
 from tests.conformance.test_log_conformance import END, filled, opened, reopened, store
 from tests.storage.frame_maker import FrameMaker, TestClock

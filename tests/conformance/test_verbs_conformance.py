@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tailrace.broker.node import EmbeddedVerbs, Node
-from tailrace.client.machine_clock import MachineClock
-from tailrace.client.transport import NetworkVerbs
+from tailrace.client.rpc.machine_clock import MachineClock
+from tailrace.client.rpc.transport import NetworkVerbs
 from tailrace.config import ServerOptions
-from tailrace.core.commands import (
+from tailrace.core.model.commands import (
     LATEST,
     CreateTopic,
     Done,
@@ -27,7 +27,7 @@ from tailrace.core.commands import (
     Reply,
     TrimTopic,
 )
-from tailrace.core.model import Refusal
+from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs

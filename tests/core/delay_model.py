@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrace.core.delivery_commands import Cancelled, CancelScheduled
-from tailrace.core.facts import Scheduled
-from tailrace.core.timetable import Timetable
+from tailrace.core.delay.delay_queue import Timetable
+from tailrace.core.model.facts import Scheduled
+from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
 from tests.core.delivery_model import Letter
 
 WAITS, CANCELLED, RELEASED = "waits", "cancelled", "released"

@@ -24,13 +24,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tailrace.core import delivery_commands as wire
-from tailrace.core import facts as logged
-from tailrace.core import inner_commands as inner
-from tailrace.core.commands import Reply
-from tailrace.core.model import BatchView
+from tailrace.core.model import facts as logged
+from tailrace.core.model import internal_commands as inner
+from tailrace.core.model import queue_commands as wire
+from tailrace.core.model.commands import Reply
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import BatchView
 from tailrace.core.partition import Partition
-from tailrace.core.policy import GroupPolicy
 from tests.core.delivery_model import Letter, numbers
 from tests.core.modelled_partition import Shelf
 

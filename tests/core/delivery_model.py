@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.core import delivery_commands as wire
-from tailrace.core import inner_commands as inner
-from tailrace.core.commands import Done, Reply
-from tailrace.core.facts import Dying, Lapsed, LeaseExpired
-from tailrace.core.model import PRIORITY_DEFAULT, Refusal
-from tailrace.core.policy import GroupPolicy
+from tailrace.core.model import internal_commands as inner
+from tailrace.core.model import queue_commands as wire
+from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.facts import Dying, Lapsed, LeaseExpired
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Refusal
 
 FREE, LEASED, DYING, SETTLED = "free", "leased", "dying", "settled"
 RETRY, FRESH, EITHER = "retry", "fresh", "either"

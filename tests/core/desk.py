@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.core import delivery_commands as wire
-from tailrace.core import inner_commands as inner
-from tailrace.core.commands import Done, Publish
-from tailrace.core.decisions import Decision
-from tailrace.core.model import BatchView
+from tailrace.core.model import internal_commands as inner
+from tailrace.core.model import queue_commands as wire
+from tailrace.core.model.commands import Done, Publish
+from tailrace.core.model.decision import Decision
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import BatchView
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
-from tailrace.core.policy import GroupPolicy
-from tailrace.core.topics import TopicOptions
 from tests.core.delivery_model import Letter
 from tests.core.modelled_partition import Shelf
 

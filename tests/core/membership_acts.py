@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tailrace.core import coordination_commands as asked
-from tailrace.core import coordination_facts as logged
-from tailrace.core.coordinator import Coordinator
-from tailrace.core.model import Refusal
-from tailrace.core.policy import GroupPolicy
-from tailrace.core.topics import TopicOptions
+from tailrace.core.groups.coordinator import Coordinator
+from tailrace.core.model import group_facts as logged
+from tailrace.core.model import internal_commands as asked
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.topic_options import TopicOptions
 
 
 class MembershipActs:

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tailrace.core import delivery_commands as wire
-from tailrace.core import inner_commands as inner
-from tailrace.core.commands import Done, Publish, Published, TrimTopic
-from tailrace.core.decisions import Decision
-from tailrace.core.facts import Appended, Scheduled, Staged
-from tailrace.core.model import (
+from tailrace.core.model import internal_commands as inner
+from tailrace.core.model import queue_commands as wire
+from tailrace.core.model.commands import Done, Publish, Published, TrimTopic
+from tailrace.core.model.decision import Decision
+from tailrace.core.model.facts import Appended, Scheduled, Staged
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import (
     HAS_DELIVER_AT,
     HAS_EXPIRES_AT,
     HAS_KEY,
@@ -26,9 +27,8 @@ from tailrace.core.model import (
     Refusal,
     key_hash,
 )
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
-from tailrace.core.policy import GroupPolicy
-from tailrace.core.topics import TopicOptions
 from tests.core.delay_model import RELEASED, DelayModel
 from tests.core.delivery_model import DYING, FREE, LEASED, DeliveryModel, Letter
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tailrace.core.commands import Published, Reply
-from tailrace.core.model import HAS_DEDUP_ID, HAS_KEY, BatchView, Hashes, Refusal, hash128
+from tailrace.core.model.commands import Published, Reply
+from tailrace.core.model.identifiers import HAS_DEDUP_ID, HAS_KEY, BatchView, Hashes, Refusal, hash128
 
 IDLE_US = 7 * 24 * 3600 * 1_000_000
 

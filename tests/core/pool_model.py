@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrace.core.lane_queues import LAPSED_MAX
-from tailrace.core.lanes import LANES, STRICT, WEIGHTED
-from tailrace.core.model import PRIORITY_DEFAULT, Columns
-from tailrace.core.policy import GroupPolicy
-from tailrace.core.pool import Pool, Selection, Want
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Columns
+from tailrace.core.selection.lane_queues import LAPSED_MAX
+from tailrace.core.selection.lanes import LANES, STRICT, WEIGHTED
+from tailrace.core.selection.row_selector import Pool, Selection, Want
 
 T0 = 1_700_000_000_000_000
 SECOND_US = 1_000_000

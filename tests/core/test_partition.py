@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
-from tailrace.core.decisions import Decision
-from tailrace.core.facts import Appended, ProducerAdvanced
-from tailrace.core.inner_commands import PublishBatch, Sweep
-from tailrace.core.model import (
+from tailrace.core.model.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
+from tailrace.core.model.decision import Decision
+from tailrace.core.model.facts import Appended, ProducerAdvanced
+from tailrace.core.model.identifiers import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
     HAS_EXPIRES_AT,
@@ -23,8 +22,9 @@ from tailrace.core.model import (
     BatchView,
     Refusal,
 )
+from tailrace.core.model.internal_commands import PublishBatch, Sweep
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
-from tailrace.core.topics import TopicOptions
 from tailrace.errors import Corrupt
 from tests.core.oracle import Row, view_of
 

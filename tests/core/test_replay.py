@@ -8,12 +8,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.commands import Claimed, ClaimProducer, Publish, TrimTopic
-from tailrace.core.facts import Appended, Fact
-from tailrace.core.inner_commands import PublishBatch, Sweep
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, TrimTopic
+from tailrace.core.model.facts import Appended, Fact
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import PublishBatch, Sweep
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
-from tailrace.core.topics import TopicOptions
 from tests.core.oracle import IDLE_US, Oracle, Row, offsets_of, view_of
 
 T0 = 1_700_000_000_000_000

@@ -28,13 +28,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from tailrace.core.commands import Claimed, ClaimProducer, Publish, Published, Reply, TrimTopic
-from tailrace.core.decisions import Decision
-from tailrace.core.facts import Appended, ProducerAdvanced, ProducerClaimed, Scheduled, Staged, Trimmed
-from tailrace.core.inner_commands import PublishBatch, Sweep
-from tailrace.core.model import HAS_DELIVER_AT, HAS_EXPIRES_AT, HAS_PRIORITY, Refusal
+from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, Published, Reply, TrimTopic
+from tailrace.core.model.decision import Decision
+from tailrace.core.model.facts import Appended, ProducerAdvanced, ProducerClaimed, Scheduled, Staged, Trimmed
+from tailrace.core.model.identifiers import HAS_DELIVER_AT, HAS_EXPIRES_AT, HAS_PRIORITY, Refusal
+from tailrace.core.model.internal_commands import PublishBatch, Sweep
+from tailrace.core.model.topic_options import TopicOptions, parse_options
 from tailrace.core.partition import Partition
-from tailrace.core.topics import TopicOptions, parse_options
 from tests.core.delivery_acts import DeliveryActs, Waiting, duration, ids_of
 from tests.core.delivery_model import Letter
 from tests.core.membership_acts import MembershipActs

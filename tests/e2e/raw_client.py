@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import msgspec
 
-from tailrace.core.commands import Publish, Reply, Request
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import Publish, Reply, Request
+from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch, codec
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, PROTOCOL_VERSION, Hello, Welcome, prefix

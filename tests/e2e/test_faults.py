@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tailrace
-from tailrace.core.commands import Published
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import Published
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Full, StorageFault
 from tests.e2e.broker_process import BrokerProcess, inject
 from tests.e2e.raw_client import RawClient, publish

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 import tailrace
-from tailrace.core.commands import Fetch, ListTopics, Ping, Pong, Publish, Published
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import Fetch, ListTopics, Ping, Pong, Publish, Published
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest
 from tailrace.format import codec
 from tailrace.format.frame import crc32c

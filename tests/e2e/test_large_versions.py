@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.core.commands import CreateTopic
-from tailrace.core.delivery_commands import DecideStaged, Stage, StagedDecision
+from tailrace.core.model.commands import CreateTopic
+from tailrace.core.model.queue_commands import DecideStaged, Stage, StagedDecision
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
 from tailrace.spark.link import Link

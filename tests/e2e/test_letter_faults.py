@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tailrace
-from tailrace.client.results import Message
+from tailrace.client.messages import Message
 from tests.e2e.broker_process import BrokerProcess
 from tests.e2e.group_workload import GROUP, TOPIC, Members, Publisher, drained, history_of, until
 from tests.e2e.test_group_faults import QUICK, play

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tailrace
-from tailrace.core.commands import Offsets
-from tailrace.core.delivery_commands import Committed
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import Offsets
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.queue_commands import Committed
 from tailrace.errors import StorageFault
 from tests.e2e.broker_process import BrokerProcess, inject
 from tests.e2e.group_workload import until

@@ -10,9 +10,9 @@ import random
 from collections.abc import Sequence
 
 import tailrace
-from tailrace.client.aio import Client
-from tailrace.client.producer import Producer
-from tailrace.client.results import Message
+from tailrace.client.client import Client
+from tailrace.client.messages import Message
+from tailrace.client.publish.producer import Producer
 from tailrace.errors import TailraceError
 from tests.history.record import (
     Drained,

@@ -12,7 +12,7 @@ import sys
 
 import pyarrow as pa
 
-from tailrace.core.model import HAS_OFFSET_DELTA
+from tailrace.core.model.identifiers import HAS_OFFSET_DELTA
 from tailrace.errors import Corrupt, InvalidRequest, TooLarge
 from tailrace.format import batch, frame
 

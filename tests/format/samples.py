@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from tailrace.core.model import key_hash
+from tailrace.core.model.identifiers import key_hash
 from tailrace.format import batch
 from tailrace.format.frame import Buffer
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tailrace.core import model
+from tailrace.core.model import identifiers
 from tailrace.errors import Corrupt, InvalidRequest, TooLarge
 from tailrace.format import batch, frame, message
 from tailrace.format.frame import Buffer
@@ -138,12 +138,12 @@ def test_a_stored_frame_gives_the_same_hashes(sample: Sample) -> None:
         assert one is None or np.array_equal(one, two)  # type: ignore[arg-type]
     if view.keys is not None:
         assert [tuple(map(int, row)) for row in view.keys] == [
-            model.hash128(key) for key in sample.options["keys"]
+            identifiers.hash128(key) for key in sample.options["keys"]
         ]
 
 
 def test_a_view_without_hashes_does_not_open_the_body() -> None:
-    header = frame.Header(frame.DATA, model.HAS_KEY, 5, 0, 0, 0, 2, 2)
+    header = frame.Header(frame.DATA, identifiers.HAS_KEY, 5, 0, 0, 0, 2, 2)
     assert batch.view_of(header, b"trash").count == 2
     with pytest.raises(Corrupt):
         batch.view_of(header, b"trash", want_keys=True)
@@ -154,8 +154,8 @@ def test_hashes_of_absent_fields_are_zero() -> None:
     view, _ = batch.open_body(body, columns, want_keys=True)
     assert view.keys is not None
     assert view.dedup_ids is not None
-    assert view.keys.tolist() == [[0, 0], list(model.hash128(KEY))]
-    assert view.dedup_ids.tolist() == [list(model.hash128(KEY)), [0, 0]]
+    assert view.keys.tolist() == [[0, 0], list(identifiers.hash128(KEY))]
+    assert view.dedup_ids.tolist() == [list(identifiers.hash128(KEY)), [0, 0]]
 
 
 def test_columns_of_nothing_are_left_out() -> None:
@@ -199,18 +199,18 @@ def test_large_fields_are_refused_by_name(options: dict[str, Any], column: str) 
 
 def test_limits_themselves_are_allowed() -> None:
     columns, body = made(
-        [bytes(model.VALUE_BYTES_MAX)],
+        [bytes(identifiers.VALUE_BYTES_MAX)],
         keys=[bytes(K64)],
         headers=[[("n", bytes(K64 - 1))]],
         dedup_ids=[bytes(1024)],
     )
     view, _ = batch.open_body(body, columns)
     assert (view.key_bytes_max, view.header_bytes_max) == (K64, K64)
-    assert view.value_bytes_max == model.VALUE_BYTES_MAX
+    assert view.value_bytes_max == identifiers.VALUE_BYTES_MAX
 
 
 def test_a_large_value_is_refused_by_its_row() -> None:
-    columns, body = made([b"", bytes(model.VALUE_BYTES_MAX + 1)])
+    columns, body = made([b"", bytes(identifiers.VALUE_BYTES_MAX + 1)])
     with pytest.raises(TooLarge, match=r"^value: 16777217 bytes in row 1"):
         batch.open_body(body, columns)
     with pytest.raises(TooLarge, match=r"^batch: "):
@@ -252,7 +252,7 @@ def rebuilt(columns: int, body: Buffer, **replaced: pa.Array) -> Buffer:
 
 def test_hashes_must_fit_their_keys() -> None:
     columns, body = made([b"", b""], keys=[KEY, None])
-    right = model.key_hash(KEY)
+    right = identifiers.key_hash(KEY)
     for hashes in ([right, 5], [None, right], [None, None]):
         wrong = rebuilt(columns, body, key_hash=pa.array(hashes, pa.uint64()))
         with pytest.raises(InvalidRequest, match=r"^key_hash: must be there"):
@@ -288,7 +288,7 @@ def test_header_names_are_text() -> None:
 
 def test_offset_deltas_are_not_the_producers() -> None:
     with pytest.raises(InvalidRequest, match=r"^offset_delta: "):
-        batch.open_body(made([b""])[1], model.HAS_OFFSET_DELTA)
+        batch.open_body(made([b""])[1], identifiers.HAS_OFFSET_DELTA)
 
 
 @pytest.mark.parametrize("columns", [1 << 7, 1 << 40, -1, 1, 63])
@@ -298,7 +298,7 @@ def test_columns_must_be_those_of_the_body(columns: int) -> None:
 
 
 def test_row_counts_are_bounded() -> None:
-    rows = model.BATCH_ROWS_MAX
+    rows = identifiers.BATCH_ROWS_MAX
     columns, body = made([b""] * rows)
     assert batch.open_body(body, columns)[0].count == rows
     with pytest.raises(InvalidRequest):

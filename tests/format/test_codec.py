@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core import commands
-from tailrace.core.model import Refusal
+from tailrace.core.model import commands
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format import codec
 

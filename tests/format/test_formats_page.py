@@ -9,11 +9,11 @@ from typing import Any, get_args
 import msgspec
 import pyarrow as pa
 
-from tailrace.core import commands, model
-from tailrace.core.coordination_facts import CoordinationFact
-from tailrace.core.delivery_commands import DeliveryReply, DeliveryRequest
-from tailrace.core.facts import Fact
-from tailrace.core.group_commands import GroupReply, GroupRequest
+from tailrace.core.model import commands, identifiers
+from tailrace.core.model.facts import Fact
+from tailrace.core.model.group_commands import GroupReply, GroupRequest
+from tailrace.core.model.group_facts import CoordinationFact
+from tailrace.core.model.queue_commands import DeliveryReply, DeliveryRequest
 from tailrace.format import batch, frame
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def test_requests_and_answers_of_groups_and_leases() -> None:
 
 
 def test_columns_table() -> None:
-    for columns in range(model.COLUMNS_ALL + 1):
+    for columns in range(identifiers.COLUMNS_ALL + 1):
         expected = [
             (name, kind, null == "never")
             for bit, name, kind, null, _ in table("Columns")
@@ -136,9 +136,12 @@ def test_hash_vectors() -> None:
     assert len(rows) >= 6
     for text, digest, of_3, of_30, key_hash in rows:
         key = b"" if text == "(empty)" else bytes.fromhex(text)
-        assert model.partition_of(key, 1 << 32) == int(digest)
-        assert (model.partition_of(key, 3), model.partition_of(key, 30)) == (int(of_3), int(of_30))
-        assert f"{model.key_hash(key):016x}" == key_hash
+        assert identifiers.partition_of(key, 1 << 32) == int(digest)
+        assert (identifiers.partition_of(key, 3), identifiers.partition_of(key, 30)) == (
+            int(of_3),
+            int(of_30),
+        )
+        assert f"{identifiers.key_hash(key):016x}" == key_hash
 
 
 COLUMNS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.model import HASH_OF_EMPTY, key_hash
+from tailrace.core.model.identifiers import HASH_OF_EMPTY, key_hash
 from tailrace.errors import Corrupt
 from tailrace.format import batch, frame, gathering
 from tailrace.format.frame import Frame, Header

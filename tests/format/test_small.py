@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.model import HAS_KEY, BatchView
+from tailrace.core.model.identifiers import HAS_KEY, BatchView
 from tailrace.errors import TailraceError
 from tailrace.format import batch, small
 from tests.format.hostile import mutate

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from tailrace.core import model
+from tailrace.core.model import identifiers
 from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format import batch, frame
 from tailrace.format.tabular import POSITIONED
@@ -17,7 +17,7 @@ def ids(rows: int) -> bytes:
     return batch.make_ids(rows, NOW_US // 1000, 3, 3)
 
 
-def encoded(table: pa.Table) -> tuple[model.BatchView, dict[str, list[Any]]]:
+def encoded(table: pa.Table) -> tuple[identifiers.BatchView, dict[str, list[Any]]]:
     """The body of a table as a broker takes it."""
     columns, body = batch.encode_table(table, ids=ids(table.num_rows), timestamp=NOW_US)
     assert len(body) % frame.ALIGNMENT == 0
@@ -46,12 +46,18 @@ def test_all_columns_are_cast() -> None:
         }
     )
     view, found = encoded(table)
-    present = (model.HAS_KEY, model.HAS_HEADERS, model.HAS_PRIORITY, model.HAS_EXPIRES_AT, model.HAS_DEDUP_ID)
+    present = (
+        identifiers.HAS_KEY,
+        identifiers.HAS_HEADERS,
+        identifiers.HAS_PRIORITY,
+        identifiers.HAS_EXPIRES_AT,
+        identifiers.HAS_DEDUP_ID,
+    )
     assert view.columns == sum(present)
     assert view.timestamp_max_us == NOW_US
     assert found["value"] == [b"a", b"b"]
     assert found["key"] == [b"k", None]
-    assert found["key_hash"] == [model.key_hash(b"k"), None]
+    assert found["key_hash"] == [identifiers.key_hash(b"k"), None]
     assert found["headers"] == [[("n", b"1"), ("n", b"2")], None]
     assert [round(time.timestamp() * 1e6) for time in found["timestamp"]] == [5000, NOW_US]
     assert found["priority"] == [2, 4]
@@ -68,11 +74,11 @@ def test_the_default_priority_alone_is_no_column(priorities: list[int | None]) -
 
 @given(samples(nulls=False))
 def test_tables_and_lists_make_equal_bodies(sample: Sample) -> None:
-    if set(sample.options.get("priorities") or []) == {model.PRIORITY_DEFAULT}:
+    if set(sample.options.get("priorities") or []) == {identifiers.PRIORITY_DEFAULT}:
         del sample.options["priorities"]  # A table leaves the column out when it says nothing.
     columns, body = sample.encode()
     found = pa.table(batch.decode(body, columns)).drop_columns(["id"])
-    if columns & model.HAS_KEY:
+    if columns & identifiers.HAS_KEY:
         found = found.drop_columns(["key_hash"])
     assert batch.encode_table(found, ids=sample.options["ids"], timestamp=0) == (columns, body)
 
@@ -130,20 +136,22 @@ def test_every_row_knows_its_place(sample: Sample) -> None:
 def compacted(deltas: list[int]) -> pa.RecordBatch:
     _, body = batch.encode([b""] * len(deltas), ids=ids(len(deltas)), timestamps=1)
     plain = batch.decode(body, 0)
-    schema = batch.schema_of(model.HAS_OFFSET_DELTA)
+    schema = batch.schema_of(identifiers.HAS_OFFSET_DELTA)
     made = pa.RecordBatch.from_arrays([*plain.columns, pa.array(deltas, pa.uint32())], schema=schema)
-    return batch.decode(batch.body_of(made, model.HAS_OFFSET_DELTA), model.HAS_OFFSET_DELTA)
+    return batch.decode(batch.body_of(made, identifiers.HAS_OFFSET_DELTA), identifiers.HAS_OFFSET_DELTA)
 
 
 def test_compacted_rows_keep_their_offsets() -> None:
-    found = batch.with_positions(compacted([0, 4, 7]), header_of(model.HAS_OFFSET_DELTA, 3, 8), "t", 0)
+    found = batch.with_positions(compacted([0, 4, 7]), header_of(identifiers.HAS_OFFSET_DELTA, 3, 8), "t", 0)
     assert found["offset"].to_pylist() == [1000, 1004, 1007]
 
 
 @pytest.mark.parametrize("deltas", [[0, 4, 8], [4, 4], [4, 0], [2**32 - 1]])
 def test_deltas_must_grow_within_the_frame(deltas: list[int]) -> None:
     with pytest.raises(Corrupt):
-        batch.with_positions(compacted(deltas), header_of(model.HAS_OFFSET_DELTA, len(deltas), 8), "t", 0)
+        batch.with_positions(
+            compacted(deltas), header_of(identifiers.HAS_OFFSET_DELTA, len(deltas), 8), "t", 0
+        )
 
 
 def test_positions_of_another_frame_are_refused() -> None:

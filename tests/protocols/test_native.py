@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from tailrace.broker.clock import ManualClock
-from tailrace.core.commands import Fetch, Fetched, Ping, Pong, Publish, Request
-from tailrace.core.model import Refusal
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.core.model.commands import Fetch, Fetched, Ping, Pong, Publish, Request
+from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, Hello, Welcome, prefix

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import uvloop
 
-from tailrace.broker.clock import SystemClock
-from tailrace.client.calls import ask
-from tailrace.client.transport import NetworkVerbs
-from tailrace.core.commands import ListTopics, Pong, TopicList
+from tailrace.broker.runtime.clock import SystemClock
+from tailrace.client.rpc.calls import ask
+from tailrace.client.rpc.transport import NetworkVerbs
+from tailrace.core.model.commands import ListTopics, Pong, TopicList
 from tailrace.errors import TailraceError
 from tailrace.format import codec
 from tailrace.format.wire import PREAMBLE, PROTOCOL_VERSION, Hello, Welcome, prefix

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.broker.clock import ManualClock
+from tailrace.broker.runtime.clock import ManualClock
 from tailrace.cluster.embedded import FILE, FileCoordinator
-from tailrace.core.commands import (
+from tailrace.core.model.commands import (
     AlterTopic,
     CreateTopic,
     DeleteTopic,
@@ -17,7 +17,7 @@ from tailrace.core.commands import (
     TopicInfo,
     TopicList,
 )
-from tailrace.core.group_commands import (
+from tailrace.core.model.group_commands import (
     CreateGroup,
     GroupInfo,
     GroupList,
@@ -25,9 +25,9 @@ from tailrace.core.group_commands import (
     ResetGroup,
     ResetPlan,
 )
-from tailrace.core.model import Refusal
+from tailrace.core.model.identifiers import Refusal
 from tailrace.sim.sim_disk import Crash, SimDisk
-from tailrace.storage.file_store import FileStore
+from tailrace.storage.files.file_store import FileStore
 from tests.broker.held_engine import HeldEngine
 
 SEGMENT_BYTES = 4096

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from tailrace.cluster.embedded import FILE
-from tailrace.core.commands import CreateTopic, DeleteTopic, Fetch, Fetched, Published, TopicInfo
-from tailrace.core.damage_commands import AcceptLoss, LossReport
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import CreateTopic, DeleteTopic, Fetch, Fetched, Published, TopicInfo
+from tailrace.core.model.damage_commands import AcceptLoss, LossReport
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt
-from tailrace.storage.file_store import FileStore
-from tailrace.storage.topic_folders import FolderShelf
+from tailrace.storage.files.file_store import FileStore
+from tailrace.storage.files.topic_folders import FolderShelf
 from tests.sim.catalog_world import CatalogWorld
 
 Act = Callable[[CatalogWorld], None]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.shard import NOTHING, Shard, Turn
-from tailrace.client.flow import Batch, PartitionFlow
-from tailrace.client.retries import Retries
-from tailrace.core.commands import Published
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, Turn
+from tailrace.client.publish.partition_flow import Batch, PartitionFlow
+from tailrace.client.rpc.retries import Retries
+from tailrace.core.model.commands import Published
 from tailrace.format import frame
-from tailrace.sim import client_world
+from tailrace.sim.worlds import client_world
 
 SEEDS = 40
 BUG_SEEDS = 150

@@ -11,24 +11,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from tailrace.broker import at_hand, burial, letters
-from tailrace.broker.shard import Shard
-from tailrace.broker.upkeep import Upkeep
-from tailrace.core import facts, leasing_rules, ledger, partition, settlement
-from tailrace.core.decisions import Decision
-from tailrace.core.delivery_commands import Ack, Settled
-from tailrace.core.ledger import Ledger
-from tailrace.core.model import Columns, Refusal
+from tailrace.broker.deadletter import dead_letter_batch, dead_letter_writer
+from tailrace.broker.runtime import frame_cache
+from tailrace.broker.runtime.maintenance import Upkeep
+from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.core import partition
+from tailrace.core.collections.timing_wheel import WIDTH, Wheel
+from tailrace.core.delay.delay_queue import Timetable
+from tailrace.core.model import facts
+from tailrace.core.model.decision import Decision
+from tailrace.core.model.identifiers import Columns, Refusal
+from tailrace.core.model.queue_commands import Ack, Settled
 from tailrace.core.partition_clock import PartitionClock
-from tailrace.core.pool import Pool
-from tailrace.core.queues import Queues
-from tailrace.core.selection import Selection
-from tailrace.core.settlement import Settlement
-from tailrace.core.timetable import Timetable
-from tailrace.core.wheel import WIDTH, Wheel
+from tailrace.core.queue import lease_decision, ledger, settle_decision
+from tailrace.core.queue.group_queues import Queues
+from tailrace.core.queue.ledger import Ledger
+from tailrace.core.queue.settle_decision import Settlement
+from tailrace.core.selection.row_selector import Pool
+from tailrace.core.selection.selection_terms import Selection
 from tailrace.format.gathering import columns_of
-from tailrace.sim import delivery_world
-from tailrace.sim.sim_clients import Violation
+from tailrace.sim.actors.sim_clients import Violation
+from tailrace.sim.worlds import delivery_world
 
 SEEDS = 8
 BUG_SEEDS = 50
@@ -89,7 +92,7 @@ def _retry_never_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _expiry_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settlement.Settlement, "expire", lambda self: ())
+    monkeypatch.setattr(settle_decision.Settlement, "expire", lambda self: ())
 
 
 def _expired_ones_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,17 +136,17 @@ def _dying_removed_before_burial(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(self: Any, origin: Any, rows: Any) -> None:
         self._settle(origin, [row.offset for row in rows], "", [])
 
-    monkeypatch.setattr(burial._Funeral, "_begin", begin)
+    monkeypatch.setattr(dead_letter_writer._Funeral, "_begin", begin)
 
 
 def _dead_letters_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The append to the dead letters has another dedup id each time, so a crash in between repeats it."""
-    encode, times = letters._encode, count()
+    encode, times = dead_letter_batch._encode, count()
 
     def unlike(rows: Any, origin: Any, deaths: Any) -> Any:
         return encode(rows, origin, [f"{death}/{next(times)}" for death in deaths])
 
-    monkeypatch.setattr(letters, "_encode", unlike)
+    monkeypatch.setattr(dead_letter_batch, "_encode", unlike)
 
 
 def _delayed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +184,9 @@ def _lanes_skip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _stale_receipts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    ack = settlement.Settlement.ack
+    ack = settle_decision.Settlement.ack
     monkeypatch.setattr(
-        settlement.Settlement,
+        settle_decision.Settlement,
         "ack",
         lambda self, command: msgspec.structs.replace(ack(self, command), reply=Settled()),
     )
@@ -242,18 +245,18 @@ def _giving_back_counts_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _never_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bury(self: settlement.Settlement, pieces: Any, known: Any, error: str, found: Any) -> Any:
+    def bury(self: settle_decision.Settlement, pieces: Any, known: Any, error: str, found: Any) -> Any:
         return pieces
 
-    monkeypatch.setattr(settlement.Settlement, "_bury", bury)
+    monkeypatch.setattr(settle_decision.Settlement, "_bury", bury)
 
 
 def _fence_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing_rules, "fenced", lambda *arguments: None)
+    monkeypatch.setattr(lease_decision, "fenced", lambda *arguments: None)
 
 
 def _end_of_life_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_hand, "columns_of", lambda *arguments: _endless(columns_of(*arguments)))
+    monkeypatch.setattr(frame_cache, "columns_of", lambda *arguments: _endless(columns_of(*arguments)))
 
 
 def _endless(columns: Columns) -> Columns:

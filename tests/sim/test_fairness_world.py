@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from tailrace.broker import hunger
-from tailrace.broker.hunger import Hunger
-from tailrace.broker.wakeups import Wakeups
-from tailrace.client.deliveries import LeasedRows
-from tailrace.client.hand import Hand
-from tailrace.client.intake import Intake
-from tailrace.client.pace import Pace
-from tailrace.client.polls import Polls
-from tailrace.core import facts
-from tailrace.core.group_commands import Place
-from tailrace.core.ledger import Ledger
-from tailrace.core.policy import GroupPolicy
-from tailrace.sim import fairness_world
-from tailrace.sim.sim_clients import Violation
+from tailrace.broker.queue import hunger
+from tailrace.broker.queue.hunger import Hunger
+from tailrace.broker.queue.lease_waiters import Wakeups
+from tailrace.client.queue.delivery import LeasedRows
+from tailrace.client.queue.hand import Hand
+from tailrace.client.queue.lease_polls import Polls
+from tailrace.client.queue.lease_prefetch import Intake
+from tailrace.client.queue.pace import Pace
+from tailrace.core.model import facts
+from tailrace.core.model.group_commands import Place
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.queue.ledger import Ledger
+from tailrace.sim.actors.sim_clients import Violation
+from tailrace.sim.worlds import fairness_world
 
 SEEDS = 24
 SEEDS_LONG = 400

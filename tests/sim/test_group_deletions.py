@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tailrace.broker.delisting import Delisting
-from tailrace.core.catalog import Catalog
-from tailrace.core.commands import Done
-from tailrace.core.coordinator import home_of
-from tailrace.core.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
-from tailrace.core.inner_commands import Delist
-from tailrace.core.model import Refusal
+from tailrace.broker.groups.deletion_carrier import Delisting
+from tailrace.core.groups.coordinator import home_of
+from tailrace.core.model.catalog import Catalog
+from tailrace.core.model.commands import Done
+from tailrace.core.model.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import Delist
 from tailrace.format.catalog_text import CatalogText, decode_catalog
 from tests.sim.catalog_world import CatalogWorld
 
@@ -273,7 +273,7 @@ def test_planted_deletions_that_nobody_keeps_are_caught(monkeypatch: pytest.Monk
 
 
 def test_planted_names_without_ids_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailrace.core.deletions import Deletions
+    from tailrace.core.groups.group_deletions import Deletions
 
     monkeypatch.setattr(Deletions, "ids", lambda self, group, place: [])
     with pytest.raises(AssertionError):

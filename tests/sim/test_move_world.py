@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.assurance import Assurance
-from tailrace.broker.redriving import Redriving
-from tailrace.core.delivery_commands import Reopen
-from tailrace.sim import move_world
-from tailrace.sim.sim_clients import Violation
-from tailrace.sim.sim_operators import Letter, SimOperator
+from tailrace.broker.deadletter.dead_letter_verbs import Redriving
+from tailrace.broker.runtime.assurance import Assurance
+from tailrace.core.model.queue_commands import Reopen
+from tailrace.sim.actors.sim_clients import Violation
+from tailrace.sim.actors.sim_operators import Letter, SimOperator
+from tailrace.sim.worlds import move_world
 
 SEEDS = 25
 BUG_SEEDS = 300

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.assurance import Assurance
-from tailrace.broker.clock import ManualClock
 from tailrace.broker.engine import Engine
-from tailrace.broker.upkeep import Upkeep
+from tailrace.broker.runtime.assurance import Assurance
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.broker.runtime.maintenance import Upkeep
 from tailrace.cluster.embedded import FileCoordinator
-from tailrace.core.commands import Done, TrimTopic
-from tailrace.core.delivery_commands import FindUnsettled, Reopen, SettleOffsets
-from tailrace.core.group_commands import CreateGroup, GroupInfo, PutSchedule
+from tailrace.core.model.commands import Done, TrimTopic
+from tailrace.core.model.group_commands import CreateGroup, GroupInfo, PutSchedule
+from tailrace.core.model.queue_commands import FindUnsettled, Reopen, SettleOffsets
 from tailrace.sim.sim_disk import Crash, SimDisk
-from tailrace.storage.file_store import FileStore
+from tailrace.storage.files.file_store import FileStore
 from tests.broker.queue_engine import QueueEngine, values
-from tests.broker.test_staged_writes import Writer
+from tests.broker.staged.test_staged_verbs import Writer
 
 SEEDS = 3
 LAZY = {"durability": "interval", "sync_interval_ms": 3_600_000}

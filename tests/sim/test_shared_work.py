@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.sim import sim_workers
-from tailrace.sim.fairness_world import FairnessWorld
-from tailrace.sim.sim_workers import Worker
+from tailrace.sim.actors import sim_workers
+from tailrace.sim.actors.sim_workers import Worker
+from tailrace.sim.worlds.fairness_world import FairnessWorld
 
 
 def world_with(monkeypatch: pytest.MonkeyPatch, pace_ms: int, **wanted: Any) -> FairnessWorld:

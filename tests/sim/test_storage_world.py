@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tailrace.sim import storage_world
 from tailrace.sim.__main__ import run_world
 from tailrace.sim.sim_disk import SimDisk
-from tailrace.sim.storage_world import Violation
-from tailrace.storage import file_log, log_folder, log_reader, opening, scan
-from tailrace.storage.file_log import FileLog
-from tailrace.storage.log_folder import LogFolder
+from tailrace.sim.worlds import storage_world
+from tailrace.sim.worlds.storage_world import Violation
+from tailrace.storage.files import file_log, log_folder, log_reader, opening, scan
+from tailrace.storage.files.file_log import FileLog
+from tailrace.storage.files.log_folder import LogFolder
 
 SEEDS = 220
 BUG_SEEDS = 60

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tailrace.spark.options import write_options
-from tailrace.spark.source import DefaultSource
-from tailrace.spark.writers import StreamWriter
+from tailrace.spark.sink.writers import StreamWriter
+from tailrace.spark.source.data_source import DefaultSource
 
 FORMAT = "tailrace_failing"
 ON_PURPOSE = "failed on purpose"

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tailrace.broker import roll_forward
-from tailrace.broker.roll_forward import RollForward
+from tailrace.broker.staged import staged_apply
+from tailrace.broker.staged.staged_apply import RollForward
 
 
 def fall_between(armed: Path) -> None:
@@ -31,7 +31,7 @@ def fall_between(armed: Path) -> None:
             os.kill(pid or os.getpid(), signal.SIGKILL)
 
     RollForward._confirmed = falling  # type: ignore[method-assign]
-    roll_forward.READ_BYTES_MAX = 0
+    staged_apply.READ_BYTES_MAX = 0
 
 
 if __name__ == "__main__":

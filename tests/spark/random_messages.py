@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.core.model import PRIORITY_DEFAULT
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT
 from tailrace.format.tabular import POSITIONED
 from tailrace.sync import Client
 

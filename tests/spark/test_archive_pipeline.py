@@ -17,12 +17,12 @@ import pytest
 
 from tailrace.errors import NotFound
 from tailrace.format.tabular import POSITIONED
-from tailrace.spark.archive_reader import ArchiveReader
 from tailrace.spark.archives import Manifest, state_folder
 from tailrace.spark.manifests import newest, parquet_files, settled, staging_folder
 from tailrace.spark.options import read_options
 from tailrace.spark.pipelines import archive, backfill
 from tailrace.spark.pipelines.progress import Progress, Stopped
+from tailrace.spark.source.archive_reader import ArchiveReader
 from tests.e2e.broker_process import BrokerProcess
 from tests.spark.driver_process import DriverProcess
 from tests.spark.random_messages import publish_random

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tailrace.errors import Corrupt, Fenced, InvalidRequest, NotFound
 from tailrace.format.schema import TIME
 from tailrace.format.tabular import POSITIONED
-from tailrace.spark.archive_reader import Known, archived_time, planned
 from tailrace.spark.archives import (
     ArchiveFile,
     Cover,
@@ -50,6 +49,7 @@ from tailrace.spark.manifests import (
     staging_folder,
 )
 from tailrace.spark.options import read_options
+from tailrace.spark.source.archive_reader import Known, archived_time, planned
 
 DAY_US = 86_400_000_000
 NOON_US = 20_000 * DAY_US + DAY_US // 2

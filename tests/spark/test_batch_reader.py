@@ -16,10 +16,10 @@ import pytest
 from tailrace import sync
 from tailrace.errors import InvalidRequest, TailraceError
 from tailrace.format.tabular import POSITIONED
-from tailrace.spark.batch_reader import planned
 from tailrace.spark.link import Link
 from tailrace.spark.options import read_options
-from tailrace.spark.source import DefaultSource
+from tailrace.spark.source.batch_reader import planned
+from tailrace.spark.source.data_source import DefaultSource
 from tests.e2e.broker_process import BrokerProcess
 from tests.spark.random_messages import publish_random
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from tailrace import sync
-from tailrace.core.commands import LATEST
+from tailrace.core.model.commands import LATEST
 from tailrace.errors import NotFound, TailraceError, Timeout, Unavailable
-from tailrace.spark import frames as fetching
-from tailrace.spark.frames import frames_of
 from tailrace.spark.link import Link
-from tailrace.spark.row_batches import row_batches
-from tailrace.spark.slices import Slice
+from tailrace.spark.source import slice_frames as fetching
+from tailrace.spark.source.row_batches import row_batches
+from tailrace.spark.source.slice_frames import frames_of
+from tailrace.spark.source.slices import Slice
 from tests.e2e.broker_process import BrokerProcess
 
 VALUE = b"x" * 300

@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.client.fact_feed import FactPiece, piece_of
-from tailrace.core.commands import TrimTopic
-from tailrace.core.delivery_commands import Extend, ReadFacts, Reopen, SettleOffsets, Trace
-from tailrace.core.group_commands import ResetGroup
-from tailrace.spark.group_rows import GROUPS
-from tailrace.spark.life_rows import EVENTS, LIFECYCLE, LifeRows, expand
-from tailrace.spark.lifecycle import add_piece
+from tailrace.client.read.fact_feed import FactPiece, piece_of
+from tailrace.core.model.commands import TrimTopic
+from tailrace.core.model.group_commands import ResetGroup
+from tailrace.core.model.queue_commands import Extend, ReadFacts, Reopen, SettleOffsets, Trace
+from tailrace.spark.source.group_rows import GROUPS
+from tailrace.spark.source.life_rows import EVENTS, LIFECYCLE, LifeRows, expand
+from tailrace.spark.source.lifecycle import add_piece
 from tests.broker.queue_engine import QueueEngine
 
 END = 1 << 62
@@ -112,7 +112,7 @@ def test_acts_of_operators() -> None:
 
 
 def test_a_stream_group_commits() -> None:
-    from tailrace.core.delivery_commands import Commit
+    from tailrace.core.model.queue_commands import Commit
 
     broker = broker_with(mode="stream")
     broker.send(b"0", b"1", b"2")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.model import HAS_DELIVER_AT, HAS_HEADERS, HAS_KEY, partition_of
+from tailrace.core.model.identifiers import HAS_DELIVER_AT, HAS_HEADERS, HAS_KEY, partition_of
 from tailrace.errors import InvalidRequest, TailraceError, TooLarge
 from tailrace.format.batch import open_body
 from tailrace.format.frame import crc32c
 from tailrace.format.tabular import POSITIONED
-from tailrace.spark import parcels as module
-from tailrace.spark.message_columns import message_columns
-from tailrace.spark.parcels import Parcel, Sorting, TopicShape
+from tailrace.spark.sink import parcels as module
+from tailrace.spark.sink.message_columns import message_columns
+from tailrace.spark.sink.parcels import Parcel, Sorting, TopicShape
 
 NOW_US = 1_800_000_000_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

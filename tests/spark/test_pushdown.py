@@ -24,11 +24,11 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from tailrace.core.model import HAS_KEY
+from tailrace.core.model.identifiers import HAS_KEY
 from tailrace.format.schema import TIME
-from tailrace.spark.pushdown import narrowed, row_filter, since, understood
-from tailrace.spark.row_batches import Piece
-from tailrace.spark.slices import Slice
+from tailrace.spark.source.pushdown import narrowed, row_filter, since, understood
+from tailrace.spark.source.row_batches import Piece
+from tailrace.spark.source.slices import Slice
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SMALL = st.integers(0, 9)

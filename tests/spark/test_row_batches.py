@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.core.model import HAS_OFFSET_DELTA
+from tailrace.core.model.identifiers import HAS_OFFSET_DELTA
 from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format import batch, frame
 from tailrace.format.builder import body_of
 from tailrace.format.schema import schema_of
 from tailrace.format.tabular import POSITIONED, with_positions
-from tailrace.spark import row_batches as rows
-from tailrace.spark.slices import Slice
+from tailrace.spark.source import row_batches as rows
+from tailrace.spark.source.slices import Slice
 
 START = 1000
 TIMES = st.integers(0, 10**12)

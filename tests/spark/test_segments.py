@@ -16,10 +16,10 @@ from tailrace import sync
 from tailrace.errors import Corrupt, InvalidRequest, NotFound
 from tailrace.format.tabular import POSITIONED
 from tailrace.spark.options import ReadOptions, read_options
-from tailrace.spark.row_batches import row_batches
-from tailrace.spark.sealed_logs import TOPICS, SealedLog, load_catalog, sealed_log
-from tailrace.spark.segment_rows import planned, segment_frames
-from tailrace.storage.inspect import ViewedDisk
+from tailrace.spark.source.row_batches import row_batches
+from tailrace.spark.source.sealed_logs import TOPICS, SealedLog, load_catalog, sealed_log
+from tailrace.spark.source.segment_rows import planned, segment_frames
+from tailrace.storage.files.inspect import ViewedDisk
 from tests.e2e.broker_process import BrokerProcess
 from tests.spark.random_messages import publish_random
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.spark.slices import Slice, cut, share
+from tailrace.spark.source.slices import Slice, cut, share
 
 PLACES = st.tuples(st.sampled_from(("a", "b")), st.integers(0, 3))
 SPANS = st.dictionaries(PLACES, st.tuples(st.integers(0, 50), st.integers(0, 60)))

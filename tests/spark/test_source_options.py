@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tailrace.core.commands import EARLIEST, LATEST
+from tailrace.core.model.commands import EARLIEST, LATEST
 from tailrace.errors import InvalidRequest
 from tailrace.format.tabular import POSITIONED
 from tailrace.spark.options import (

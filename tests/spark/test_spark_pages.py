@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tailrace.spark import sessions
-from tailrace.spark.message_columns import KINDS
 from tailrace.spark.options import OPTIONS
 from tailrace.spark.pipelines import NAMES, options_of, pipeline
+from tailrace.spark.sink.message_columns import KINDS
 from tests.cli.conftest import invoke
 from tests.e2e.broker_process import BrokerProcess
 

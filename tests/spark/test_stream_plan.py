@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.commands import EARLIEST, LATEST, TopicInfo
+from tailrace.core.model.commands import EARLIEST, LATEST, TopicInfo
 from tailrace.errors import InvalidRequest, StorageFault
-from tailrace.spark import stream_plan as plan
 from tailrace.spark.options import Point, ReadOptions
-from tailrace.spark.slices import Place, Slice, cut
-from tailrace.spark.stream_plan import Head, Reached
+from tailrace.spark.source import stream_plan as plan
+from tailrace.spark.source.slices import Place, Slice, cut
+from tailrace.spark.source.stream_plan import Head, Reached
 
 
 def head(*ends: int, id: int = 1, starts: tuple[int, ...] = (), faults: tuple[str | None, ...] = ()) -> Head:

@@ -16,11 +16,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from tailrace import sync
-from tailrace.core.group_commands import LeaveGroup
+from tailrace.core.model.group_commands import LeaveGroup
 from tailrace.errors import InvalidRequest, NotFound, Timeout, Unavailable
 from tailrace.spark.link import link_to
 from tailrace.spark.options import read_options
-from tailrace.spark.stream_reader import MEMBER, StreamReader
+from tailrace.spark.source.stream_reader import MEMBER, StreamReader
 from tailrace.sync import Client
 from tests.e2e.broker_process import BrokerProcess, eventually
 

@@ -15,15 +15,15 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tailrace import sync
-from tailrace.core.delivery_commands import Stage
-from tailrace.core.model import partition_of
+from tailrace.core.model.identifiers import partition_of
+from tailrace.core.model.queue_commands import Stage
 from tailrace.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from tailrace.format.tabular import POSITIONED
 from tailrace.spark.link import Answer, Link
-from tailrace.spark.message_columns import message_columns
 from tailrace.spark.options import WriteOptions
-from tailrace.spark.staged_tasks import PlaceStaged, TaskStaged, abort_places, stage_task
-from tailrace.spark.writers import BatchWriter, StreamWriter, decide
+from tailrace.spark.sink.message_columns import message_columns
+from tailrace.spark.sink.staged_tasks import PlaceStaged, TaskStaged, abort_places, stage_task
+from tailrace.spark.sink.writers import BatchWriter, StreamWriter, decide
 from tests.e2e.broker_process import BrokerProcess
 from tests.spark.conftest import MakeTopic
 from tests.spark.random_messages import publish_random

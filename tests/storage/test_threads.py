@@ -10,7 +10,7 @@ import pytest
 from tailrace.errors import Full, StorageFault, Unavailable
 from tailrace.format.frame import Frame
 from tailrace.storage.disk import RealDisk
-from tailrace.storage.file_store import FileStore
+from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 from tailrace.storage.threads import InlineThreads, StorageThreads
 from tests.storage.frame_maker import FrameMaker, TestClock

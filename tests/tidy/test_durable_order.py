@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from tailrace.core import coordination_facts, facts, staged_decisions
+from tailrace.core.model import facts, group_facts
+from tailrace.core.staged import staged_versions
 from tailrace.sim.__main__ import WORLDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,5 +33,5 @@ def test_every_promise_names_who_cuts_it() -> None:
 def test_the_facts_that_it_names_exist() -> None:
     named = {name for row in ROWS[1:] for name in re.findall(r"`([A-Z]\w+)`", row[1])}
     assert len(named) > 12
-    modules = (facts, coordination_facts, staged_decisions)
+    modules = (facts, group_facts, staged_versions)
     assert {name for name in named if not any(hasattr(module, name) for module in modules)} == set()

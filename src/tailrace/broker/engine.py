@@ -11,28 +11,28 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tailrace.broker.burial import Burial
-from tailrace.broker.coordination import Coordination
-from tailrace.broker.coordinators import Coordinators
-from tailrace.broker.cron import Cron
-from tailrace.broker.delays import Delays
-from tailrace.broker.fact_reading import FactReading
+from tailrace.broker.deadletter.dead_letter_verbs import Redriving
+from tailrace.broker.deadletter.dead_letter_writer import Burial
+from tailrace.broker.delay.delay_verbs import Delays
 from tailrace.broker.gateway import Gateway, VerbPart
-from tailrace.broker.group_figures import figures_of
-from tailrace.broker.group_reports import GroupReports
-from tailrace.broker.host import Topics, kept_text
-from tailrace.broker.key_reading import KeyReading
-from tailrace.broker.leasing import Leasing
-from tailrace.broker.loss_acceptance import LossAcceptance
+from tailrace.broker.groups.cron_runner import Cron
+from tailrace.broker.groups.group_directory import Coordinators
+from tailrace.broker.groups.group_metrics import figures_of
+from tailrace.broker.groups.group_reports import GroupReports
+from tailrace.broker.groups.group_verbs import Coordination
 from tailrace.broker.metrics import Metrics, Strays
-from tailrace.broker.pump import Pump, Threads
-from tailrace.broker.redriving import Redriving
-from tailrace.broker.replay_debt import ReplayBounds, due
-from tailrace.broker.scrubbing import Scrubbing
-from tailrace.broker.shard import Shard
-from tailrace.broker.space_watch import SpaceWatch
-from tailrace.broker.staged_writes import StagedWrites
-from tailrace.broker.tracing import Tracing
+from tailrace.broker.queue.key_reads import KeyReading
+from tailrace.broker.queue.lease_verbs import Leasing
+from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.runtime.pump import Pump, Threads
+from tailrace.broker.runtime.replay_debt import ReplayBounds, due
+from tailrace.broker.staged.staged_verbs import StagedWrites
+from tailrace.broker.topics import Topics, kept_text
+from tailrace.broker.trace.fact_reads import FactReading
+from tailrace.broker.trace.trace_verbs import Tracing
+from tailrace.broker.upkeep.loss_acceptance import LossAcceptance
+from tailrace.broker.upkeep.scrub_runner import Scrubbing
+from tailrace.broker.upkeep.space_watch import SpaceWatch
 from tailrace.ports import Clock, Coordinator, LogStats, LogStore, SpaceGauge
 
 log = logging.getLogger("tailrace.engine")

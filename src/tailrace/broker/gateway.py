@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tailrace.broker.delivery import FetchJob, Gate, OpenGate
-from tailrace.broker.host import TopicHost, Topics
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.pump import Pump
-from tailrace.broker.shard import NOTHING, Shard, refuse
-from tailrace.broker.space_watch import SpaceWatch
-from tailrace.core.commands import (
+from tailrace.broker.queue.fetch_request import FetchJob, Gate, OpenGate
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.topics import TopicHost, Topics
+from tailrace.broker.upkeep.space_watch import SpaceWatch
+from tailrace.core.model.commands import (
     EARLIEST,
     LATEST,
     AlterTopic,
@@ -37,9 +37,9 @@ from tailrace.core.commands import (
     Request,
     TrimTopic,
 )
-from tailrace.core.delivery_commands import Stage
-from tailrace.core.inner_commands import PublishBatch
-from tailrace.core.model import Refusal
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import PublishBatch
+from tailrace.core.model.queue_commands import Stage
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer

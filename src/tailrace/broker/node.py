@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tailrace.broker.clock import SystemClock
 from tailrace.broker.engine import Engine
-from tailrace.broker.spare_memory import SparePages, heap_trimmer
-from tailrace.broker.turns import NOTHING, refuse
+from tailrace.broker.runtime.clock import SystemClock
+from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.config import ServerOptions, split_address
-from tailrace.core.commands import Request
+from tailrace.core.model.commands import Request
 from tailrace.errors import InvalidRequest
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
@@ -27,7 +27,7 @@ from tailrace.ports import ClientClock, LogStore, Respond
 from tailrace.protocols.http import HttpListener
 from tailrace.protocols.native import Listener
 from tailrace.storage.disk import RealDisk
-from tailrace.storage.file_store import FileStore
+from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
 from tailrace.storage.spare_space import SpareSpace
 from tailrace.storage.threads import StorageThreads

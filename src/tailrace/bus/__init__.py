@@ -18,7 +18,7 @@ from tailrace.bus.application import Bus
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
 from tailrace.bus.event_store import Event, EventStore
 from tailrace.bus.outcomes import AckPolicy, RequestFailed
-from tailrace.client.verdicts import Reject, Retry
+from tailrace.client.queue.handler_verdicts import Reject, Retry
 
 __all__ = [
     "AckPolicy",

@@ -20,9 +20,9 @@ from tailrace.bus.outcomes import AckPolicy
 from tailrace.bus.registry import Registry, as_key
 from tailrace.bus.requests import REPLY_RETENTION_MS, Replies
 from tailrace.bus.subscriptions import Answers, Subscription
-from tailrace.client.aio import Client
-from tailrace.client.producer import Producer
-from tailrace.client.results import Result
+from tailrace.client.client import Client
+from tailrace.client.messages import Result
+from tailrace.client.publish.producer import Producer
 from tailrace.errors import InvalidRequest, Unavailable
 
 K = TypeVar("K")

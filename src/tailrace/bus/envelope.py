@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from tailrace.bus.outcomes import Act
-from tailrace.client.deliveries import Delivery
-from tailrace.client.verdicts import as_text
+from tailrace.client.queue.delivery import Delivery
+from tailrace.client.queue.handler_verdicts import as_text
 from tailrace.errors import LeaseLost
 
 T = TypeVar("T")

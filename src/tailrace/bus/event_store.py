@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from tailrace.bus.registry import Registry, as_key
-from tailrace.client.aio import Client
-from tailrace.client.reader import Start
-from tailrace.core.model import ANY_KEY_SEQUENCE, partition_of
+from tailrace.client.client import Client
+from tailrace.client.read.reader import Start
+from tailrace.core.model.identifiers import ANY_KEY_SEQUENCE, partition_of
 from tailrace.errors import InvalidRequest
 
 ANY = ANY_KEY_SEQUENCE

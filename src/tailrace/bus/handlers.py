@@ -19,10 +19,10 @@ import msgspec
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
 from tailrace.bus.handler_threads import Run, Threads
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, outcome_of
-from tailrace.client.calls import seconds_of, whole_of
-from tailrace.client.plain_handlers import is_async
-from tailrace.client.verdicts import delay_of, described
-from tailrace.core.topics import check_name
+from tailrace.client.queue.handler_verdicts import delay_of, described
+from tailrace.client.queue.threaded_handlers import is_async
+from tailrace.client.rpc.calls import seconds_of, whole_of
+from tailrace.core.model.topic_options import check_name
 from tailrace.errors import InvalidRequest
 
 log = logging.getLogger("tailrace.bus")

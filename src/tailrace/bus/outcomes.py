@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
-from tailrace.client.verdicts import Reject, Retry
+from tailrace.client.queue.handler_verdicts import Reject, Retry
 
 
 class RequestFailed(Exception):

@@ -9,8 +9,8 @@ from typing import Any, Union, get_args, get_origin, is_typeddict
 import msgspec
 
 from tailrace.bus.payloads import BYTES, JSON, Codec, codec_of, plain
-from tailrace.client.calls import whole_of
-from tailrace.client.verdicts import described
+from tailrace.client.queue.handler_verdicts import described
+from tailrace.client.rpc.calls import whole_of
 from tailrace.errors import InvalidRequest
 
 TYPE_HEADER = "tailrace-type"

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from tailrace.bus.outcomes import RequestFailed
 from tailrace.bus.registry import Registry, Undecodable
-from tailrace.client.aio import Client
+from tailrace.client.client import Client
 from tailrace.errors import TailraceError, Timeout, Unavailable
 
 CORRELATION_HEADER = "tailrace-correlation"

@@ -21,11 +21,11 @@ from tailrace.bus.registry import (
     Undecodable,
 )
 from tailrace.bus.requests import CORRELATION_HEADER, ERROR_HEADER, REPLY_TO_HEADER
-from tailrace.client.consumer import Consumer
-from tailrace.client.deliveries import Delivery
-from tailrace.client.group_admin import Groups
-from tailrace.client.producer import Producer
-from tailrace.client.verdicts import as_text, described
+from tailrace.client.admin.group_admin import Groups
+from tailrace.client.publish.producer import Producer
+from tailrace.client.queue.consumer import Consumer
+from tailrace.client.queue.delivery import Delivery
+from tailrace.client.queue.handler_verdicts import as_text, described
 from tailrace.errors import InvalidRequest, LeaseLost, TailraceError, TooLarge
 
 log = logging.getLogger("tailrace.bus")

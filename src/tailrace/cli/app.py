@@ -14,21 +14,21 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from tailrace.cli.about import about
 from tailrace.cli.broker_wait import add_wait
-from tailrace.cli.consuming import consuming
+from tailrace.cli.commands.about import about
+from tailrace.cli.commands.consume import consuming
+from tailrace.cli.commands.dead_letter import letters
+from tailrace.cli.commands.group import groups
+from tailrace.cli.commands.log_repair import logs
+from tailrace.cli.commands.message_options import messages
+from tailrace.cli.commands.pipeline import pipelines
+from tailrace.cli.commands.schedule import delayed, recurring
+from tailrace.cli.commands.serve import serving
+from tailrace.cli.commands.topic import topics
+from tailrace.cli.commands.trace import tracing
+from tailrace.cli.commands.worker import working
 from tailrace.cli.execution import EXIT_INTERRUPTED, EXIT_READER_GONE, report, tell_of_outages
-from tailrace.cli.grouping import groups
-from tailrace.cli.letter_commands import letters
-from tailrace.cli.message_commands import messages
 from tailrace.cli.output import OutputLost, ReaderGone, decorated, put_aside, tell, writing
-from tailrace.cli.pipeline_commands import pipelines
-from tailrace.cli.repairing import logs
-from tailrace.cli.schedule_commands import delayed, recurring
-from tailrace.cli.serving import serving
-from tailrace.cli.topic_commands import topics
-from tailrace.cli.tracing_command import tracing
-from tailrace.cli.working import working
 from tailrace.errors import EDGES, InvalidRequest, Outcome, TailraceError
 
 # What typer raises for a wrong command line; it exports only this child of it.

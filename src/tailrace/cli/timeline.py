@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tailrace.cli.output import printable, printable_bytes
-from tailrace.client.tracing_calls import Life, LifeEvent
+from tailrace.client.admin.trace_client import Life, LifeEvent
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_WIDTH = 26

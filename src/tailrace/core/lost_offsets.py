@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tailrace.core.commands import Done
-from tailrace.core.decisions import NOTHING, Decision
-from tailrace.core.facts import MessagesLost
-from tailrace.core.inner_commands import RecordLoss
-from tailrace.core.spans import flat, pairs
+from tailrace.core.collections.span_map import flat, pairs
+from tailrace.core.model.commands import Done
+from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.facts import MessagesLost
+from tailrace.core.model.internal_commands import RecordLoss
 
 if TYPE_CHECKING:
     from tailrace.core.partition import Partition

@@ -23,10 +23,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
-from tailrace.core.decisions import NOTHING, Decision
-from tailrace.core.dedup import DedupWindow, Filtered
-from tailrace.core.facts import (
+from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.delay.delay_queue import Timetable
+from tailrace.core.lost_offsets import LostOffsets
+from tailrace.core.model.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
+from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.facts import (
     Appended,
     Fact,
     MessagesLost,
@@ -36,19 +38,17 @@ from tailrace.core.facts import (
     Stored,
     Trimmed,
 )
-from tailrace.core.inner_commands import PublishBatch, RecordLoss, Sweep
-from tailrace.core.keys import KeyIndex
-from tailrace.core.lost_offsets import LostOffsets
-from tailrace.core.model import AtHand, BatchView, Columns, Refusal
-from tailrace.core.producers import BatchResult, Producers
-from tailrace.core.publish_limits import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
-from tailrace.core.queues import Queues
-from tailrace.core.ring import Ring
+from tailrace.core.model.identifiers import AtHand, BatchView, Columns, Refusal
+from tailrace.core.model.internal_commands import PublishBatch, RecordLoss, Sweep
+from tailrace.core.model.topic_options import TopicOptions
+from tailrace.core.publish.capacity import Ring
+from tailrace.core.publish.dedup import DedupWindow, Filtered
+from tailrace.core.publish.key_index import KeyIndex
+from tailrace.core.publish.producers import BatchResult, Producers
+from tailrace.core.publish.publish_rules import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
+from tailrace.core.queue.group_queues import Queues
 from tailrace.core.salvage import salvage
-from tailrace.core.staging import Staging
-from tailrace.core.table import Buffer
-from tailrace.core.timetable import Timetable
-from tailrace.core.topics import TopicOptions
+from tailrace.core.staged.staged_batches import Staging
 from tailrace.errors import Corrupt, Fenced, InvalidRequest, SequenceConflict
 
 SNAPSHOT_VERSION = 1

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tailrace.core import facts
-from tailrace.core.spans import flat, pairs
+from tailrace.core.collections.span_map import flat, pairs
+from tailrace.core.model import facts
 
 if TYPE_CHECKING:
     from tailrace.core.partition import Partition

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.core.model import (
+from tailrace.core.model.identifiers import (
     BATCH_BYTES_MAX,
     DEDUP_ID_BYTES_MAX,
     HAS_DEDUP_ID,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.core.model import (
+from tailrace.core.model.identifiers import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
     HAS_DEDUP_ID,

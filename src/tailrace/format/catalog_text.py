@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tailrace.core.catalog import Catalog, TopicEntry
-from tailrace.core.topics import TopicOptions
+from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format.frame import crc32c
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from tailrace.core.commands import Reply, Request
+from tailrace.core.model.commands import Reply, Request
 from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format.frame import Buffer
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.model import COLUMNS_ALL
+from tailrace.core.model.identifiers import COLUMNS_ALL
 from tailrace.errors import Corrupt
 
 MAGIC = b"TRLF"

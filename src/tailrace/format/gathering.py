@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.core.model import (
+from tailrace.core.model.identifiers import (
     HAS_EXPIRES_AT,
     HAS_KEY,
     HAS_OFFSET_DELTA,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from tailrace.core.model import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from tailrace.core.model.identifiers import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from tailrace.errors import InvalidRequest, TooLarge
 from tailrace.format.frame import ALIGNMENT, Buffer
 from tailrace.format.schema import counts

@@ -9,7 +9,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from tailrace.core.model import (
+from tailrace.core.model.identifiers import (
     COLUMNS_ALL,
     HAS_DEDUP_ID,
     HAS_DELIVER_AT,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
-from tailrace.core.model import HAS_KEY, KEY_BYTES_MAX, VALUE_BYTES_MAX, BatchView
+from tailrace.core.model.identifiers import HAS_KEY, KEY_BYTES_MAX, VALUE_BYTES_MAX, BatchView
 from tailrace.errors import TailraceError
 from tailrace.format.batch import TIME_US_END, open_body
 from tailrace.format.frame import Buffer

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.core.model import (
+from tailrace.core.model.identifiers import (
     BATCH_ROWS_MAX,
     HAS_DEDUP_ID,
     HAS_DELIVER_AT,

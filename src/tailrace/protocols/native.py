@@ -18,8 +18,8 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from tailrace.core.commands import Reply, Request
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import Reply, Request
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.format import codec
 from tailrace.format.frame import Buffer

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from tailrace.sim import client_world, delivery_world, fairness_world, move_world, storage_world
+from tailrace.sim.worlds import client_world, delivery_world, fairness_world, move_world, storage_world
 
 STATES_CHECKED_FROM = 200
 """Fewer seeds than this need not reach every state."""

@@ -6,8 +6,8 @@ from tailrace.errors import Corrupt
 from tailrace.format.frame import BARRIER, DATA, parse
 from tailrace.ports import Recovery
 from tailrace.sim.log_checks import LOG, CheckedLog, Violation
-from tailrace.storage.opening import read_mark
-from tailrace.storage.segment import first_entry
+from tailrace.storage.files.opening import read_mark
+from tailrace.storage.files.segment import first_entry
 
 
 class FlippedLog(CheckedLog):

@@ -21,17 +21,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from tailrace.client.deliveries import Delivery
-from tailrace.core.delivery_commands import Leases
-from tailrace.core.lanes import LANES, WEIGHTS
-from tailrace.core.ledger import Ledger
-from tailrace.sim.sim_clients import Violation
-from tailrace.sim.sim_workers import GROUP, TOPIC, Worker
+from tailrace.client.queue.delivery import Delivery
+from tailrace.core.model.queue_commands import Leases
+from tailrace.core.queue.ledger import Ledger
+from tailrace.core.selection.lanes import LANES, WEIGHTS
+from tailrace.sim.actors.sim_clients import Violation
+from tailrace.sim.actors.sim_workers import GROUP, TOPIC, Worker
 from tailrace.sim.virtual_time import SECOND_US
 
 if TYPE_CHECKING:
-    from tailrace.broker.shard import Shard
-    from tailrace.sim.fairness_world import FairnessWorld
+    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.sim.worlds.fairness_world import FairnessWorld
 
 Run = TypeVar("Run")
 LOOK_US = 20_000

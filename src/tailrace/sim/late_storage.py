@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tailrace.broker.pump import Done
+from tailrace.broker.runtime.pump import Done
 from tailrace.errors import Full, StorageFault
 from tailrace.format.frame import MORE, Frame
 from tailrace.ports import PartitionLog

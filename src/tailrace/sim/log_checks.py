@@ -10,9 +10,9 @@ from tailrace.errors import StorageFault
 from tailrace.format.frame import DATA, Frame, Header, crc32c, make, walk
 from tailrace.ports import Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
-from tailrace.storage.file_log import FileLog
-from tailrace.storage.file_store import FileStore
-from tailrace.storage.segment import first_entry
+from tailrace.storage.files.file_log import FileLog
+from tailrace.storage.files.file_store import FileStore
+from tailrace.storage.files.segment import first_entry
 
 LOG = "topic/0"
 

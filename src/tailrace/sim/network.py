@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from tailrace.broker.clock import ManualClock
-from tailrace.broker.delivery import OpenGate
 from tailrace.broker.engine import Engine
-from tailrace.core.commands import Publish, Reply, Request
-from tailrace.core.model import Refusal
+from tailrace.broker.queue.fetch_request import OpenGate
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.core.model.commands import Publish, Reply, Request
+from tailrace.core.model.identifiers import Refusal
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tailrace.broker.clock import ManualClock
 from tailrace.broker.engine import Engine
-from tailrace.broker.replay_debt import ReplayBounds
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.broker.runtime.replay_debt import ReplayBounds
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.sim.late_storage import CutStore, LateThreads
 

@@ -12,10 +12,18 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.client.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
-from tailrace.client.transport import NetworkVerbs, parse_hosts
-from tailrace.core.commands import FindOffsets, ListTopics, Offsets, Reply, Request, TopicInfo, TopicList
-from tailrace.core.model import Refusal
+from tailrace.client.rpc.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.rpc.transport import NetworkVerbs, parse_hosts
+from tailrace.core.model.commands import (
+    FindOffsets,
+    ListTopics,
+    Offsets,
+    Reply,
+    Request,
+    TopicInfo,
+    TopicList,
+)
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Timeout, from_code
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal, shared_portal

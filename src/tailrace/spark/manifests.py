@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tailrace.core.model import PRIORITY_DEFAULT
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT
 from tailrace.errors import Corrupt, Fenced, StorageFault
 from tailrace.spark.archives import (
     ArchiveFile,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tailrace.connect import DEFAULT_URL
-from tailrace.core.commands import EARLIEST, LATEST
+from tailrace.core.model.commands import EARLIEST, LATEST
 from tailrace.errors import InvalidRequest
 from tailrace.format.tabular import POSITIONED
 

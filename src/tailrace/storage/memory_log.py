@@ -15,7 +15,7 @@ from tailrace.format.frame import DATA, HEADER_BYTES, LOST, Buffer, Frame, Heade
 from tailrace.format.gathering import key_rows_of
 from tailrace.ports import KeyPlaces, LogStats, Losses, LostRange, Recovery, Scrubbed, Snapshot, TopicFolders
 from tailrace.storage.continuity import first_numbers, numbers_after
-from tailrace.storage.key_rows import KeyRows
+from tailrace.storage.files.key_rows import KeyRows
 from tailrace.storage.snapshots import KEPT
 
 MEMORY_ROOM = 1 << 62

@@ -11,7 +11,7 @@ import numpy as np
 from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer
 from tailrace.ports import Disk, Snapshot
-from tailrace.storage.log_folder import LogFolder
+from tailrace.storage.files.log_folder import LogFolder
 
 KEPT = 2
 _MAGIC = b"TRSN"

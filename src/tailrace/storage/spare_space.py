@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from tailrace.ports import Disk, Room
-from tailrace.storage.log_folder import NO_SPACE
+from tailrace.storage.files.log_folder import NO_SPACE
 
 RESERVE_NAME = "reserve"
 RESERVE_BYTES_MAX = 8 * 1024 * 1024

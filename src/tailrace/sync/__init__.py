@@ -8,7 +8,7 @@ reader crosses over once per batch, not per message.
 
 from __future__ import annotations
 
-from tailrace.client.verdicts import Reject, Retry
+from tailrace.client.queue.handler_verdicts import Reject, Retry
 from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_bus import Bus
 from tailrace.sync.blocking_client import Admin, Client, connect

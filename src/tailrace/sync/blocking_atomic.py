@@ -1,12 +1,12 @@
-"""Blocking atomic writes; see `tailrace.client.atomic`."""
+"""Blocking atomic writes; see `tailrace.client.publish.atomic_write`."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from types import TracebackType
 
-from tailrace.client import atomic
-from tailrace.client.fields import Delay, Headers
+from tailrace.client.publish import atomic_write
+from tailrace.client.publish.message_fields import Delay, Headers
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal
 
@@ -14,7 +14,7 @@ from tailrace.sync.portal import Portal
 class Atomic:
     """One attempt at a version; use it as a context manager, once."""
 
-    def __init__(self, portal: Portal, inner: atomic.Atomic) -> None:
+    def __init__(self, portal: Portal, inner: atomic_write.Atomic) -> None:
         self._portal = portal
         self._inner = inner
 

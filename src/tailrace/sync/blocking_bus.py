@@ -8,7 +8,7 @@ from typing import Any
 
 from tailrace.bus.application import REQUEST_TIMEOUT_S
 from tailrace.bus.application import Bus as AsyncBus
-from tailrace.client.results import Result
+from tailrace.client.messages import Result
 from tailrace.errors import Unavailable
 from tailrace.sync.blocking_client import Client
 from tailrace.sync.portal import Portal

@@ -8,15 +8,17 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 from uuid import UUID
 
-from tailrace.client import admin, aio, consumer
-from tailrace.client.aio import BUFFER_BYTES_MAX, LINGER_MS
-from tailrace.client.membership import Moved
-from tailrace.client.reader import Start
-from tailrace.client.results import Result, Topic
-from tailrace.client.schedules import Scheduled
-from tailrace.client.tracing_calls import Traced
+from tailrace.client import client
+from tailrace.client.admin import topic_admin
+from tailrace.client.admin.schedules import Scheduled
+from tailrace.client.admin.trace_client import Traced
+from tailrace.client.client import BUFFER_BYTES_MAX, LINGER_MS
+from tailrace.client.messages import Result, Topic
+from tailrace.client.queue import consumer
+from tailrace.client.queue.membership import Moved
+from tailrace.client.read.reader import Start
 from tailrace.connect import connect as connect_async
-from tailrace.core.damage_commands import LossReport, ScrubState
+from tailrace.core.model.damage_commands import LossReport, ScrubState
 from tailrace.errors import TailraceError, Unavailable
 from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_consumer import Consumer, StreamConsumer, in_thread
@@ -38,7 +40,7 @@ def connect(url: str | None = None, *, timeout: float = 30.0, wait: float = 0.0)
 class Client:
     """What `connect` gives. Use it as a context manager; everything made from it ends with it."""
 
-    def __init__(self, inner: aio.Client) -> None:
+    def __init__(self, inner: client.Client) -> None:
         self._inner = inner
         self._portal = shared_portal()
         self._closed: TailraceError | None = Unavailable(
@@ -46,7 +48,7 @@ class Client:
         )
 
     @property
-    def inner(self) -> aio.Client:
+    def inner(self) -> client.Client:
         """The client on the loop."""
         return self._inner
 
@@ -260,7 +262,7 @@ class Client:
 class Admin:
     """Create, look at and change topics; see `tailrace.Admin`."""
 
-    def __init__(self, portal: Portal, inner: admin.Admin) -> None:
+    def __init__(self, portal: Portal, inner: topic_admin.Admin) -> None:
         self._portal = portal
         self._inner = inner
 

@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tailrace.client import consumer, deliveries, streaming
-from tailrace.client.calls import whole_of
-from tailrace.client.leases import FailedAck
-from tailrace.client.membership import Moved
-from tailrace.client.plain_handlers import BlockingDelivery
-from tailrace.client.results import Message
-from tailrace.core.group_commands import Place
+from tailrace.client.messages import Message
+from tailrace.client.queue import consumer
+from tailrace.client.queue import delivery as deliveries
+from tailrace.client.queue.held_leases import FailedAck
+from tailrace.client.queue.membership import Moved
+from tailrace.client.queue.threaded_handlers import BlockingDelivery
+from tailrace.client.read import stream_consumer
+from tailrace.client.rpc.calls import whole_of
+from tailrace.core.model.group_commands import Place
 from tailrace.errors import InvalidRequest
 from tailrace.sync.portal import Portal
 
@@ -247,7 +249,7 @@ class Consumer:
 class StreamConsumer:
     """Reads topics in order; see `tailrace.StreamConsumer`. Use it as a context manager."""
 
-    def __init__(self, portal: Portal, inner: streaming.StreamConsumer) -> None:
+    def __init__(self, portal: Portal, inner: stream_consumer.StreamConsumer) -> None:
         self.topics, self.group, self.member = inner.topics, inner.group, inner.member
         self._portal = portal
         self._inner = inner

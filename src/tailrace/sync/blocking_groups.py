@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from tailrace.client import dead_letters, group_admin, schedules
-from tailrace.client.dead_letters import DeadLetter, Filter, Redriven
-from tailrace.client.fields import Headers
-from tailrace.client.group_admin import Group, Reset
-from tailrace.client.schedules import Schedule
-from tailrace.core.model import PRIORITY_DEFAULT
+from tailrace.client.admin import dead_letters, group_admin, schedules
+from tailrace.client.admin.dead_letters import DeadLetter, Filter, Redriven
+from tailrace.client.admin.group_admin import Group, Reset
+from tailrace.client.admin.schedules import Schedule
+from tailrace.client.publish.message_fields import Headers
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT
 from tailrace.sync.portal import Portal
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.client import producer, results
-from tailrace.client.fields import Delay, Headers
-from tailrace.client.flow import Batch
-from tailrace.client.results import Result
+from tailrace.client import messages
+from tailrace.client.messages import Result
+from tailrace.client.publish import producer
+from tailrace.client.publish.message_fields import Delay, Headers
+from tailrace.client.publish.partition_flow import Batch
 from tailrace.errors import TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal, within
@@ -27,7 +28,7 @@ class Receipt:
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
-        self._inner: results.Receipt | None = None
+        self._inner: messages.Receipt | None = None
         self._error: TailraceError | None = None
         self._noticed = False
 
@@ -48,7 +49,7 @@ class Receipt:
         return await self._inner
 
 
-def _settled(receipt: results.Receipt) -> Result:
+def _settled(receipt: messages.Receipt) -> Result:
     steps = receipt.__await__()
     try:
         next(steps)
@@ -63,7 +64,7 @@ class Receipts:
 
     __slots__ = ("_inner", "_portal")
 
-    def __init__(self, portal: Portal, inner: results.Receipts) -> None:
+    def __init__(self, portal: Portal, inner: messages.Receipts) -> None:
         self._portal = portal
         self._inner = inner
 
@@ -178,7 +179,7 @@ class Producer:
     ) -> Receipts:
         """Buffer many messages at once, in order; without keys they stay together. A delay is for all."""
 
-        async def sent() -> results.Receipts:
+        async def sent() -> messages.Receipts:
             await self._handed_over()
             return await self._inner.send_many(
                 values,
@@ -198,7 +199,7 @@ class Producer:
     def send_table(self, table: pa.Table, *, partition: int | None = None) -> Receipts:
         """Send a pyarrow table or record batch; see `tailrace.Producer.send_table`."""
 
-        async def sent() -> results.Receipts:
+        async def sent() -> messages.Receipts:
             await self._handed_over()
             return await self._inner.send_table(table, partition=partition)
 

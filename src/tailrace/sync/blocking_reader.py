@@ -9,9 +9,9 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from tailrace.client import reader
-from tailrace.client.reader import Start
-from tailrace.client.results import Message, Rows, public_batch
+from tailrace.client.messages import Message, Rows, public_batch
+from tailrace.client.read import reader
+from tailrace.client.read.reader import Start
 from tailrace.sync.portal import Portal
 
 

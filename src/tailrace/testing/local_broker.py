@@ -17,23 +17,23 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any
 
-from tailrace.broker.clock import ManualClock
-from tailrace.broker.delivery import OpenGate
 from tailrace.broker.engine import Engine
-from tailrace.broker.turns import refuse
-from tailrace.client.aio import Client
-from tailrace.client.calls import error_of
-from tailrace.client.dead_letters import SUFFIX as DLQ_SUFFIX
-from tailrace.client.dead_letters import DeadLetter
-from tailrace.client.group_admin import Group
-from tailrace.client.results import Message, Rows, Topic, moment
-from tailrace.client.schedules import Scheduled
+from tailrace.broker.queue.fetch_request import OpenGate
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.broker.runtime.turn import refuse
+from tailrace.client.admin.dead_letters import SUFFIX as DLQ_SUFFIX
+from tailrace.client.admin.dead_letters import DeadLetter
+from tailrace.client.admin.group_admin import Group
+from tailrace.client.admin.schedules import Scheduled
+from tailrace.client.client import Client
+from tailrace.client.messages import Message, Rows, Topic, moment
+from tailrace.client.rpc.calls import error_of
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.connect import connect
-from tailrace.core.commands import CreateTopic, Reply, Request, TopicInfo
-from tailrace.core.delivery_commands import ListScheduled, ScheduledList
-from tailrace.core.group_commands import CreateGroup, DescribeGroup, GroupInfo, GroupList, ListGroups
-from tailrace.core.model import Refusal
+from tailrace.core.model.commands import CreateTopic, Reply, Request, TopicInfo
+from tailrace.core.model.group_commands import CreateGroup, DescribeGroup, GroupInfo, GroupList, ListGroups
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.queue_commands import ListScheduled, ScheduledList
 from tailrace.errors import InvalidRequest, NotFound, StorageFault, Timeout
 from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer

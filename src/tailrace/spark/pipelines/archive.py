@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tailrace.core.commands import EARLIEST, LATEST, DescribeTopic
+from tailrace.core.model.commands import EARLIEST, LATEST, DescribeTopic
 from tailrace.errors import Fenced, InvalidRequest
 from tailrace.spark.archives import (
     ArchiveFile,
@@ -189,7 +189,7 @@ class Archiver:
 
     def plan(self, topic: str) -> tuple[Manifest, dict[int, Range], dict[int, Range]]:
         """The manifest to go on from, what of each partition comes next, and what the log has."""
-        from tailrace.spark.slices import share
+        from tailrace.spark.source.slices import share
 
         info = self._link.ask(DescribeTopic(topic))
         # In this order: what is trimmed before its start is known was archived before the manifest is read,

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from tailrace.core.commands import DescribeTopic
+from tailrace.core.model.commands import DescribeTopic
 from tailrace.errors import InvalidRequest
 from tailrace.spark.archives import Range, manifest_name, state_folder
 from tailrace.spark.manifests import newest, newest_version, put_version, replace_file
@@ -97,7 +97,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def next_chunk(last: Chunk, rows_max: int) -> Chunk | None:
     """The write after one that is done: a share of what is left of every part, so that all end together."""
-    from tailrace.spark.slices import share
+    from tailrace.spark.source.slices import share
 
     left = {("", part): (at, last.until[part]) for part, at in last.ends.items() if at < last.until[part]}
     if not left:
@@ -289,10 +289,10 @@ class _Backfill(_Writing):
 
     def _spans(self, options: ReadOptions) -> dict[int, Range]:
         if not self._options.archive:
-            from tailrace.spark.batch_reader import planned
+            from tailrace.spark.source.batch_reader import planned
 
             return {partition: span for (_, partition), span in planned(self._link, options).items()}
-        from tailrace.spark.archive_reader import known, whole
+        from tailrace.spark.source.archive_reader import known, whole
 
         return {partition: span for (_, partition), span in whole(options, known(options)).items()}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from tailrace.core.commands import EARLIEST, LATEST, TrimTopic
+from tailrace.core.model.commands import EARLIEST, LATEST, TrimTopic
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.spark.pipelines import CommonOptions
 from tailrace.spark.pipelines.programs import Program
@@ -271,7 +271,7 @@ class Projection:
 
     def _plan(self, newest: Position | None, base: Position | None, rows: int) -> Plan:
         """The next round after `base`, or a first one; `newest` is what a rebuild has to be as good as."""
-        from tailrace.spark.slices import share
+        from tailrace.spark.source.slices import share
 
         topics = self._topic_ids()
         earliest = {topic: dict(enumerate(self._earliest(topic))) for topic in self._topics}

@@ -1,0 +1,1 @@
+"""Dead letters at work: written, listed, sent back."""

@@ -1,0 +1,97 @@
+"""The verbs behind dead letters: which are still there, holding some, sending them back, taking them off.
+
+A redrive is a move that the client drives: the message is opened again at its origin (`Reopen`), or a copy of
+it is appended there (`Republish`), and then its dead letter is settled (`SettleOffsets`). Each is answered
+when it is synced, whatever the topics promise (`broker.assurance`). A crash before the second leaves the dead
+letter on the list; redriving it again finds the message open, or recognises the copy by its dedup id. If its
+group has settled the message in between, it is delivered once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.gateway import Verb
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX, Leasing
+from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.topics import Topics
+from tailrace.core.model.commands import Publish
+from tailrace.core.model.identifiers import HEADER_BYTES_MAX
+from tailrace.core.model.internal_commands import EvictMember, HoldRun, PublishBatch
+from tailrace.core.model.queue_commands import (
+    FindUnsettled,
+    HoldOffsets,
+    Reopen,
+    Republish,
+    SettleOffsets,
+    UnsettledFound,
+)
+from tailrace.core.queue.lease_decision import LEASE_MS_MAX
+from tailrace.errors import InvalidRequest, NotFound
+from tailrace.format import batch
+from tailrace.format.frame import Buffer, crc32c
+from tailrace.ports import Respond
+
+MARK_BYTES_MAX = 512
+"""Room for the header that names the group of a copy, beyond what the headers of a message may have."""
+
+
+class Redriving:
+    """The part of the gateway that looks after dead letters; any other topic will do as well."""
+
+    def __init__(self, topics: Topics, leasing: Leasing) -> None:
+        self._topics = topics
+        self._leasing = leasing
+        self.verbs: dict[type[Any], Verb] = {
+            FindUnsettled: self._find,
+            HoldOffsets: self._hold,
+            Republish: self._republish,
+            Reopen: self._surely,
+            SettleOffsets: self._surely,
+        }
+
+    def _shard(self, topic: str, partition: int) -> Shard:
+        shards = self._topics.get(topic).shards
+        if not 0 <= partition < len(shards):
+            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
+        return shards[partition]
+
+    def _find(self, request: FindUnsettled, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if not 1 <= request.count_max <= COUNT_MAX:
+            raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
+        first, end = max(request.offset, shard.start_offset), shard.end_offset
+        spans = shard.state.queues.unsettled(request.group, first, end, request.count_max)
+        # Whoever sends letters back names them by their offsets: those must not become other letters.
+        shard.answer(shard.surely(respond), UnsettledFound(spans))
+
+    def _hold(self, request: HoldOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if not 1 <= len(request.member) <= MEMBER_MAX:
+            raise InvalidRequest(f"member: 1 to {MEMBER_MAX} characters, not {len(request.member)}")
+        if not 1 <= request.lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {request.lease_ms}")
+        if not request.spans:
+            shard.submit(EvictMember(request.group, request.member), b"", respond)
+            return
+        lease, end = self._leasing.new_lease(), shard.end_offset
+        hold = HoldRun(request.group, request.member, lease, request.spans, end, request.lease_ms)
+        shard.submit(hold, b"", respond)
+
+    def _republish(self, request: Republish, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._shard(request.topic, request.partition)
+        if crc32c(body) != request.crc:
+            raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
+        most = HEADER_BYTES_MAX + MARK_BYTES_MAX
+        keyed = shard.options.key_index
+        view, _ = batch.open_body(body, request.columns, want_keys=keyed, header_bytes_max=most)
+        view = msgspec.structs.replace(view, header_bytes_max=min(view.header_bytes_max, HEADER_BYTES_MAX))
+        publish = Publish(request.topic, request.partition, request.columns, request.crc)
+        shard.submit(PublishBatch(publish, view), body, shard.surely(respond))
+
+    def _surely(self, request: Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._leasing.shard(request.topic, request.partition)
+        shard.submit(request, b"", shard.surely(respond))

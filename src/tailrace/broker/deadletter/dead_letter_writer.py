@@ -1,0 +1,229 @@
+"""Dead letters: dying messages are appended to `<topic>.dlq`, and only then are they settled.
+
+A message that is dying is not deliverable and holds its order until the append has committed. The append
+carries a dedup id made of the message's place, group and life, so that a crash in between may repeat it and
+never doubles it; it is tried again for ever. Each step is synced before the next begins, whatever the topics
+promise (`broker.assurance`):
+
+    Dying at the origin ──▶ the dead letter in `<topic>.dlq` ──▶ Buried at the origin
+
+If power fails before the first, the message lives and has no dead letter. Between the first and the second
+the restart finds it dying and appends. Between the second and the third it appends again, which is
+recognised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from tailrace.broker.deadletter.dead_letter_batch import DyingRow, Letters, Origin, write
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.runtime.partition_runtime import Shard, refuse
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.topics import Topics
+from tailrace.core.model.commands import AlterTopic, CreateTopic, Done, Publish, Published, Reply
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import BuryDone, PublishBatch
+from tailrace.core.model.topic_options import DEAD_LETTERS, decode_folder
+from tailrace.errors import Corrupt
+from tailrace.format import batch
+
+_log = logging.getLogger("tailrace.burial")
+
+KEPT_MS = 14 * 24 * 3_600_000
+DEDUP_MAX = 10_000_000
+ROWS_MAX = 500
+RETRY_US = 1_000_000
+RETRY_US_MAX = 60_000_000
+
+
+class Burial:
+    """Takes the dying messages of all partitions to the dead letters."""
+
+    def __init__(self, topics: Topics, pump: Pump, metrics: Metrics) -> None:
+        self.topics = topics
+        self.pump = pump
+        self.metrics = metrics
+        self._funerals: dict[Shard, _Funeral] = {}
+
+    def take_up(self, shard: Shard) -> None:
+        """A partition may have dying messages."""
+        funeral = self._funerals.get(shard)
+        if funeral is None:
+            queues = shard.state.queues
+            if not any(queues.dying(group, 1) for group in queues.names()):
+                return
+            funeral = self._funerals[shard] = _Funeral(self, shard)
+        funeral.go_on()
+
+    def over(self, shard: Shard) -> None:
+        """Nothing is dying there any more."""
+        del self._funerals[shard]
+
+
+class _Funeral:
+    """One partition's dying messages, a batch at a time: it is under way, waits for a retry, or is over."""
+
+    def __init__(self, burial: Burial, shard: Shard) -> None:
+        self._burial = burial
+        self._topics = burial.topics
+        self._shard = shard
+        self._dead_letters = shard.topic + DEAD_LETTERS
+        _, self._topic_id = decode_folder(shard.name.rpartition("/")[0])
+        self._busy = False
+        self._failures = 0
+        self._unreadable: set[tuple[str, int]] = set()
+        """Left out until the next retry, so that the others go on."""
+
+    def go_on(self) -> None:
+        """Take the next batch, unless one is under way or a retry is waited for."""
+        if not self._busy:
+            self._busy = True
+            self._next()
+
+    def _next(self) -> None:
+        shard = self._shard
+        if shard.gone is not None:
+            self._burial.over(shard)
+            return
+        queues = shard.state.queues
+        for group in queues.names():
+            rows = queues.dying(group, ROWS_MAX + len(self._unreadable))
+            rows = [row for row in rows if (group, row.offset) not in self._unreadable][:ROWS_MAX]
+            if rows:
+                self._begin(Origin(shard.topic, shard.partition, group, self._topic_id), rows)
+                return
+        if self._unreadable:
+            self._retry(None)
+        else:
+            self._burial.over(shard)
+
+    def _begin(self, origin: Origin, rows: Sequence[DyingRow]) -> None:
+        def certain(reply: Reply, parts: Any) -> None:
+            if type(reply) is Refusal:
+                self._retry(reply)
+            elif origin.topic.endswith(DEAD_LETTERS):
+                self._settle_here(origin, rows)
+            else:
+                log, end = shard.log, shard.end_offset
+                shard.pump.threads.read(lambda: write(log, end, origin, rows), read)
+
+        def read(letters: Letters, error: Exception | None) -> None:
+            if error is not None:
+                self._retry(refuse(error))
+                return
+            self._unreadable.update((origin.group, offset) for offset in letters.unreadable)
+            if letters.problem is not None:
+                _log.error("%s: a dying message cannot be read: %s", shard.name, letters.problem)
+                if isinstance(letters.problem, Corrupt):
+                    shard.damaged(letters.problem)
+            if letters.header is None:
+                self._next()
+            else:
+                self._publish(origin, letters)
+
+        shard = self._shard
+        # A message whose death is not durable yet may turn out to live.
+        shard.answer(shard.surely(certain), Done())
+
+    def _settle_here(self, origin: Origin, rows: Sequence[DyingRow]) -> None:
+        """Dead letters have no dead letters of their own."""
+        for row in rows:
+            place = f"{origin.topic}/{origin.partition}/{row.offset}"
+            text = "%s is settled for group %r: it died (%s), and dead letters have no dead letters"
+            _log.warning(text, place, origin.group, row.reason)
+        self._settle(origin, [row.offset for row in rows], "", [])
+
+    def _publish(self, origin: Origin, letters: Letters) -> None:
+        host = self._topics.find(self._dead_letters)
+        if host is None or len(host.shards) <= origin.partition:
+            self._make_room(origin, letters)
+            return
+        target, header = host.shards[origin.partition], letters.header
+        assert header is not None
+
+        def published(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, Published):
+                known = dict(reply.duplicates or ())
+                places: list[int] = []
+                next_offset = reply.base_offset
+                for row in range(len(letters.offsets)):
+                    offset = known.get(row)
+                    if offset is None:
+                        offset, next_offset = next_offset, next_offset + 1
+                    places += (origin.partition, offset)
+                self._settle(origin, letters.offsets, self._dead_letters, places)
+            else:
+                assert isinstance(reply, Refusal)
+                self._retry(reply)
+
+        # The sizes are left out of the view: what was within the limits of its own topic always fits, also
+        # with the headers that it has gained.
+        view = batch.view_of(header, letters.body, want_keys=target.options.key_index)
+        publish = Publish(self._dead_letters, origin.partition, header.columns, header.body_crc)
+        target.submit(PublishBatch(publish, view), letters.body, target.surely(published))
+
+    def _make_room(self, origin: Origin, letters: Letters) -> None:
+        """Create the topic, or let it grow with its origin."""
+        host = self._topics.find(origin.topic)
+        if host is None:
+            self._next()  # It was deleted meanwhile.
+            return
+        options = host.info.options
+        request: CreateTopic | AlterTopic
+        if self._topics.find(self._dead_letters) is None:
+            wanted = {
+                "partitions": options.partitions,
+                "storage": options.storage,
+                "durability": options.durability,
+                "sync_interval_ms": options.sync_interval_ms,
+                "message_bytes_max": options.message_bytes_max,
+                "retention_ms": KEPT_MS,
+                "dedup_window_ms": KEPT_MS,
+                "dedup_max": DEDUP_MAX,
+            }
+            request = CreateTopic(self._dead_letters, wanted, if_missing=True)
+        else:
+            request = AlterTopic(self._dead_letters, {"partitions": options.partitions})
+
+        def changed(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, Refusal):
+                self._retry(reply)
+            else:
+                self._publish(origin, letters)
+
+        self._topics.change(request, changed, internal=True)
+
+    def _settle(self, origin: Origin, offsets: Sequence[int], topic: str, places: list[int]) -> None:
+        """The dead letters have them."""
+        spans: list[int] = []
+        for offset in offsets:
+            if spans and spans[-1] == offset:
+                spans[-1] = offset + 1
+            else:
+                spans += (offset, offset + 1)
+
+        def settled(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, Refusal):
+                self._retry(reply)
+            else:
+                self._failures = 0
+                self._next()
+
+        self._shard.submit(BuryDone(origin.group, spans, topic, places), b"", settled)
+
+    def _retry(self, refusal: Refusal | None) -> None:
+        """Once more, later: for ever, because a message that was given up would be lost."""
+        self._failures += 1
+        self._burial.metrics.burial_failed(self._shard.topic)
+        delay_us = min(RETRY_US << min(self._failures - 1, 10), RETRY_US_MAX)
+        if refusal is not None:
+            text = "%s: the dead letters cannot be written, once more in %.0f s: %s"
+            _log.warning(text, self._shard.name, delay_us / 1e6, refusal.message)
+        self._burial.pump.at(self._burial.pump.clock.now_us() + delay_us, self._retried)
+
+    def _retried(self, now_us: int) -> None:
+        self._unreadable.clear()
+        self._next()

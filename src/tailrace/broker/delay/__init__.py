@@ -1,0 +1,1 @@
+"""Delayed messages at work: loaded ahead, released at ticks, cancelled and listed."""

@@ -1,0 +1,146 @@
+"""Delayed messages of one partition that are due soon, read from the log ahead of time.
+
+Their scheduled frames lie anywhere in the log. A reader thread picks the rows out of them in bulk and sorts
+them by time, so what is due at a tick is mostly a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tailrace.core.collections.timing_wheel import AT, REF, ROW_BITS, Rows, end_of
+from tailrace.errors import Corrupt
+from tailrace.format.batch import stored
+from tailrace.format.gathering import widened
+from tailrace.format.schema import schema_of
+from tailrace.ports import PartitionLog
+
+_ROW_MASK = (1 << ROW_BITS) - 1
+_ENTRIES_AT_ONCE = 256
+"""So many frames are read before their rows are picked and the rest of them is let go."""
+
+
+class Picked(msgspec.Struct, frozen=True, eq=False):
+    """Messages as they are stored, in some order. `columns` says which optional ones there are."""
+
+    batch: pa.RecordBatch
+    columns: int
+
+
+class TooMuch(Exception):
+    """The rows have more bytes than there is room for; `row_bytes` is what one of them takes."""
+
+    def __init__(self, row_bytes: int) -> None:
+        super().__init__(f"{row_bytes} bytes a row")
+        self.row_bytes = row_bytes
+
+
+def pick(log: PartitionLog, refs: Sequence[int] | Rows, bytes_max: int) -> Picked:
+    """The messages with these refs, in their order; blocking. Raises `TooMuch`, unless it is a single one."""
+    wanted = np.asarray(refs, np.int64)
+    sorted_refs = np.sort(wanted)
+    entries, starts = np.unique(sorted_refs >> ROW_BITS, return_index=True)
+    ends = [*starts[1:].tolist(), len(sorted_refs)]
+    batches: list[tuple[pa.RecordBatch, int]] = []
+    columns = size = rows = 0
+    for first in range(0, len(entries), _ENTRIES_AT_ONCE):
+        frames = log.read_entries(entries[first : first + _ENTRIES_AT_ONCE].tolist())
+        for number, (header, body) in enumerate(frames, first):
+            here = sorted_refs[starts[number] : ends[number]] & _ROW_MASK
+            batch = stored(body, header.columns)
+            if int(here[-1]) >= batch.num_rows:
+                raise Corrupt(f"entry {header.entry} has {batch.num_rows} rows, not row {int(here[-1])}")
+            if len(here) < batch.num_rows:
+                batch = batch.take(pa.array(here))
+            batches.append((batch, header.columns))
+            columns |= header.columns
+            size, rows = size + batch.nbytes, rows + len(here)
+            if size > bytes_max and len(sorted_refs) > 1:
+                raise TooMuch(-(-size // rows))
+    joined = _joined(batches, columns)
+    order = np.searchsorted(sorted_refs, wanted)
+    if (order[1:] < order[:-1]).any():
+        joined = joined.take(pa.array(order))
+    return Picked(joined, columns)
+
+
+def _joined(batches: Sequence[tuple[pa.RecordBatch, int]], columns: int) -> pa.RecordBatch:
+    """One batch out of several, with all columns that any of them has."""
+    pieces = [batch if have == columns else widened(batch, columns) for batch, have in batches]
+    if len(pieces) == 1:
+        return pieces[0]
+    (joined,) = pa.Table.from_batches(pieces, schema_of(columns)).combine_chunks().to_batches()
+    return joined
+
+
+class _Run:
+    """Rows of one load by time; those before `start` are gone."""
+
+    __slots__ = ("picked", "rows", "start")
+
+    def __init__(self, rows: Rows, picked: Picked) -> None:
+        self.rows = rows
+        self.picked = picked
+        self.start = 0
+
+
+class NearRows:
+    """What was loaded and is not released yet."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+        self.nbytes = 0
+
+    def add(self, rows: Rows, picked: Picked) -> None:
+        """Take a load: rows in order, and their messages in the same order."""
+        self._runs.append(_Run(np.ascontiguousarray(rows[:, : REF + 1]), picked))
+        self.nbytes += picked.batch.nbytes
+
+    def drop(self, until: tuple[int, int]) -> None:
+        """Forget everything up to a place in the order."""
+        kept = []
+        for run in self._runs:
+            if run.start < len(run.rows) and int(run.rows[run.start, AT]) <= until[0]:
+                run.start = end_of(run.rows, *until)
+            if run.start < len(run.rows):
+                kept.append(run)
+            else:
+                self.nbytes -= run.picked.batch.nbytes
+        self._runs = kept
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._runs, self.nbytes = [], 0
+
+    def take(self, rows: Rows) -> tuple[Picked, int] | None:
+        """The messages of the first of these rows, in order, as far as they are loaded, and how many they
+        are; None when not even the first is."""
+        until_us, until_ref = int(rows[-1, AT]), int(rows[-1, REF])
+        refs: list[Rows] = []
+        pieces: list[tuple[pa.RecordBatch, int]] = []
+        for run in self._runs:
+            if int(run.rows[run.start, AT]) <= until_us:
+                end = end_of(run.rows, until_us, until_ref)
+                if end > run.start:
+                    refs.append(run.rows[run.start : end, REF])
+                    pieces.append((run.picked.batch.slice(run.start, end - run.start), run.picked.columns))
+        if not pieces:
+            return None
+        held, wanted = refs[0] if len(refs) == 1 else np.concatenate(refs), rows[:, REF]
+        columns = 0
+        for _, have in pieces:
+            columns |= have
+        if np.array_equal(held, wanted):
+            return Picked(_joined(pieces, columns), columns), len(rows)
+        order = np.argsort(held)
+        places = np.minimum(np.searchsorted(held, wanted, sorter=order), len(held) - 1)
+        found = held[order[places]] == wanted
+        count = len(rows) if found.all() else int(found.argmin())
+        if not count:
+            return None
+        picked = _joined(pieces, columns).take(pa.array(order[places[:count]]))
+        return Picked(picked, columns), count

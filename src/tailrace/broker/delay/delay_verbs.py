@@ -1,0 +1,113 @@
+"""The verbs on delayed messages: cancel them, and list those that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tailrace.broker.delay.delay_prefetch import TooMuch, pick
+from tailrace.broker.gateway import Verb
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import together
+from tailrace.broker.topics import Topics
+from tailrace.core.collections.timing_wheel import AT, NEVER, REF
+from tailrace.core.model.queue_commands import CancelScheduled, ListScheduled, ScheduledList
+from tailrace.errors import InvalidRequest, NotFound
+from tailrace.format.frame import Buffer
+from tailrace.ports import PartitionLog, Respond
+
+LIST_MAX = 1000
+LIST_BYTES = 4 * 1024 * 1024
+
+_Asked = tuple[int, PartitionLog, list[int]]
+"""A partition, its log, and the refs to read there."""
+
+
+class Delays:
+    """Answers `CancelScheduled` and `ListScheduled`."""
+
+    def __init__(self, topics: Topics, pump: Pump) -> None:
+        self.verbs: dict[type[Any], Verb] = {CancelScheduled: self._cancel, ListScheduled: self._list}
+        self._topics = topics
+        self._pump = pump
+
+    def _cancel(self, request: CancelScheduled, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shards = self._topics.get(request.topic).shards
+        if not 0 <= request.partition < len(shards):
+            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}"
+            raise NotFound(f"{text}, not {request.partition}")
+        shards[request.partition].submit(request, b"", respond)
+
+    def _list(self, request: ListScheduled, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if not 1 <= request.count_max <= LIST_MAX:
+            raise InvalidRequest(f"count_max: 1 to {LIST_MAX}, not {request.count_max}")
+        shards = self._topics.get(request.topic).shards
+        found: list[tuple[int, int, int]] = []
+        ill = {partition: shard.lost for partition, shard in enumerate(shards) if shard.lost is not None}
+        refusal = together(request.topic, ill)
+        if refusal is not None:
+            respond(refusal, NOTHING)
+            return
+        for partition, shard in enumerate(shards):
+            rows = shard.state.timetable.wheel.first(
+                NEVER,
+                request.count_max,
+                after_us=request.after_us,
+                refs_end=shard.releases.safe_refs_end(),
+            )
+            found += [(at, partition, ref) for at, ref in rows[:, AT : REF + 1].tolist()]
+        places = [(partition, ref) for _, partition, ref in sorted(found)[: request.count_max]]
+        asked: list[_Asked] = [
+            (partition, shard.log, [ref for place, ref in places if place == partition])
+            for partition, shard in enumerate(shards)
+        ]
+
+        def done(result: Any, error: Exception | None) -> None:
+            respond(ScheduledList(result) if error is None else refuse(error), NOTHING)
+
+        self._pump.threads.read(lambda: _read([part for part in asked if part[2]], places), done)
+
+
+def _read(asked: list[_Asked], places: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The messages at these places, in order, as many of the first as fit an answer; blocking."""
+    messages: dict[tuple[int, int], dict[str, Any]] = {}
+    for partition, log, refs in asked:
+        for ref, message in zip(refs, _messages(log, refs), strict=False):
+            messages[partition, ref] = {"partition": partition, **message}
+    listed: list[dict[str, Any]] = []
+    size = 0
+    for place in places:
+        if place not in messages:
+            break
+        message = messages[place]
+        size += len(message["value"] or b"") + len(message["key"] or b"") + 256
+        if size > LIST_BYTES and listed:
+            break
+        listed.append(message)
+    return listed
+
+
+def _messages(log: PartitionLog, refs: list[int]) -> list[dict[str, Any]]:
+    """Messages as dicts; of too many bytes only the first are read."""
+    while True:
+        try:
+            batch = pick(log, refs, LIST_BYTES).batch
+            break
+        except TooMuch as much:
+            refs = refs[: max(1, min(len(refs) // 2, LIST_BYTES // much.row_bytes))]
+    times = np.asarray(batch.column("deliver_at").cast("int64")).tolist()
+    names = batch.schema.names
+    keys, headers = (
+        batch.column(name).to_pylist() if name in names else [None] * len(times)
+        for name in ("key", "headers")
+    )
+    rows = zip(
+        batch.column("id").to_pylist(), times, keys, batch.column("value").to_pylist(), headers, strict=True
+    )
+    return [
+        {"id": id_, "deliver_at_us": at, "key": key, "value": value, "headers": list(pairs or ())}
+        for id_, at, key, value, pairs in rows
+    ]

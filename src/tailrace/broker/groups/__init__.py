@@ -1,0 +1,1 @@
+"""Groups at work: membership verbs, sessions, grants, cron ticks, reports."""

@@ -1,0 +1,94 @@
+"""When a cron expression ticks: found on the wall clock of its zone, then brought to UTC.
+
+A wall clock that is put forward leaves times out, and one that is put back shows some twice. What that means
+for ticks is said here, and the same for all expressions:
+
+    left out    the tick comes at the first moment after the gap, and several of them are one;
+                with every hour in the hour field there is nothing to make up for: the next hour has its ticks
+    shown twice the tick comes at the first of the two moments only;
+                with an hour field that begins with `*`, at both
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim
+
+from tailrace.core.model.group_commands import PutSchedule
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = 1_000_000
+_LOOK_BACK_US = 120 * _SECOND
+
+
+def zone_of(name: str) -> tzinfo:
+    """The time zone of that name; raises what `ZoneInfo` raises."""
+    return UTC if name == "UTC" else ZoneInfo(name)  # UTC needs no time zone data on the machine.
+
+
+def next_tick_us(put: PutSchedule, after_us: int) -> int | None:
+    """The first tick after a time; None when there is none (30 February)."""
+    zone = zone_of(put.zone)
+    after = _EPOCH + timedelta(microseconds=after_us)
+    local = after.astimezone(zone)
+    # A time that the clock shows twice: ticks of both passes are looked for, the earlier one counts.
+    passes = (0, 1) if _offset(local, 0) != _offset(local, 1) else (0,)
+    found = [_first(put.cron, zone, after, fold) for fold in passes]
+    ticks = [tick for tick in found if tick is not None]
+    return (min(ticks) - _EPOCH) // timedelta(microseconds=1) if ticks else None
+
+
+def latest_tick_us(put: PutSchedule, after_us: int, now_us: int) -> int | None:
+    """The last tick in (after, now]; None when there is none. Looks back step by step, each time further, so
+    that years of downtime cost no more than a few ticks."""
+    back_us = _LOOK_BACK_US
+    while True:
+        from_us = max(after_us, now_us - back_us)
+        tick_us, found_us = next_tick_us(put, from_us), None
+        while tick_us is not None and tick_us <= now_us:
+            found_us, tick_us = tick_us, next_tick_us(put, tick_us)
+        if found_us is not None or from_us == after_us:
+            return found_us
+        back_us *= 8
+
+
+def _first(cron: str, zone: tzinfo, after: datetime, fold: int) -> datetime | None:
+    """The first tick after a moment, if times that come twice are taken at one of their passes."""
+    local = after.astimezone(zone)
+    # What the clock shows, at the later pass: what is left between the passes is sorted out below.
+    start = (after + min(_offset(local, 0), _offset(local, 1))).replace(tzinfo=None)
+    ticks = CronSim(cron, start)
+    every_hour = len(ticks.hours) == 24
+    if fold and not every_hour and not ticks.parts[2].startswith("*"):
+        return None
+    for tick in ticks:
+        moment = _moment(tick.replace(tzinfo=zone), fold)
+        left_out = moment.astimezone(zone).replace(tzinfo=None) != tick
+        if moment > after and not (left_out and every_hour):
+            return moment
+    return None
+
+
+def _offset(local: datetime, fold: int) -> timedelta:
+    offset = local.replace(fold=fold).utcoffset()
+    assert offset is not None, "it has a zone"
+    return offset
+
+
+def _moment(local: datetime, fold: int) -> datetime:
+    """When a clock shows a time; if it never does, the first moment after that."""
+    before, behind = _offset(local, 0), _offset(local, 1)
+    naive = local.replace(tzinfo=UTC)
+    if before >= behind:
+        return naive - (behind if fold else before)
+    # The clock is put forward between these two: the first second with the later offset.
+    early, late = naive - behind, naive - before
+    while late - early > timedelta(seconds=1):
+        middle = early + (late - early) // timedelta(seconds=2) * timedelta(seconds=1)
+        if middle.astimezone(local.tzinfo).utcoffset() == before:
+            early = middle
+        else:
+            late = middle
+    return late

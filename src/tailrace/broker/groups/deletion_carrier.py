@@ -1,0 +1,163 @@
+"""Deletions of groups, carried to the data partitions until each of them has confirmed.
+
+    GroupDeleted, synced on the coordinator ──▶ Delisted, synced on each partition ──▶ GroupForgotten
+
+Each step is durable before the next, but the last, which may be repeated. A partition that is not well, or
+whose topic nobody knows, has not confirmed: its deletion is kept and tried again when the partition is
+opened, or at the next start. Only a topic that is recorded as deleted takes its groups along. A group that a
+partition knows and no coordinator does is a *stranger*: it is reported and kept, until somebody joins it,
+enlists it again or deletes it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tailrace.broker.groups.group_directory import Coordinators
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.topics import Topics
+from tailrace.core.groups.coordinator import home_of
+from tailrace.core.groups.group_deletions import Deletion
+from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.group_commands import Place
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import ConfirmForgotten, Delist, Look
+from tailrace.ports import Respond
+
+log = logging.getLogger("tailrace.groups")
+
+RETRY_US = 1_000_000
+
+
+class Delisting:
+    """Brings deletions to the partitions, and finds groups that no coordinator knows."""
+
+    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._coordinators = coordinators
+        self._under_way: dict[str, set[tuple[int, Place]]] = {}
+        self._left: dict[str, list[Callable[[], None]]] = {}
+
+    def leaving(self, group: str) -> bool:
+        """Whether partitions are about to forget a group that was deleted."""
+        return group in self._under_way
+
+    def when_left(self, group: str, action: Callable[[], None]) -> None:
+        """Call when every partition that can has forgotten a group."""
+        self._left.setdefault(group, []).append(action)
+        self._check_left(group)
+
+    def carry_all(self) -> None:
+        """Carry every deletion that is durable; for starts, and when partitions come back."""
+        for shard, machine in self._coordinators.machines():
+            deletions = list(machine.deletions.pending())
+            if deletions and shard.fault is None:
+                shard.submit(Look(), b"", self._looked(deletions))
+
+    def _looked(self, deletions: list[Deletion]) -> Respond:
+        def answered(reply: Reply, parts: Any) -> None:
+            if not isinstance(reply, Refusal):
+                for deletion in deletions:
+                    self._carry(deletion)
+
+        return answered
+
+    def carry(self, group: str) -> None:
+        """Carry the deletions of a group, which are durable."""
+        machine = self._coordinators.of(group)
+        for deletion in () if machine is None else list(machine.deletions.pending()):
+            if deletion.group == group:
+                self._carry(deletion)
+
+    def _carry(self, deletion: Deletion) -> None:
+        busy = self._under_way.setdefault(deletion.group, set())
+        gone: list[Place] = []
+        for topic, number, topic_id in deletion.places:
+            place = (topic, number)
+            if self._topics.catalog.was_deleted(topic_id):
+                gone.append(place)
+                continue
+            shard = self._shard(place, topic_id)
+            if shard is not None and shard.fault is None and (deletion.id, place) not in busy:
+                busy.add((deletion.id, place))
+                self._delist(deletion, place, shard)
+        self._confirm(deletion, gone)
+        self._check_left(deletion.group)
+
+    def _shard(self, place: Place, topic_id: int) -> Shard | None:
+        host = self._topics.find(place[0])
+        if host is None or place[1] >= len(host.shards) or topic_id not in (0, host.info.id):
+            return None
+        return host.shards[place[1]]
+
+    def _delist(self, deletion: Deletion, place: Place, shard: Shard) -> None:
+        def answered(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, Refusal) and shard.fault is None:
+                later_us = self._pump.clock.now_us() + RETRY_US
+                self._pump.at(later_us, lambda now_us: self._delist(deletion, place, shard))
+                return
+            self._under_way[deletion.group].discard((deletion.id, place))
+            if not isinstance(reply, Refusal):
+                self._confirm(deletion, [place])
+            self._check_left(deletion.group)
+
+        shard.submit(Delist(deletion.group, deletion.id), b"", shard.surely(answered))
+
+    def _confirm(self, deletion: Deletion, places: list[Place]) -> None:
+        if places:
+            confirm = ConfirmForgotten(deletion.group, deletion.id, places)
+            self._coordinators.submit(deletion.group, confirm, lambda reply, parts: None)
+
+    def _check_left(self, group: str) -> None:
+        if not self._under_way.get(group):
+            self._under_way.pop(group, None)
+            for action in self._left.pop(group, ()):
+                action()
+
+    # -- strangers
+
+    def strangers(self) -> dict[str, list[Shard]]:
+        """Groups that partitions know and no coordinator does, each with those partitions. What the
+        coordinator of a group knows that is not well cannot be told."""
+        shards = self._coordinators.shards()
+        found: dict[str, list[Shard]] = {}
+        for shard in self._topics.shards():
+            if not shard.machine.delivers or shard.lost is not None:
+                continue
+            place = (shard.topic, shard.partition)
+            for name in shard.state.queues.names():
+                if shards and shards[home_of(name)].fault is not None:
+                    continue
+                machine = self._coordinators.of(name)
+                known = machine is not None and (
+                    name in machine.groups.by_name
+                    or shard.state.queues.id_of(name) in machine.deletions.ids(name, place)
+                )
+                if not known:
+                    found.setdefault(name, []).append(shard)
+        return found
+
+    def report(self) -> None:
+        """Say which groups no coordinator knows."""
+        for name, shards in self.strangers().items():
+            text = "group %r is on %d partitions, such as %s/%d, and no coordinator knows it: it is kept"
+            log.error(text, name, len(shards), shards[0].topic, shards[0].partition)
+
+    def expel(self, group: str, shards: Iterable[Shard], respond: Respond) -> None:
+        """Let partitions forget a stranger, because somebody wants it; the answer comes when all have."""
+        waiting, problem = 0, None
+
+        def answered(reply: Reply, parts: Any) -> None:
+            nonlocal waiting, problem
+            waiting -= 1
+            if isinstance(reply, Refusal):
+                problem = reply
+            if not waiting:
+                respond(problem or Done(), NOTHING)
+
+        for shard in shards:
+            waiting += 1
+            shard.submit(Delist(group), b"", shard.surely(answered))

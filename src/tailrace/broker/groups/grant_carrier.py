@@ -1,0 +1,310 @@
+"""What coordinators decided, carried to the data partitions: groups enlisted, partitions granted, pauses.
+
+A partition's log holds only who may lease from it. For every partition of every group the wanted state is
+compared with what the partition has confirmed, and the difference is sent; all commands may be repeated, so
+after a crash everything is simply sent again. A partition has confirmed when it has synced, whatever its
+topic promises (`broker.assurance`): members are told of no grant, and coordinators forget no deletion, that a
+power failure could take back. Each partition goes its own way: one that is slow or faulty keeps no other
+waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+from tailrace.broker.groups.member_sessions import Standing
+from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.topics import Topics
+from tailrace.core.groups.group_state import Group, Holding
+from tailrace.core.model.commands import Reply
+from tailrace.core.model.group_commands import Place
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import Delist, Enlist, EvictMember, GrantTo, PauseLeases
+
+log = logging.getLogger("tailrace.groups")
+
+RETRY_US = 1_000_000
+
+
+class Grant(NamedTuple):
+    """What a partition shall know, or has confirmed: who has it or whether all members share it, whether the
+    group leases at all, and the options of the group."""
+
+    member: str
+    generation: int
+    shared: bool
+    paused: bool
+    policy: GroupPolicy
+
+    @property
+    def holding(self) -> tuple[str, int, bool]:
+        """What concerns members."""
+        return self[:3]
+
+
+class _Carried:
+    """One group: what its partitions have confirmed, and where something is under way."""
+
+    def __init__(self) -> None:
+        self.confirmed: dict[Place, Grant] = {}
+        self.busy: set[Place] = set()
+        self.retry = self.warned = False
+
+
+class Granting:
+    """Brings data partitions to what coordinators decided. `changed` is called with the name of a group when
+    one of its partitions has confirmed something; `raised` when partitions are ahead of their coordinator."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        pump: Pump,
+        find: Callable[[str], Group | None],
+        changed: Callable[[str], None],
+        raised: Callable[[str, list[tuple[str, int, int]]], None],
+    ) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._find = find
+        self._changed = changed
+        self._raised = raised
+        self._groups: dict[str, _Carried] = {}
+        self.deleted: Callable[[str, Place], Collection[int]] = lambda group, place: ()
+        """The deleted groups of that name that a partition has still to forget."""
+        self.enlisted: Callable[[str, Place], None] = lambda group, place: None
+        """Called when a partition has confirmed that it has a group."""
+        self.evicted: Callable[[str, str], None] = lambda group, member: None
+        """Called with the group and the member that is gone."""
+
+    def shard(self, place: Place) -> Shard | None:
+        """The data partition of a place; None when the topic or the partition is not there."""
+        host = self._topics.find(place[0])
+        if host is None or place[1] >= len(host.shards):
+            return None
+        return host.shards[place[1]]
+
+    def confirmed(self, group: str, place: Place) -> Grant | None:
+        """What a partition has confirmed."""
+        carried = self._groups.get(group)
+        return None if carried is None else carried.confirmed.get(place)
+
+    def settled(self, group: Group, member: str | None = None) -> bool:
+        """Whether every partition that works has the group as it is, and those of a member are granted to
+        it."""
+        for place in group.all_places():
+            shard, grant = self.shard(place), self.confirmed(group.name, place)
+            if shard is None or shard.fault is not None:
+                continue
+            if grant is None or grant.paused != group.paused or grant.policy != group.policy:
+                return False
+            want = _wanted(group, place)
+            if (want.shared or want.member == member) and grant.holding != want.holding:
+                return False
+        return True
+
+    def standings(self, group: Group) -> dict[str, Standing]:
+        """What every member of a group has, as far as the partitions have confirmed it."""
+        standings = {name: Standing([], [], group.state_of(name)) for name in group.members}
+        for place, held in group.places.items():
+            grant = self.confirmed(group.name, place)
+            if grant is None or grant.generation < held.generation:  # Greater for a moment after a reset.
+                continue
+            for name in _takers(group, place[0], held, grant):
+                standings[name].owned.append((*place, grant.generation))
+                if held.revoking and (held.owner or name != held.next):
+                    standings[name].revoking.append(place)
+        if group.policy.mode == "exclusive" and not group.paused:
+            # The next one is active when the partitions know it, not before.
+            return {
+                name: standing._replace(state="active" if standing.owned else "standby")
+                for name, standing in standings.items()
+            }
+        return standings
+
+    # -- carrying
+
+    def knows(self, group: str) -> bool:
+        """Whether it was adopted."""
+        return group in self._groups
+
+    def adopt(self, group: Group) -> None:
+        """After recovery: what partitions have on disk they need not be told again."""
+        self._groups[group.name] = _Carried()
+        for place in group.all_places():
+            shard = self.shard(place)
+            if shard is not None and shard.fault is None:
+                self.learn(group, place, shard)
+
+    def learn(self, group: Group, place: Place, shard: Shard) -> None:
+        """A partition was built from its log: what it has of a group there is all that it confirmed."""
+        carried = self._groups.setdefault(group.name, _Carried())
+        queues = shard.state.queues
+        reached = queues.grant(group.name)
+        same = group.id in (0, queues.id_of(group.name))
+        policy = queues.policy(group.name)
+        if reached is not None and same and policy is not None:
+            shared = queues.is_shared(group.name)
+            carried.confirmed[place] = Grant(*reached, shared, queues.is_paused(group.name), policy)
+        else:
+            carried.confirmed.pop(place, None)
+
+    def carry(self, group: Group) -> None:
+        """Compare all partitions of a group with what is wanted, and send what is missing."""
+        self._carry_all(group, self._groups.setdefault(group.name, _Carried()), group.all_places())
+
+    def _carry_all(self, group: Group, carried: _Carried, places: Iterable[Place]) -> None:
+        ahead: list[tuple[str, int, int]] = []
+        for place in places:
+            self._carry(group, carried, place, ahead)
+        if ahead:
+            self._raised(group.name, ahead)
+
+    def _carry(
+        self, group: Group, carried: _Carried, place: Place, ahead: list[tuple[str, int, int]]
+    ) -> None:
+        """One partition; into `ahead` when it is further than the coordinator knows: after a reset, or after
+        a crash that took a decision from the coordinator which the partition had heard of already."""
+        shard = self.shard(place)
+        if place in carried.busy or shard is None:
+            return
+        have, want = carried.confirmed.get(place), _wanted(group, place)
+        if shard.damage is not None:
+            # It has nothing to lease and nothing to confirm any more. Its member has it all the same, and so
+            # hears of the damage when it asks for messages.
+            carried.confirmed[place] = want
+            if want != have:
+                self._changed(group.name)
+        if shard.fault is not None:
+            return
+        queues = shard.state.queues
+        reached = queues.grant(group.name)
+        old = self.deleted(group.name, place)
+        if queues.id_of(group.name) in old:
+            reached = None  # That is of a group which was deleted before this one was made.
+        if reached is not None and _astray(reached, queues.is_shared(group.name), want):
+            same = (reached[0], queues.is_shared(group.name)) == (want.member, want.shared)
+            if same and have is not None:
+                carried.confirmed[place] = have._replace(member=reached[0], generation=reached[1])
+            ahead.append((*place, reached[1] + (not same)))
+            return
+        if want == have:
+            return
+        commands: list[Any] = []
+        if have is None or have.policy != want.policy:
+            commands += [Delist(group.name, number) for number in old]
+            late = place[1] >= group.topics[place[0]].first
+            if reached is None and place in group.enlisted:
+                text = "%s/%d has lost its place in group %s: it begins with the first message that is there"
+                log.error(text, *place, group.name)
+                late = True
+            start = shard.state.start_offset if late else None
+            commands.append(Enlist(group.name, group.policy, start, group.id))
+        if have is None or have.paused != want.paused:
+            commands.append(PauseLeases(group.name, want.paused))
+        if (have is None or have.holding != want.holding) and (want.generation or want.shared):
+            commands.append(GrantTo(group.name, *want.holding))
+        carried.busy.add(place)
+        self._send(shard, commands, lambda problem: self._carried(carried, group.name, place, want, problem))
+
+    def _send(self, shard: Shard, commands: list[Any], done: Callable[[Refusal | None], None]) -> None:
+        """Give commands to a partition; `done` gets the first refusal, when all are answered."""
+        left, problem = len(commands), None
+
+        def answered(reply: Reply, parts: Any) -> None:
+            nonlocal left, problem
+            left -= 1
+            if isinstance(reply, Refusal) and problem is None:
+                problem = reply
+            if not left:
+                done(problem)
+
+        for command in commands:
+            shard.submit(command, b"", shard.surely(answered))
+
+    def _carried(
+        self, carried: _Carried, name: str, place: Place, want: Grant, problem: Refusal | None
+    ) -> None:
+        carried.busy.discard(place)
+        if self._groups.get(name) is not carried:
+            return  # Deleted meanwhile; its end is carried by itself.
+        if problem is None:
+            carried.confirmed[place] = want
+            self.enlisted(name, place)
+            carried.warned = False
+            self._changed(name)
+        else:
+            carried.confirmed.pop(place, None)
+            self._retry(carried, name, place, problem)
+            return
+        group = self._find(name)
+        if group is not None and place[0] in group.topics:
+            self._carry_all(group, carried, [place])
+
+    def _retry(self, carried: _Carried, name: str, place: Place, problem: Refusal) -> None:
+        if carried.retry:
+            return
+        if not carried.warned:
+            log.warning("group %s on %s/%d: %s; it is tried again", name, *place, problem.message)
+        carried.retry = carried.warned = True
+
+        def again(now_us: int) -> None:
+            carried.retry = False
+            group = self._find(name)
+            if group is not None and self._groups.get(name) is carried:
+                self.carry(group)
+
+        self._pump.at(self._pump.clock.now_us() + RETRY_US, again)
+
+    def evict(self, group: Group, member: str, *, left: bool = False) -> None:
+        """A member leaves or is gone: give back what it has everywhere. Partitions that were its own hear of
+        their next owner; it may also have leases of partitions that are or were shared. Should this get lost,
+        they end by themselves."""
+        self.evicted(group.name, member)
+        for place in group.all_places():
+            shard = self.shard(place)
+            if shard is not None and shard.state.queues.has_leases(group.name, member):
+                shard.submit(EvictMember(group.name, member, left=left), b"", _unheard)
+
+    def forget(self, group: str) -> None:
+        """A group was deleted: one that is made again under its name is another."""
+        self._groups.pop(group, None)
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic was deleted: one that is made again under its name is another."""
+        for carried in self._groups.values():
+            carried.confirmed = {
+                place: have for place, have in carried.confirmed.items() if place[0] != topic
+            }
+
+
+def _wanted(group: Group, place: Place) -> Grant:
+    """What a partition shall know."""
+    held = group.places[place]
+    shared = place[0] in group.shared or held.dividing
+    return Grant(held.owner, held.generation, shared, group.paused, group.policy)
+
+
+def _takers(group: Group, topic: str, held: Holding, grant: Grant) -> list[str]:
+    """Who may take from a partition, as far as it has confirmed that."""
+    if topic not in group.shared:
+        names = [*held.leaving, held.next] if held.dividing else [held.owner]
+        return [name for name in names if name and (grant.shared or grant.member == name)]
+    if grant.shared:
+        return [name for name, member in group.members.items() if topic in member.topics]
+    return [grant.member] if grant.member in group.members else []
+
+
+def _astray(reached: tuple[str, int], shared: bool, want: Grant) -> bool:
+    """Whether a partition is at a generation that the coordinator has not given it. Within a generation it
+    may become shared, or one member's again."""
+    if reached[1] != want.generation:
+        return reached[1] > want.generation
+    return reached[0] != want.member and not (shared or want.shared)
+
+
+def _unheard(reply: object, parts: object) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,99 @@
+"""The way to the coordinators: the internal topic of groups, made when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.runtime.turn import error_of
+from tailrace.broker.topics import Topics
+from tailrace.core.groups.coordinator import PARTITIONS, TOPIC, Coordinator, home_of
+from tailrace.core.model.commands import CreateTopic, Reply
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import Corrupt
+from tailrace.ports import Respond
+
+
+class Coordinators:
+    """Routes commands to the partition of the internal topic that coordinates a name. A broker that has never
+    had a group, a schedule or a staged write has no such topic, and pays nothing for it."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._waiting: list[tuple[str, Any, Respond]] = []
+
+    def shards(self) -> list[Shard]:
+        """The partitions of the internal topic; none before it is made."""
+        host = self._topics.find(TOPIC)
+        return [] if host is None else host.shards
+
+    def machines(self) -> Iterator[tuple[Shard, Coordinator]]:
+        """Every coordinator with the shard that hosts it. What a damaged one knows is not what was decided,
+        and one whose storage failed knows nothing: nobody acts on that."""
+        for shard in self.shards():
+            if shard.lost is None and shard.damage is None:
+                yield shard, cast(Coordinator, shard.state)
+
+    def lost(self, name: str | None = None) -> Refusal | None:
+        """Why the coordinator of a name (of any name) knows nothing: its storage failed."""
+        shards = self.shards()
+        if name is not None:
+            shards = shards[home_of(name) : home_of(name) + 1]
+        return next((shard.lost for shard in shards if shard.lost is not None), None)
+
+    def home(self, name: str) -> Shard | None:
+        """The partition that coordinates a name; None before there is any."""
+        shards = self.shards()
+        return shards[home_of(name)] if shards else None
+
+    def of(self, name: str) -> Coordinator | None:
+        """The coordinator of a group, a schedule or a writer; None before there is any, and when
+        it is damaged or its storage failed."""
+        shards = self.shards()
+        home = shards[home_of(name)] if shards else None
+        if home is None or home.lost is not None or home.damage is not None:
+            return None
+        return cast(Coordinator, home.state)
+
+    def require_well(self, name: str) -> None:
+        """Raise why the coordinator of a name cannot say what there is: damage, or storage that failed."""
+        shards = self.shards()
+        home = shards[home_of(name)] if shards else None
+        if home is None:
+            return
+        if home.lost is not None:
+            raise error_of(home.lost)
+        if home.damage is not None:
+            text = f"{name[:80]!r} is coordinated by {TOPIC}/{home.partition}, which is damaged"
+            raise Corrupt(f"{text}: {home.damage.message}", outcome="none", **home.damage.details)
+
+    def submit(self, name: str, command: Any, respond: Respond) -> None:
+        """Give a command to the coordinator of a name; the reply comes when it is durable."""
+        shards = self.shards()
+        if shards:
+            shards[home_of(name)].submit(command, b"", respond)
+            return
+        self._waiting.append((name, command, respond))
+        if len(self._waiting) == 1:
+            self._make()
+
+    def _make(self) -> None:
+        storage = self._topics.storage()
+        options = {
+            "partitions": PARTITIONS,
+            "storage": storage,
+            "durability": "fsync" if storage == "file" else "memory",
+            "ring_buffer_bytes": 0,
+        }
+        create = CreateTopic(TOPIC, options, if_missing=True)
+        self._topics.change(create, self._is_made, internal=True)
+
+    def _is_made(self, reply: Reply, parts: Any) -> None:
+        waiting, self._waiting = self._waiting, []
+        if isinstance(reply, Refusal):
+            for _, _, respond in waiting:
+                respond(reply, NOTHING)
+            return
+        for name, command, respond in waiting:
+            self.submit(name, command, respond)

@@ -1,0 +1,307 @@
+"""Groups for those who look after them: lists, one group in detail, and resets to another place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.gateway import locate
+from tailrace.broker.groups.group_verbs import Coordination, info_of
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.topics import TopicHost, Topics
+from tailrace.core.groups.group_membership import in_use
+from tailrace.core.groups.group_state import Extent, Group
+from tailrace.core.model.commands import EARLIEST, LATEST, Reply
+from tailrace.core.model.group_commands import (
+    DescribeGroup,
+    GroupInfo,
+    GroupList,
+    ListGroups,
+    ResetGroup,
+    ResetPlan,
+)
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import Look, ResetTo
+from tailrace.errors import InvalidRequest, NotFound, StorageFault
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.ports import PartitionLog, Respond
+
+_FIGURES = (
+    "in_flight",
+    "waiting",
+    "held",
+    "dying",
+    "deliveries",
+    "failures",
+    "dead_lettered",
+    "lapsed",
+    "collected",
+)
+Change = tuple[int, int, int]
+"""Partition, committed before, committed after."""
+
+
+class GroupReports:
+    """The part of the gateway that reports on groups and resets them."""
+
+    def __init__(self, topics: Topics, pump: Pump, coordination: Coordination) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._coordination = coordination
+        self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
+            ListGroups: self._list,
+            DescribeGroup: self._describe,
+            ResetGroup: self._reset,
+        }
+
+    def _list(self, request: ListGroups, body: Buffer, respond: Respond, gate: Gate) -> None:
+        """Groups of Tailrace's own are shown only to those who ask for them by name. A list that lacks those
+        of a coordinator whose storage failed would say that there are no more."""
+        lost = self._coordination.coordinators.lost()
+        if lost is not None:
+            respond(lost, NOTHING)
+            return
+        found = [
+            group
+            for _, machine in self._coordination.coordinators.machines()
+            for name, group in machine.groups.by_name.items()
+            if name.startswith(request.prefix)
+            and (not name.startswith("_") or request.prefix.startswith("_"))
+            and (request.topic is None or request.topic in group.topics)
+        ]
+        infos = [self._shown(group, lag=self._lag(group)) for group in found]
+        for name, shards in self._coordination.delisting.strangers().items():
+            topics = {shard.topic for shard in shards}
+            if name.startswith(request.prefix) and (request.topic is None or request.topic in topics):
+                infos.append(self._stranger(name, shards))
+        respond(GroupList(sorted(infos, key=lambda info: info.group)), NOTHING)
+
+    def _shown(self, group: Group, **fields: Any) -> GroupInfo:
+        """A group, and which of its topics nobody knows."""
+        info = info_of(group, **fields)
+        lost = [topic for topic in group.topics if self._topics.find(topic) is None]
+        lost_text = "topic {!r} is not known: what the group has there is kept, see `/readyz`"
+        return msgspec.structs.replace(info, warnings=info.warnings + [lost_text.format(t) for t in lost])
+
+    @staticmethod
+    def _stranger(name: str, shards: list[Shard], rows: list[dict[str, Any]] | None = None) -> GroupInfo:
+        """A group that only partitions know."""
+        policy = shards[0].state.queues.policy(name)
+        assert policy is not None
+        group = Group(name, policy, 0)
+        group.topics = {shard.topic: Extent(0, 0) for shard in shards}
+        lag = sum(figures_of(shard, name).get("lag", 0) for shard in shards)
+        info = info_of(group, lag=lag, partitions=rows or [], known=False)
+        text = "no coordinator knows this group; it is kept: enlist it or join it to go on, or delete it"
+        return msgspec.structs.replace(info, warnings=[text])
+
+    def _lag(self, group: Group) -> int:
+        shards = (self._coordination.granting.shard(place) for place in group.all_places())
+        return sum(figures_of(shard, group.name).get("lag", 0) for shard in shards if shard is not None)
+
+    # -- one group
+
+    def _describe(self, request: DescribeGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if self._coordination.find(request.group) is None:
+            strangers = self._coordination.delisting.strangers().get(request.group)
+            if strangers:
+                none = Group(request.group, GroupPolicy(), 0)
+                rows = [self._row(none, shard.topic, shard.partition, shard) for shard in strangers]
+                respond(self._stranger(request.group, strangers, rows), NOTHING)
+                return
+        self._coordination.must_find(request.group)
+
+        def looked(reply: Reply, parts: Any) -> None:
+            group = self._coordination.find(request.group)
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            elif group is None:
+                respond(Refusal(NotFound.code, f"group {request.group!r} was deleted"), NOTHING)
+            else:
+                self._report(group, respond)
+
+        self._coordination.coordinators.submit(request.group, Look(), looked)
+
+    def _report(self, group: Group, respond: Respond) -> None:
+        rows: list[dict[str, Any]] = []
+        oldest: list[tuple[dict[str, Any], PartitionLog, int, int, int]] = []
+        for place in group.all_places():
+            shard = self._coordination.granting.shard(place)
+            if shard is None:
+                continue
+            row = self._row(group, place[0], place[1], shard)
+            rows.append(row)
+            if shard.lost is None and row["committed"] < shard.end_offset:
+                oldest.append((row, shard.log, row["committed"], shard.end_offset, shard.time_us()))
+        lag = sum(row["lag"] or 0 for row in rows)
+        info = self._shown(group, members=self._members(group), partitions=rows, lag=lag)
+
+        def work() -> object:
+            return [_appended_or_fault(log, offset, end) for _, log, offset, end, _ in oldest]
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                respond(refuse(error), NOTHING)
+                return
+            for (row, _, _, _, now_us), found in zip(oldest, result, strict=True):
+                if isinstance(found, StorageFault):  # The others are described all the same.
+                    row["fault"] = row["fault"] or found.message
+                else:
+                    row["oldest_age_ms"] = 0 if found is None else max(0, now_us - found) // 1000
+            respond(info, NOTHING)
+
+        if oldest:
+            self._pump.threads.read(work, done)
+        else:
+            respond(info, NOTHING)
+
+    def _row(self, group: Group, topic: str, number: int, shard: Shard) -> dict[str, Any]:
+        """One partition; where its state was dropped, null stands for what is not known."""
+        held = group.places.get((topic, number))
+        figures = figures_of(shard, group.name)
+        unknown = None if shard.lost is not None else 0
+        return {
+            "topic": topic,
+            "partition": number,
+            "member": "" if held is None else held.owner,
+            "shared": held is not None and (topic in group.shared or held.dividing),
+            "generation": figures.get("generation", 0) if held is None else held.generation,
+            "committed": figures.get("committed", shard.end_offset if unknown is not None else None),
+            "end_offset": shard.end_offset,
+            "lag": figures.get("lag", unknown),
+            "oldest_age_ms": unknown,
+            **{name: figures.get(name, unknown) for name in _FIGURES},
+            "fault": None if shard.fault is None else shard.fault.message,
+        }
+
+    def _members(self, group: Group) -> list[dict[str, Any]]:
+        rows = []
+        for member in group.members.values():
+            seat = self._coordination.seats.get(group.name, member.id)
+            owned = [] if seat is None or seat.standing is None else seat.standing.owned
+            rows.append(
+                {
+                    "member": member.id,
+                    "client": member.client,
+                    "owned": [[topic, number] for topic, number, _ in owned],
+                    "since_us": member.joined_us,
+                    "last_seen_us": 0 if seat is None else seat.seen_us,
+                }
+            )
+        return rows
+
+    # -- resets
+
+    def _reset(self, request: ResetGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        group = self._coordination.must_find(request.group)
+        if request.topic not in group.topics:
+            raise NotFound(f"group {group.name!r} is not on topic {request.topic!r}", topic=request.topic)
+        host = self._topics.get(request.topic)
+        if group.members and not (request.force or request.dry_run):
+            respond(in_use(group, "it is reset"), NOTHING)
+            return
+        if request.offsets is not None:
+            self._planned(request, host, self._given(request.offsets, host), respond)
+        elif request.timestamp_us == EARLIEST:
+            offsets = [shard.start_offset for shard in host.shards]
+            self._planned(request, host, dict(enumerate(offsets)), respond)
+        elif request.timestamp_us == LATEST:
+            offsets = [shard.end_offset for shard in host.shards]
+            self._planned(request, host, dict(enumerate(offsets)), respond)
+        elif request.timestamp_us < 0:
+            raise InvalidRequest(f"timestamp_us: a time, {EARLIEST} or {LATEST}, not {request.timestamp_us}")
+        else:
+            self._find_time(request, host, respond)
+
+    @staticmethod
+    def _given(offsets: list[tuple[int, int]], host: TopicHost) -> dict[int, int]:
+        problems = []
+        for partition, offset in offsets:
+            if not 0 <= partition < len(host.shards):
+                problems.append(f"there is no partition {partition}")
+                continue
+            shard = host.shards[partition]
+            if not shard.start_offset <= offset <= shard.end_offset:
+                reach = f"{shard.start_offset} to {shard.end_offset}"
+                problems.append(f"partition {partition} goes from {reach}, {offset} is not in it")
+        if len(dict(offsets)) < len(offsets):
+            problems.append("a partition is listed twice")
+        if problems:
+            raise InvalidRequest("offsets: " + "; ".join(problems[:20]), problems=problems[:20])
+        return dict(offsets)
+
+    def _find_time(self, request: ResetGroup, host: TopicHost, respond: Respond) -> None:
+        shards = [(shard.log, shard.start_offset, shard.end_offset) for shard in host.shards]
+
+        def work() -> object:
+            return [locate(log, start, end, request.timestamp_us) for log, start, end in shards]
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                respond(refuse(error), NOTHING)
+            else:
+                self._planned(request, host, dict(enumerate(result)), respond)
+
+        self._pump.threads.read(work, done)
+
+    def _planned(
+        self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
+    ) -> None:
+        """The offsets are known: show the changes, or make them, each partition for itself."""
+        lost = next((shard.lost for number in offsets if (shard := host.shards[number]).lost), None)
+        if lost is not None:
+            respond(lost, NOTHING)  # Before any of them is moved.
+            return
+        changes = [
+            (partition, figures_of(host.shards[partition], request.group).get("committed", 0), offset)
+            for partition, offset in sorted(offsets.items())
+        ]
+        if request.dry_run or not changes:
+            respond(ResetPlan(changes, done=not request.dry_run), NOTHING)
+            return
+        left, problem = len(changes), None
+
+        def answered(reply: Reply, parts: Any) -> None:
+            nonlocal left, problem
+            left -= 1
+            if isinstance(reply, Refusal) and problem is None:
+                problem = reply
+            if left:
+                return
+            # The generations of the partitions have grown: the coordinator follows, and tells the members.
+            self._coordination.settle(request.group)
+            if problem is None:
+                respond(ResetPlan(changes, done=True), NOTHING)
+            else:
+                respond(Refusal(problem.code, problem.message, "unknown", problem.details), NOTHING)
+
+        for partition, _, offset in changes:
+            host.shards[partition].submit(ResetTo(request.group, offset), b"", answered)
+
+
+def figures_of(shard: Shard, group: str) -> dict[str, Any]:
+    """What a partition knows of a group; nothing when it does not know it."""
+    queues = shard.state.queues
+    return queues.figures(group) if group in queues.names() else {}
+
+
+def appended_us(log: PartitionLog, offset: int, end: int) -> int | None:
+    """When the first message at or behind an offset was appended; blocking."""
+    for part in log.read(offset, end, 1):
+        for header, _ in frame.walk(part, check=False):
+            if header.kind == frame.DATA and header.base_offset + header.span > offset:
+                return header.append_time_us
+    return None
+
+
+def _appended_or_fault(log: PartitionLog, offset: int, end: int) -> int | StorageFault | None:
+    try:
+        return appended_us(log, offset, end)
+    except StorageFault as fault:
+        return fault

@@ -1,0 +1,514 @@
+"""The verbs of groups: joining, heartbeats, leaving, and their administration.
+
+A request becomes a command to the group's coordinator. When that is durable, the data partitions are brought
+to it (`Granting`), and the members are told (`Seats`): of a partition that is theirs only after the partition
+itself knows it, so that their first lease is not refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from tailrace.broker.groups.deletion_carrier import Delisting
+from tailrace.broker.groups.grant_carrier import Granting
+from tailrace.broker.groups.group_directory import Coordinators
+from tailrace.broker.groups.member_sessions import Presence, Seats
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.broker.topics import Topics
+from tailrace.core.groups.coordinator import TOPIC, home_of
+from tailrace.core.groups.group_state import Group
+from tailrace.core.model import group_commands as verbs
+from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.group_options import GroupPolicy, parse_policy, warnings_of
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import (
+    ChangeOptions,
+    ConfirmEnlisted,
+    ConfirmReleased,
+    DropGroup,
+    Join,
+    Leave,
+    MakeGroup,
+    PassTime,
+    RaiseGenerations,
+    ResizeTopics,
+    SetPaused,
+    Sizes,
+)
+from tailrace.core.model.topic_options import NAME_MAX, check_name
+from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout, Unavailable
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+log = logging.getLogger("tailrace.groups")
+
+TOPICS_MAX = 1_000
+SETTLE_US = 5_000_000
+"""So long an answer waits for partitions that are slow to take a group; those with a fault are not waited
+for."""
+OWN_GROUPS = {"_redrive": ".dlq"}
+"""Groups of Tailrace's own, and how the topics end that they may be on."""
+
+
+class _Waiter:
+    """An answer that leaves when the partitions of a group are settled, or when its time is over."""
+
+    __slots__ = ("group", "member", "ready", "timer")
+
+    def __init__(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
+        self.group = group
+        self.member = member
+        self.ready = ready
+        self.timer: Timer | None = None
+
+
+class Coordination:
+    """The part of the gateway that members and administrators of groups speak to."""
+
+    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+        self._topics = topics
+        self._pump = pump
+        self.coordinators = coordinators
+        self.seats = Seats(pump, self._gone)
+        self.granting = Granting(topics, pump, self.find, self._touch, self._raise)
+        self.granting.deleted = self._deleted
+        self.granting.enlisted = self._enlisted
+        self.delisting = Delisting(topics, pump, coordinators)
+        self._touched: dict[str, None] = {}
+        self._waiters: dict[_Waiter, None] = {}
+        self._timers: dict[str, Timer] = {}
+        """By group: when time itself changes something, see `Group.due_us`."""
+        self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
+            verbs.CreateGroup: self._create,
+            verbs.DeleteGroup: self._delete,
+            verbs.PauseGroup: self._pause,
+            verbs.AlterGroup: self._alter,
+            verbs.JoinGroup: self._join,
+            verbs.Heartbeat: self._heartbeat,
+            verbs.LeaveGroup: self._leave,
+        }
+
+    def start(self) -> None:
+        """After recovery: bring every partition to what the coordinators know, and give every member a whole
+        session to show itself."""
+        for _, machine in self.coordinators.machines():
+            for group in machine.groups.by_name.values():
+                for member in group.members:
+                    self.seats.take(group.name, member, group.policy)
+                self.granting.adopt(group)
+                resize = self._resize_of(group, group.topics)
+                if resize is None:
+                    self.settle(group.name)
+                else:
+                    self._command(group.name, resize, lambda reply: None)
+        self.delisting.carry_all()
+        self.delisting.report()
+
+    def reopened(self, shard: Shard) -> None:
+        """A partition was built anew from its log, without what was decided last: what others were told of
+        that, a reset's generation for one, does not hold any more."""
+        place = (shard.topic, shard.partition)
+        for home, machine in self.coordinators.machines():
+            for group in machine.groups.by_name.values():
+                if place in group.all_places():
+                    self.granting.learn(group, place, shard)
+                elif home is not shard:
+                    continue
+                if home is shard:
+                    self._take_up(group)
+                self.settle(group.name)
+        self.delisting.carry_all()
+
+    def _take_up(self, group: Group) -> None:
+        """A group that its coordinator knows again: those who are not known as its members yet have a whole
+        session to show themselves."""
+        for member in group.members:
+            if self.seats.get(group.name, member) is None:
+                self.seats.take(group.name, member, group.policy)
+        if not self.granting.knows(group.name):
+            self.granting.adopt(group)
+
+    def close(self) -> None:
+        """Answer all that waits."""
+        self.seats.close()
+        for waiter in list(self._waiters):
+            self._ready(waiter, False)
+
+    # -- looking things up
+
+    def topics_of(self, group: str) -> Collection[str]:
+        """The topics that a group is on; none when it does not exist."""
+        found = self.find(group)
+        return () if found is None else found.topics
+
+    def find(self, group: str) -> Group | None:
+        """A group as its coordinator has it."""
+        machine = self.coordinators.of(group)
+        return None if machine is None else machine.groups.by_name.get(group)
+
+    def must_find(self, group: str) -> Group:
+        """As `find`; raises `NotFound`, or why its coordinator cannot be asked."""
+        self.coordinators.require_well(group)
+        found = self.find(group)
+        home = self.coordinators.home(group)
+        if home is not None and home.fault is not None:
+            raise Unavailable(f"the coordinator of group {group[:80]!r} is not well: {home.fault.message}")
+        if found is None:
+            raise NotFound(f"there is no group {group[:80]!r}", group=group[:80])
+        return found
+
+    def _resize_of(self, group: Group, topics: Iterable[str]) -> ResizeTopics | None:
+        """What a group has to hear about topics; None when there is nothing. A topic that is not there was
+        deleted only if the catalog says so, by its id; else it is kept, whatever became of it."""
+        resize = ResizeTopics(group.name, [], {})
+        for topic in topics:
+            host, extent = self._topics.find(topic), group.topics.get(topic)
+            if host is not None:
+                known = extent is not None and (extent.partitions, extent.id) == (
+                    len(host.shards),
+                    host.info.id,
+                )
+                count, number = len(host.shards), host.info.id
+            elif extent is None or not self._topics.catalog.was_deleted(extent.id):
+                known, count, number = True, 0, 0
+                if extent is not None:
+                    log.error("group %s is on topic %r, which nobody knows: that is kept", group.name, topic)
+            else:
+                known, count, number = False, 0, extent.id
+            if not known:
+                resize.topics.append((topic, count))
+                resize.topic_ids[topic] = number
+        return resize if resize.topics else None
+
+    def _deleted(self, group: str, place: verbs.Place) -> list[int]:
+        machine = self.coordinators.of(group)
+        return [] if machine is None else machine.deletions.ids(group, place)
+
+    def _enlisted(self, group: str, place: verbs.Place) -> None:
+        found = self.find(group)
+        if found is not None and place not in found.enlisted:
+            self.coordinators.submit(group, ConfirmEnlisted(group, [place]), lambda reply, parts: None)
+
+    def _ids(self, sizes: Sizes) -> dict[str, int]:
+        return {topic: self._topics.get(topic).info.id for topic, _ in sizes}
+
+    def _sizes(self, group: str, topics: list[str]) -> Sizes:
+        """The topics of a request, checked."""
+        problems = [f"group: {problem}" for problem in check_name(group, internal=group in OWN_GROUPS)]
+        if not 1 <= len(topics) <= TOPICS_MAX:
+            problems.append(f"topics: 1 to {TOPICS_MAX}, not {len(topics)}")
+        suffix = OWN_GROUPS.get(group, "")
+        problems += [f"topics: {group} is only for dead letters" for t in topics if not t.endswith(suffix)][
+            :1
+        ]
+        if problems:
+            raise InvalidRequest("; ".join(problems), problems=problems)
+        return [(topic, len(self._topics.get(topic).shards)) for topic in dict.fromkeys(topics)]
+
+    # -- commands
+
+    def _command(self, group: str, command: Any, done: Callable[[Reply], None]) -> None:
+        """Give a command to a group's coordinator; when it is durable, settle what follows, then `done`."""
+
+        def answered(reply: Reply, parts: Any) -> None:
+            # What is refused changes nothing; if storage failed, more than that is gone: see `reopened`.
+            if not isinstance(reply, Refusal):
+                self.settle(group)
+            done(reply)
+
+        self.coordinators.submit(group, command, answered)
+
+    def _after_leaving(self, group: str, action: Callable[[], None], respond: Respond) -> None:
+        """Act at once, or when partitions have forgotten a deleted group of the same name."""
+        if not self.delisting.leaving(group):
+            action()
+            return
+
+        def later() -> None:
+            try:
+                action()
+            except TailraceError as error:
+                respond(refuse(error), NOTHING)
+
+        self.delisting.when_left(group, later)
+
+    def settle(self, group: str) -> None:
+        """Carry what a coordinator decided to the partitions and, in the next turn, to the members."""
+        found = self.find(group)
+        if found is None:
+            return
+        self.granting.carry(found)
+        time_us = found.due_us()
+        home = self.coordinators.shards()[home_of(group)]
+        due_us = None if time_us is None else home.clock.steady_us(time_us)
+        timer = self._timers.get(group)
+        if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):
+            if timer is not None:
+                timer.cancel()
+            self._timers[group] = self._pump.at(due_us, lambda now_us: self._pass_time(group))
+        self._touch(group)
+
+    def _pass_time(self, group: str) -> None:
+        self._timers.pop(group, None)
+        if self.find(group) is not None:
+            self._command(group, PassTime(group), lambda reply: None)
+
+    def _raise(self, group: str, places: list[tuple[str, int, int]]) -> None:
+        self._command(group, RaiseGenerations(group, places), lambda reply: None)
+
+    def _touch(self, group: str) -> None:
+        """Something about a group changed: its members are looked at in the next turn, once."""
+        if not self._touched:
+            self._pump.ready(self)
+        self._touched[group] = None
+
+    def turn(self, now_us: int, wall_us: int) -> None:
+        """Tell members what changed for them, and answer those who waited for partitions."""
+        touched, self._touched = self._touched, {}
+        for name in touched:
+            self._tell(name)
+        for waiter in [waiter for waiter in self._waiters if waiter.group in touched]:
+            group = self.find(waiter.group)
+            if group is None or self.granting.settled(group, waiter.member):
+                self._ready(waiter, True)
+
+    def _tell(self, name: str) -> None:
+        group = self.find(name)
+        if group is not None:
+            for member, standing in self.granting.standings(group).items():
+                self.seats.tell(name, member, standing, group.policy)
+
+    def when_settled(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
+        """Call with True when the partitions of a group (and those of a member) are settled, or with False
+        when that takes too long."""
+        waiter = _Waiter(group, member, ready)
+        self._waiters[waiter] = None
+        due_us = self._pump.clock.now_us() + SETTLE_US
+        waiter.timer = self._pump.at(due_us, lambda now_us: self._ready(waiter, False))
+        self._touch(group)
+
+    def _ready(self, waiter: _Waiter, settled: bool) -> None:
+        if waiter in self._waiters:
+            del self._waiters[waiter]
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            waiter.ready(settled)
+
+    # -- administration
+
+    def _create(self, request: verbs.CreateGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        sizes = self._sizes(request.group, request.topics)
+        policy = parse_policy(request.options, request.group)
+        if isinstance(policy, Refusal):
+            respond(policy, NOTHING)
+            return
+        command = MakeGroup(request.group, policy, sizes, request.if_missing, self._ids(sizes))
+        existed = self.find(request.group) is not None
+
+        def made(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            else:
+                self.when_settled(request.group, None, answer)
+
+        def answer(settled: bool) -> None:
+            self._answer_info(request.group, settled, respond, created=not existed)
+
+        self._after_leaving(request.group, lambda: self._command(request.group, command, made), respond)
+
+    def _delete(self, request: verbs.DeleteGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name = request.group
+        if name in OWN_GROUPS:
+            raise Denied(f"group {name!r} is internal")
+        strangers = self.delisting.strangers().get(name) if self.find(name) is None else None
+        if strangers:
+            self.delisting.expel(name, strangers, respond)
+            return
+        self.must_find(name)
+
+        def dropped(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+                return
+            for member in self.seats.members(name):
+                self.seats.leave(name, member, Refusal(NotFound.code, f"group {name!r} was deleted"))
+            self.granting.forget(name)
+            self.delisting.carry(name)
+            self.delisting.when_left(name, lambda: respond(Done(), NOTHING))
+
+        self._command(name, DropGroup(name, request.force), dropped)
+
+    def _pause(self, request: verbs.PauseGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self.must_find(request.group)
+
+        def paused(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            else:
+                self.when_settled(request.group, None, lambda settled: respond(Done(), NOTHING))
+
+        self._command(request.group, SetPaused(request.group, request.paused), paused)
+
+    def _alter(self, request: verbs.AlterGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name = request.group
+        if name in OWN_GROUPS:
+            raise Denied(f"group {name!r} is internal")
+        self.must_find(name)
+        if not request.options:
+            raise InvalidRequest("options: name at least one that is to be changed")
+
+        def changed(reply: Reply) -> None:
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            else:
+                self.when_settled(name, None, lambda settled: self._answer_info(name, settled, respond))
+
+        self._command(name, ChangeOptions(name, request.options), changed)
+
+    def _answer_info(self, name: str, settled: bool, respond: Respond, **fields: Any) -> None:
+        """Show a group that every partition has now, as it is."""
+        group = self.find(name)
+        if group is None or not settled:
+            text = "not every partition has the group as it is now; it goes on by itself"
+            respond(refuse(Timeout(text, outcome="unknown")), NOTHING)
+        else:
+            respond(info_of(group, **fields), NOTHING)
+
+    def topic_changed(self, topic: str) -> None:
+        """A topic was created, has more partitions, or is gone: the groups that care follow."""
+        if topic == TOPIC:
+            return
+        if self._topics.find(topic) is None:
+            self.granting.forget_topic(topic)
+        for _, machine in self.coordinators.machines():
+            for group in machine.groups.by_name.values():
+                wanted = any(topic in member.topics for member in group.members.values())
+                if wanted or topic in group.topics:
+                    resize = self._resize_of(group, [topic])
+                    if resize is not None:
+                        self._command(group.name, resize, lambda reply: None)
+        self.delisting.carry_all()
+
+    # -- members
+
+    def _join(self, request: verbs.JoinGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        sizes = self._sizes(request.group, request.topics)
+        if not 1 <= len(request.member) <= NAME_MAX:
+            raise InvalidRequest(f"member: 1 to {NAME_MAX} characters, not {len(request.member)}")
+        policy = parse_policy(request.options, request.group)
+        if isinstance(policy, Refusal):
+            respond(policy, NOTHING)
+            return
+        name, member = request.group, request.member
+        if request.again and self.seats.taken(name, member, request.incarnation):
+            raise _superseded(name, member)
+        client = request.client[:NAME_MAX]
+        ids = self._ids(sizes)
+        command = Join(name, member, sizes, policy, request.options, request.wait, client, ids)
+
+        presence = Presence(gate)
+
+        def joined(reply: Reply) -> None:
+            group = self.find(name)
+            if isinstance(reply, Refusal):
+                presence.leave()
+                respond(reply, NOTHING)
+            elif group is None or member not in group.members:
+                presence.leave()
+                respond(_stranger(name, member), NOTHING)  # Deleted, or taken out, in this very moment.
+            else:
+                other = self.seats.taken(name, member, request.incarnation)
+                seat = self.seats.take(name, member, group.policy)
+                if other:
+                    self.seats.hand_over(seat, request.incarnation, refuse(_superseded(name, member)))
+                    self.granting.evicted(name, member)
+                seat.incarnation = request.incarnation
+                self.seats.present(name, member, seat, presence)
+                self.when_settled(name, member, answer)
+
+        def answer(settled: bool) -> None:
+            seat = self.seats.get(name, member)
+            respond(_stranger(name, member) if seat is None else self.seats.membership(seat), NOTHING)
+
+        self._after_leaving(name, lambda: self._command(name, command, joined), respond)
+
+    def _heartbeat(self, request: verbs.Heartbeat, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name, member = request.group, request.member
+        group = self.must_find(name)
+        if self.seats.get(name, member) is None:
+            raise _no_member(name, member)
+        if self.seats.taken(name, member, request.incarnation):
+            raise _superseded(name, member)
+        seat = self.seats.take(name, member, group.policy)
+        seat.incarnation = seat.incarnation or request.incarnation  # Not known after a start.
+        if seat.presence is None or not seat.presence.on(gate):
+            self.seats.present(name, member, seat, Presence(gate))
+
+        def poll(reply: Reply) -> None:
+            seat = self.seats.get(name, member)
+            if isinstance(reply, Refusal):
+                respond(reply, NOTHING)
+            elif seat is None:
+                respond(_stranger(name, member), NOTHING)
+            else:
+                if request.released:
+                    self._tell(name)  # So that the answer does not name again what was just given up.
+                self.seats.poll(seat, request, respond)
+
+        if request.released:
+            self._command(name, ConfirmReleased(name, member, request.released), poll)
+        else:
+            poll(Done())
+
+    def _leave(self, request: verbs.LeaveGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        group = self.must_find(request.group)
+        if self.seats.taken(request.group, request.member, request.incarnation):
+            raise _superseded(request.group, request.member)
+        # Before its partitions go to others: then they would be taken from it like from one that is gone.
+        self.granting.evict(group, request.member, left=True)
+        self._take_out(request.group, request.member, "left", lambda reply: respond(reply, NOTHING))
+
+    def _gone(self, group: str, member: str, reason: str) -> None:
+        self._take_out(group, member, reason, lambda reply: None)
+
+    def _take_out(self, group: str, member: str, reason: str, done: Callable[[Reply], None]) -> None:
+        def left(reply: Reply) -> None:
+            found = self.find(group)
+            if not isinstance(reply, Refusal) and not (found is not None and member in found.members):
+                self.seats.leave(group, member, _stranger(group, member))
+                if found is not None:
+                    self.granting.evict(found, member)
+            done(reply)
+
+        self._command(group, Leave(group, member, reason), left)
+
+
+def _no_member(group: str, member: str) -> Fenced:
+    return Fenced(f"{member[:80]!r} is no member of group {group!r} any more: join again")
+
+
+def _superseded(group: str, member: str) -> Fenced:
+    text = f"another consumer has joined group {group!r} as {member[:80]!r}, and has taken over"
+    return Fenced(f"{text}: each consumer needs a name of its own", superseded=True)
+
+
+def _stranger(group: str, member: str) -> Refusal:
+    return refuse(_no_member(group, member))
+
+
+def info_of(group: Group, **fields: Any) -> verbs.GroupInfo:
+    """A group as it is shown."""
+    options = {field: getattr(group.policy, field) for field in GroupPolicy.__struct_fields__}
+    return verbs.GroupInfo(
+        group.name,
+        list(group.topics),
+        options,
+        group.paused,
+        len(group.members),
+        warnings=warnings_of(group.policy),
+        **fields,
+    )

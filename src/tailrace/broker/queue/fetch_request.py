@@ -1,0 +1,276 @@
+"""Reads: a fetch collects committed frames from the hot tail or the log, and waits while there is nothing.
+
+A fetch covers several partitions of one topic. It is looked at when it arrives, whenever one of its
+partitions commits more, when its receiver has room again, and at its deadline; it is answered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.core.model.commands import Fetch, Fetched
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import Corrupt
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+FETCH_BYTES_MAX = 8 * 1024 * 1024
+WAIT_MS_MAX = 60_000
+PACE_US = 1_000
+"""A reader that was answered less than this ago is not answered again for less than `PACE_BYTES`: at
+thousands of small appends a second, an answer for each would cost more than the appends themselves."""
+PACE_BYTES = 64 * 1024
+_DROPPED = Refusal("unavailable", "the receiver is gone")
+
+
+class Waiting(Protocol):
+    """A request of a receiver that waits for something to hand over."""
+
+    def hang_up(self) -> None:
+        """The receiver sends nothing more."""
+        ...
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more."""
+        ...
+
+
+class Gate(Protocol):
+    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling
+    memory.
+    """
+
+    def blocked(self, resume: Callable[[], None]) -> bool:
+        """False: go on. True: there is no room, `resume` will be called."""
+        ...
+
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
+        """Whether there is room for bytes from the disk; if so they count until `release`, else `resume` will
+        be called.
+        """
+        ...
+
+    def release(self, nbytes: int) -> None:
+        """Bytes that were reserved have been handed over, or are not needed."""
+        ...
+
+    fetches: dict[Waiting, None]
+    """Fetches and leases under way; a receiver that goes away drops them."""
+    answered_us: dict[str, int]
+    """When data was last handed over, by topic; kept by the fetches themselves."""
+
+
+class OpenGate:
+    """A receiver without a buffer of its own to protect (inside the same process)."""
+
+    def __init__(self) -> None:
+        self.answered_us: dict[str, int] = {}
+        self.fetches: dict[Waiting, None] = {}
+
+    def blocked(self, resume: Callable[[], None]) -> bool:
+        """Never."""
+        return False
+
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
+        """Always."""
+        return True
+
+    def release(self, nbytes: int) -> None:
+        """Nothing is counted."""
+
+
+class FetchJob:
+    """One fetch under way."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        shards: Sequence[Shard],
+        pump: Pump,
+        metrics: Metrics,
+        gate: Gate,
+        respond: Respond,
+        over: Callable[[FetchJob], None],
+    ) -> None:
+        self._fetch = fetch
+        self._shards = shards
+        self._pump = pump
+        self._metrics = metrics
+        self._gate = gate
+        self._respond: Respond | None = respond
+        self._over = over
+        self._started_us = pump.clock.now_us()
+        self._bytes_max = min(fetch.bytes_max, FETCH_BYTES_MAX)
+        self._timer: Timer | None = None
+        self._pace: Timer | None = None
+        self._expired = fetch.wait_ms <= 0
+        self._reading = False
+        self._watching = False
+        self._unreadable: dict[int, Refusal] = {}
+        """Partitions whose next messages cannot be read: the others come first, then the receiver is told."""
+
+    def start(self) -> None:
+        """Look for the first time; set the deadline when there is nothing yet."""
+        self._gate.fetches[self] = None
+        self.look()
+        if self._respond is not None and not self._expired:
+            wait_us = min(self._fetch.wait_ms, WAIT_MS_MAX) * 1000
+            self._timer = self._pump.at(self._pump.clock.now_us() + wait_us, self.expire)
+
+    def expire(self, now_us: int) -> None:
+        """The time is up: answer, be it with nothing."""
+        self._expired = True
+        self.look()
+
+    def hang_up(self) -> None:
+        """The receiver sends nothing more: it gets what there is, and does not wait."""
+        self.expire(0)
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._answer(_DROPPED, NOTHING)
+
+    def look(self) -> None:
+        """Answer if there is something to say; else wait."""
+        self._watching = False
+        if self._respond is None or self._reading:
+            return
+        if self._gate.blocked(self.look):
+            return
+        cold: tuple[int, Shard, int] | None = None
+        parts: list[Buffer] = []
+        slices: list[tuple[int, int, int, int]] = []
+        room = self._bytes_max
+        rows = 0
+        damage: Refusal | None = None
+        for (partition, offset), shard in zip(self._fetch.positions, self._shards, strict=True):
+            end, start = shard.end_offset, shard.start_offset
+            if shard.gone is not None:
+                self._answer(shard.gone, NOTHING)
+                return
+            ill = self._unreadable.get(partition) or (shard.damage if offset >= end else None)
+            if ill is not None:
+                damage = damage or ill
+                continue
+            if (lost := shard.lost_at(offset)) is not None and start <= offset:
+                self._answer(self._lost(partition, lost, end), NOTHING)
+                return
+            if offset < start or offset > end:
+                self._answer(self._out_of_range(partition, offset, start, end), NOTHING)
+                return
+            if offset == end or room <= 0:
+                continue
+            if offset < shard.tail.start_offset:
+                if not slices:
+                    cold = (partition, shard, offset)
+                    break
+                continue  # Hot data first; the cold partition leads the next fetch of a reader that rotates.
+            found, size, count = shard.tail.read(offset, room)
+            parts += found
+            slices.append((partition, size, start, end))
+            room -= size
+            rows += count
+        if cold is not None:
+            self._read_cold(*cold)
+        elif slices and self._early(self._bytes_max - room):
+            return
+        elif damage is not None and not slices:
+            self._answer(damage, NOTHING)
+        elif slices or self._expired:
+            self._gate.answered_us[self._fetch.topic] = self._pump.clock.now_us()
+            self._metrics.delivered(self._fetch.topic, self._bytes_max - room, rows)
+            self._answer(Fetched(slices), parts)
+        elif not self._watching:
+            self._watching = True
+            for shard in self._shards:
+                shard.wakeups.watch(self.look)
+
+    def _early(self, nbytes: int) -> bool:
+        """Whether to wait a moment for more; a timer looks again."""
+        if nbytes >= PACE_BYTES or self._expired:
+            return False
+        now_us = self._pump.clock.now_us()
+        due_us = self._gate.answered_us.get(self._fetch.topic, 0) + PACE_US
+        if now_us >= due_us:
+            return False
+        if self._pace is None:
+            self._pace = self._pump.at(due_us, self._paced)
+        return True
+
+    def _paced(self, now_us: int) -> None:
+        self._pace = None
+        self.look()
+
+    def _out_of_range(self, partition: int, offset: int, start: int, end: int) -> Refusal:
+        place = f"{self._fetch.topic}/{partition}"
+        if offset > end:
+            message = f"offset {offset} of {place} is beyond the end, {end}"
+        else:
+            message = f"offset {offset} of {place} is trimmed: the log starts at {start}"
+        details = {"partition": partition, "start_offset": start, "end_offset": end}
+        return Refusal("not_found", message, "none", details)
+
+    def _lost(self, partition: int, lost: tuple[int, int], end: int) -> Refusal:
+        """What is lost is said to everybody who comes by; what is behind it is there."""
+        first, stop = lost
+        place = f"{self._fetch.topic}/{partition}"
+        message = f"offsets {first} to {stop - 1} of {place} are lost, as accepted: go on at {stop}"
+        details = {"partition": partition, "start_offset": stop, "end_offset": end, "lost": [first, stop]}
+        return Refusal("not_found", message, "none", details)
+
+    def _read_cold(self, partition: int, shard: Shard, offset: int) -> None:
+        log, room = shard.log, self._bytes_max
+        end = shard.state.lost.next_from(offset, shard.end_offset)
+        if not self._gate.reserve(room, self.look):
+            return
+        self._reading = True
+
+        def work() -> tuple[Sequence[Buffer], int]:
+            parts = NOTHING if self._respond is None else log.read(offset, end, room)
+            return parts, sum(_rows_of(part) for part in parts)
+
+        def done(result: Any, error: Exception | None) -> None:
+            self._reading = False
+            parts, rows = result if error is None else (NOTHING, 0)
+            if end > shard.end_offset:
+                parts, error = NOTHING, None  # Storage failed meanwhile: some of it may be gone.
+            if self._respond is not None and parts:
+                size = sum(len(part) for part in parts)
+                self._metrics.delivered(self._fetch.topic, size, rows)
+                self._answer(Fetched([(partition, size, shard.start_offset, shard.end_offset)]), parts)
+            self._gate.release(room)
+            if self._respond is not None:
+                if shard.start_offset <= offset < end <= shard.end_offset:  # Else it is gone meanwhile.
+                    missing = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
+                    known = shard.damage if error is None else None
+                    self._unreadable[partition] = known or refuse(error or missing)
+                    if error is None and known is None:
+                        shard.damaged(missing)
+                self.look()
+
+        self._pump.threads.read(work, done)
+
+    def _answer(self, reply: Fetched | Refusal, parts: Sequence[Buffer]) -> None:
+        respond, self._respond = self._respond, None
+        self._gate.fetches.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._pace is not None:
+            self._pace.cancel()
+        for shard in self._shards:
+            shard.wakeups.unwatch(self.look)
+        self._over(self)
+        if respond is not None:
+            self._metrics.fetched((self._pump.clock.now_us() - self._started_us) / 1e6)
+            respond(reply, parts)
+
+
+def _rows_of(frames: Buffer) -> int:
+    """Messages in raw frames."""
+    headers = (header for header, _ in frame.walk(frames, check=False))
+    return sum(header.count for header in headers if header.kind == frame.DATA)

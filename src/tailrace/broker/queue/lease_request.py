@@ -1,0 +1,512 @@
+"""Leases: a lease request collects messages from its partitions, and waits while there is nothing.
+
+A request covers several partitions of one topic. Each is asked when the request arrives and then only when
+something may have changed there (see `wakeups`); the decision is the partition's own. What was leased is
+answered at once, as the stored frames where that is possible.
+
+While a request cannot ask, because its receiver has no room, was answered just now, or has no credit left, it
+stands in no line: what is freed meanwhile goes to others. When it can, it asks everywhere again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tailrace.broker.queue.fetch_request import PACE_BYTES, PACE_US, WAIT_MS_MAX, Gate
+from tailrace.broker.queue.lease_waiters import Late
+from tailrace.broker.runtime.partition_runtime import Shard, refuse
+from tailrace.broker.runtime.pump import Timer
+from tailrace.core.collections import span_map
+from tailrace.core.model.commands import Reply
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import LeaseRun, RunLeased
+from tailrace.core.model.queue_commands import GiveBack, Grant, Lease, Leases
+from tailrace.core.selection.lanes import LANES
+from tailrace.errors import Full, TailraceError
+from tailrace.format.frame import Buffer
+from tailrace.format.gathering import gather
+from tailrace.ports import Respond
+
+if TYPE_CHECKING:
+    from tailrace.broker.queue.lease_verbs import Leasing
+
+LEASE_BYTES_MAX = 8 * 1024 * 1024
+UNPACED_MAX = 8
+"""A request for no more messages than that is answered as soon as there is one."""
+_STORAGE = frozenset(("storage_fault", "corrupt", "full"))
+"""Refusals of a partition that is ill: the others go on without it."""
+
+
+class _Place:
+    """One partition of a lease request; a `Waiter` there."""
+
+    __slots__ = (
+        *("above", "alone", "asked", "asked_us", "generation", "ill", "job", "member", "number", "partition"),
+        *("passing", "roused", "shard", "waits"),
+    )
+
+    def __init__(self, job: LeaseJob, partition: int, generation: int, shard: Shard) -> None:
+        self.job = job
+        self.member = job.request.member
+        self.number = job.number
+        self.above = job.above
+        self.partition = partition
+        self.generation = generation
+        self.shard = shard
+        self.asked = True
+        """Whether it shall be asked or was, and has not answered."""
+        self.asked_us = 0
+        """When it was last asked, and may have leased something."""
+        self.waits = False
+        self.roused = False
+        """Whether it is asked because it was woken."""
+        self.passing = False
+        self.alone = False
+        """Whether it is asked for one message that is set apart."""
+        self.ill: Refusal | None = None
+        """Why its storage is of no use now."""
+
+    def make(self) -> LeaseRun | None:
+        """Its turn has come: ask for as much as is still wanted, of what is committed now."""
+        return self.job.command(self)
+
+    def reply(self, reply: Reply, parts: Sequence[Buffer]) -> None:
+        """The partition has answered."""
+        self.asked = False
+        self.job.decided(self, reply)
+
+    def wake(self, passing: bool) -> bool:
+        """There may be something now."""
+        self.passing = passing
+        return self.job.woken(self)
+
+    def pass_on(self) -> None:
+        """It was woken and cannot use what there may be."""
+        roused, self.roused = self.roused, False
+        if roused:
+            self.shard.wakeups.passed(self.job.request.group)
+
+
+class LeaseJob:
+    """One lease request under way; it is answered once."""
+
+    def __init__(
+        self,
+        request: Lease,
+        shards: Sequence[Shard],
+        leasing: Leasing,
+        gate: Gate,
+        respond: Respond,
+    ) -> None:
+        self.request = request
+        self.number = leasing.next_number()
+        self.above = LANES if request.above is None else request.above
+        self._leasing = leasing
+        self._pump = leasing.pump
+        self._gate = gate
+        self._respond: Respond | None = respond
+        self._started_us = self._pump.clock.now_us()
+        self._count_left = request.count_max
+        self._bytes_left = min(request.bytes_max, LEASE_BYTES_MAX)
+        self._expired = request.wait_ms <= 0
+        self._waited = False
+        self._waited_ms = 0
+        self._timer: Timer | None = None
+        self._pace: Timer | None = None
+        self._parked = False
+        self._short: GroupPolicy | None = None
+        """The limits of messages in flight, when they were in the way."""
+        self._by_credit = False
+        """Whether it asks because there was credit."""
+        self._under_way = 0
+        self._grants: list[Grant] = []
+        self._taken: list[tuple[_Place, RunLeased]] = []
+        self._parts: list[Buffer] = []
+        self._places = [
+            _Place(self, partition, generation, shard)
+            for (partition, generation), shard in zip(request.partitions, shards, strict=True)
+        ]
+        self._pending: list[_Place] = []
+        self._lone: set[_Place] = set()
+        """Where it has asked for messages that are set apart since it last asked for others."""
+        self._key = (gate, request.topic, request.group, request.member)
+        self._begun = False
+        self._then: LeaseJob | None = None
+        """The next request of the same member, which begins when this one is answered."""
+
+    # -- asking
+
+    def start(self, first: int) -> None:
+        """Ask every partition, beginning with the one at place `first`, and set the deadline.
+
+        Another request of the same member that is still under way is answered before: two at a time would
+        lease messages that arrive in the wrong order.
+        """
+        self._places = self._places[first:] + self._places[:first]
+        older = self._leasing.latest.get(self._key)
+        self._leasing.latest[self._key] = self
+        self._gate.fetches[self] = None
+        self._leasing.jobs[self] = None
+        if older is not None:
+            older.supersede(self)
+        else:
+            self._begin()
+
+    def supersede(self, newer: LeaseJob) -> None:
+        """Its sender has sent another: ask no more, and answer with what there is."""
+        self._then = newer
+        if self._begun:
+            self._expired = True
+            self._pending.clear()
+            self._check()
+
+    def _begin(self) -> None:
+        self._begun = True
+        if self._then is not None:
+            self._answer(Leases([]))
+            return
+        self._pending = list(self._places)
+        if not self._expired:
+            wait_us = min(self.request.wait_ms, WAIT_MS_MAX) * 1000
+            self._timer = self._pump.at(self._started_us + wait_us, self.expire)
+        self.look()
+
+    def look(self) -> None:
+        """Ask the partitions where something may be, when the receiver has room."""
+        self._parked = False
+        if self._respond is None or not self._pending:
+            return
+        if self._early():
+            self._step_aside()
+            return
+        if self._gate.blocked(self.look):
+            self._parked = True
+            self._step_aside()
+            return
+        pending, self._pending = self._pending, []
+        self._lone.clear()
+        wanted = self._count_left
+        for place in pending:
+            if wanted <= 0 and not place.roused:
+                self._pending.append(place)  # Asked when the others have less than it seems.
+                continue
+            self._under_way += 1
+            place.shard.submit(Late(place.make), b"", place.reply)
+            if len(pending) > 1 and self.above == LANES:
+                wanted -= place.shard.wakeups.share(self.request.group, place)
+
+    def woken(self, place: _Place) -> bool:
+        """Something changed in a partition: whether it asks there now."""
+        if self._respond is None:
+            return False
+        if not place.asked:
+            place.asked = place.roused = True
+            self._pending.append(place)
+            self.look()
+        return place.roused
+
+    def _step_aside(self) -> None:
+        """It cannot ask now: it stands in no line until it asks everywhere again."""
+        for place in self._places:
+            place.roused = False
+            self._leave_line(place)
+            if not place.asked:
+                place.asked = True
+                self._pending.append(place)
+        self._pass_credit_on()
+
+    def _pass_credit_on(self) -> None:
+        """It asked, or cannot ask, because there was credit: what it does not use is for others."""
+        if self._by_credit:
+            self._by_credit = False
+            self._leasing.credit.pass_on(self.request.group)
+
+    def _leave_line(self, place: _Place) -> None:
+        if place.waits:
+            place.waits = False
+            place.shard.wakeups.leave(self.request.group, place)
+
+    def _early(self) -> bool:
+        """Whether to wait a moment for more, because little was handed over just now. Who wants little does
+        not gain by that."""
+        if self._expired or self.request.count_max <= UNPACED_MAX:
+            return False
+        if self._pace is None:
+            due_us = self._gate.answered_us.get(self._pace_key(), 0) + PACE_US
+            if self._pump.clock.now_us() >= due_us:
+                return False
+            self._pace = self._pump.at(due_us, self._paced)
+        return True
+
+    def _paced(self, now_us: int) -> None:
+        self._pace = None
+        self.look()
+
+    def _pace_key(self) -> str:
+        request = self.request
+        return f"{request.topic}/{request.group}/{request.member}"
+
+    def command(self, place: _Place) -> LeaseRun | None:
+        """What to ask a partition for; None when nothing more is wanted."""
+        request, shard = self.request, place.shard
+        count = self._count_left
+        if self._respond is not None and count > 0 and self._bytes_left > 0:
+            policy = shard.state.queues.policy(request.group)
+            # Where there is no policy, the partition itself refuses.
+            credit = (
+                count if policy is None else self._leasing.credit.left(request.group, request.member, policy)
+            )
+            if credit > 0:
+                place.asked_us = self._pump.clock.now_us()
+                sharers = shard.wakeups.sharers(request.group, place)
+                self._leave_line(place)  # Of what it leaves, it has no share any more.
+                return LeaseRun(
+                    request.group,
+                    request.member,
+                    place.generation,
+                    self._leasing.new_lease(),
+                    count if count < credit else credit,
+                    self._bytes_left,
+                    shard.end_offset,
+                    request.lease_ms,
+                    self.above,
+                    sharers,
+                    place.alone,
+                )
+            self._short = policy
+        place.asked = False
+        self._under_way -= 1
+        place.pass_on()
+        self._check()
+        return None
+
+    # -- answers of partitions
+
+    def decided(self, place: _Place, reply: Any) -> None:
+        """A partition has leased something, has nothing, or refuses."""
+        self._under_way -= 1
+        place.alone = False
+        if type(reply) is RunLeased:
+            if self._respond is None:
+                self._give_back(place, reply)
+            else:
+                self._take(place, reply)
+        elif type(reply) is Refusal:
+            self._refused(place, reply)
+            place.pass_on()
+        else:
+            place.ill = None
+            self._wait(place)
+            roused, place.roused = place.roused, False
+            if roused and place.passing:
+                place.shard.wakeups.in_vain(self.request.group, place)
+        self._check()
+
+    def _take(self, place: _Place, leased: RunLeased) -> None:
+        """Add the messages to the answer. They were at hand when it was decided, and mostly still are."""
+        found = place.shard.at_hand.frames(leased.spans)
+        if isinstance(found, int):
+            self._under_way += 1
+            place.shard.at_hand.load(found, self._taker(place, leased))
+            return
+        try:
+            frames = gather(found, leased.runs, place.shard.at_hand.opened)
+        except TailraceError as error:
+            self._give_back(place, leased)
+            self._refused(place, refuse(error))
+            return
+        size = 0
+        for item in frames:
+            self._parts += item.parts()
+            size += item.size
+        rows = span_map.count(leased.spans)
+        waited_ms = (place.asked_us - self._started_us) // 1000
+        self._waited_ms = min(self._waited_ms, waited_ms) if self._grants else waited_ms
+        self._count_left -= rows
+        self._bytes_left -= size
+        self._taken.append((place, leased))
+        self._grants.append(Grant(place.partition, leased.lease, leased.deadline_us, size, leased.runs))
+        self._leasing.metrics.delivered(self.request.topic, size, rows)
+        roused, place.roused = place.roused, False
+        if roused:
+            place.shard.wakeups.took(self.request.group, place)
+
+    def _taker(self, place: _Place, leased: RunLeased) -> Callable[[Exception | None], None]:
+        def loaded(error: Exception | None) -> None:
+            if error is None:
+                self.decided(place, leased)
+            else:
+                self._give_back(place, leased)
+                self.decided(place, refuse(error))
+
+        return loaded
+
+    def _give_back(self, place: _Place, leased: RunLeased) -> None:
+        """Nobody will ever see these: they are available again, and were never delivered."""
+        request = self.request
+        leases = [(leased.lease, leased.spans)]
+        give_back = GiveBack(request.topic, place.partition, request.group, leases)
+        place.shard.submit(give_back, b"", lambda reply, parts: None)
+
+    def _refused(self, place: _Place, refusal: Refusal) -> None:
+        if self._respond is None or self._grants:
+            return  # What there is counts; who asks again is told again.
+        if place.shard.gone is not None:
+            refusal = place.shard.gone
+        elif refusal.code in _STORAGE:
+            place.ill = refusal
+            self._wait(place)
+            if not all(other.ill for other in self._places):
+                return
+        self._answer(refusal)
+
+    def _wait(self, place: _Place) -> None:
+        if self._respond is not None:
+            place.waits = True
+            place.shard.wakeups.wait(self.request.group, place)
+            if self.above == LANES:
+                self._leasing.hunger.waits(self.request.group, self.request.topic)
+
+    # -- the end
+
+    def _check(self) -> None:
+        """Answer when no partition has anything more to say now, and something was leased or time is up."""
+        if self._under_way or self._respond is None:
+            return
+        if self._asks_on() or self._ask_alone():
+            return
+        if self._grants or (self._expired and not self._pending):
+            self._answer(self._damage() or Leases(self._grants, self._waited_ms))
+        elif self._short is not None:
+            self._wait_for_credit(self._short)
+        else:
+            self._pass_credit_on()
+
+    def _ask_alone(self) -> bool:
+        """There is nothing else: ask one partition for one message that is set apart, unless the member has
+        others, which might end with it. Then it asks again when it has fewer."""
+        request = self.request
+        if self._grants or self._pending or self._short is not None or self.above < LANES:
+            return False
+        found = []
+        for number, place in enumerate(self._places):
+            if place not in self._lone and not place.ill:
+                least = place.shard.state.queues.apart(request.group)
+                if least is not None:
+                    found.append((least, number))
+        if not found:
+            return False
+        if self._leasing.credit.held(request.group, request.member):
+            self._leasing.credit.wait_for_less(request.group, request.member, self)
+            return False
+        place = self._places[min(found)[1]]
+        self._lone.add(place)
+        place.asked = place.alone = True
+        self._under_way += 1
+        place.shard.submit(Late(place.make), b"", place.reply)
+        return True
+
+    def _wait_for_credit(self, policy: GroupPolicy) -> None:
+        """Its member or its group has too many messages, perhaps of partitions that it does not speak of: it
+        asks again when there are fewer."""
+        self._short, self._by_credit = None, False
+        for place in self._places:
+            self._leave_line(place)
+        self._leasing.credit.wait(self.request.group, self.request.member, policy, self)
+
+    def _asks_on(self) -> bool:
+        """Ask the partitions that were left out, if there was less than it seemed; whether it does."""
+        if self._pending and self._count_left > 0 and self._bytes_left > 0 and not self._parked:
+            self.look()
+        return self._under_way > 0
+
+    def _damage(self) -> Refusal | None:
+        """Where the others had nothing for all the time that was to be waited: a partition that is damaged or
+        whose storage failed, and which may hold what is waited for."""
+        if self._grants or not self._waited:
+            return None
+        return next((p.ill for p in self._places if p.ill and p.ill.code != Full.code), None)
+
+    def credit_freed(self) -> None:
+        """There may be credit: ask everywhere."""
+        self._by_credit = True
+        for place in self._places:
+            if not place.asked:
+                place.asked = True
+                self._pending.append(place)
+        self.look()
+
+    def expire(self, now_us: int) -> None:
+        """The time is up: answer, be it with nothing."""
+        self._expired = self._waited = True
+        if self._parked:
+            self._pending.clear()  # The receiver has no room for more than that.
+        self.look()
+        self._check()
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more: what was leased for it is given back."""
+        if self._respond is not None:
+            for place, leased in self._taken:
+                self._give_back(place, leased)
+            self._finish()
+
+    def evict(self, refusal: Refusal) -> None:
+        """The member is none any more: it is told so, and what was leased for it is given back."""
+        self._end(refusal)
+
+    def hang_up(self) -> None:
+        """The receiver sends nothing more, or lets its leases end, so nobody would settle what it was given:
+        it is given nothing."""
+        self._end(Leases([]))
+
+    def _end(self, reply: Leases | Refusal) -> None:
+        respond = self._respond
+        self.drop()
+        if respond is not None:
+            respond(reply, ())
+        self._go_on()
+
+    def give_up(self) -> None:
+        """The broker closes: there is nothing for whoever waits, and what was leased for it is not logged any
+        more."""
+        respond = self._finish()
+        assert respond is not None
+        respond(Leases([]), ())
+
+    def _finish(self) -> Respond | None:
+        respond, self._respond = self._respond, None
+        self._gate.fetches.pop(self, None)
+        self._leasing.jobs.pop(self, None)
+        for timer in (self._timer, self._pace):
+            if timer is not None:
+                timer.cancel()
+        if self._leasing.latest.get(self._key) is self:
+            del self._leasing.latest[self._key]
+        group = self.request.group
+        for place in self._places:
+            self._leave_line(place)
+        self._leasing.credit.leave(group, self.request.member, self)
+        self._pass_credit_on()
+        # They know this job: it would live on with all that it leased until a collection of garbage finds it.
+        self._places, self._pending, self._taken = [], [], []
+        return respond
+
+    def _answer(self, reply: Leases | Refusal) -> None:
+        respond = self._finish()
+        assert respond is not None
+        now_us = self._pump.clock.now_us()
+        self._leasing.metrics.leased((now_us - self._started_us) / 1e6)
+        if self._grants:
+            self._leasing.served(self.request, self._grants[-1].partition)
+            if sum(grant.nbytes for grant in self._grants) < PACE_BYTES:
+                self._gate.answered_us[self._pace_key()] = now_us
+        respond(reply, self._parts)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        newer, self._then = self._then, None
+        if newer is not None and newer._respond is not None:
+            newer._begin()

@@ -1,0 +1,227 @@
+"""The verbs of queues: leasing messages, settling them, and the places of groups."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.queue.credit_waiters import Credit
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.queue.hunger import Hunger
+from tailrace.broker.queue.lease_request import LeaseJob
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import together
+from tailrace.broker.topics import Topics
+from tailrace.core.model.commands import Done, Offsets, Reply
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import EvictMember, MoveCursor
+from tailrace.core.model.queue_commands import (
+    Ack,
+    Commit,
+    Committed,
+    Extend,
+    GiveBack,
+    Lease,
+    Nack,
+    Reject,
+)
+from tailrace.core.queue.lease_decision import LEASE_MS_MAX
+from tailrace.core.selection.lanes import LANES
+from tailrace.errors import Fenced, InvalidRequest, NotFound
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
+
+PARTITIONS_MAX = 10_000
+COUNT_MAX = 100_000
+MEMBER_MAX = 256
+ERROR_MAX = 1024
+"""So much of an error is kept; the rest of a long one is cut off."""
+_SERVED_MAX = 10_000
+_IDS = 512
+
+
+class Leasing:
+    """The part of the gateway that clients of queues speak to."""
+
+    def __init__(
+        self, topics: Topics, pump: Pump, metrics: Metrics, entropy: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self.topics = topics
+        self.pump = pump
+        self.metrics = metrics
+        self.jobs: dict[LeaseJob, None] = {}
+        """In the order in which they came."""
+        self.latest: dict[tuple[Gate, str, str, str], LeaseJob] = {}
+        """By receiver, topic, group and member: the last request under way."""
+        self.credit = Credit(pump)
+        self.hunger = Hunger(topics, pump, self.credit)
+        self._number = 0
+        self._entropy = entropy
+        self._ids: Iterator[int] = iter(())
+        self._served: dict[tuple[str, str, str], int] = {}
+        self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
+            Lease: self._lease,
+            Ack: self._settle,
+            Nack: self._fail,
+            GiveBack: self._settle,
+            Reject: self._fail,
+            Extend: self._settle,
+            Commit: self._commit,
+            Committed: self._committed,
+        }
+
+    def close(self) -> None:
+        """Tell those that wait that there is nothing for them."""
+        for job in list(self.jobs):
+            job.give_up()
+
+    def evict(self, group: str, member: str) -> None:
+        """A member is gone: polls of its that still wait must not take messages for nobody."""
+        refusal = Refusal(Fenced.code, f"{member!r} is no member of group {group!r} any more")
+        for job in list(self.jobs):
+            if job.request.group == group and job.request.member == member:
+                job.evict(refusal)
+
+    def overslept(self, group: str, member: str) -> None:
+        """A lease of a member has run out, so it seems to stand still. Polls that it sent before are over:
+        otherwise it would be given that very message again, and hold it for another lease. If it lives, it
+        asks anew."""
+        for job in list(self.jobs):
+            if job.request.group == group and job.request.member == member:
+                job.hang_up()
+
+    def shard(self, topic: str, partition: int) -> Shard:
+        """A partition whose messages can be leased."""
+        shards = self.topics.get(topic).shards
+        if not 0 <= partition < len(shards):
+            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
+        shard = shards[partition]
+        if not shard.machine.delivers:
+            raise InvalidRequest(f"topic: {topic!r} is internal and has no messages to lease")
+        return shard
+
+    # -- leases
+
+    def _lease(self, request: Lease, body: Buffer, respond: Respond, gate: Gate) -> None:
+        places = request.partitions
+        if not 1 <= len(places) <= PARTITIONS_MAX:
+            raise InvalidRequest(f"partitions: 1 to {PARTITIONS_MAX}, not {len(places)}")
+        if len(places) > 1 and len({partition for partition, _ in places}) < len(places):
+            raise InvalidRequest("partitions: one is listed twice")
+        if not 0 <= request.count_max <= COUNT_MAX:
+            raise InvalidRequest(f"count_max: 0 to {COUNT_MAX}, not {request.count_max}")
+        if request.bytes_max < 1:
+            raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
+        if not 1 <= len(request.member) <= MEMBER_MAX:
+            raise InvalidRequest(f"member: 1 to {MEMBER_MAX} characters, not {len(request.member)}")
+        lease_ms = request.lease_ms
+        if lease_ms is not None and not 1 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {lease_ms}")
+        above = request.above
+        if above is not None and not 0 < above < LANES:
+            raise InvalidRequest(f"above: 1 to {LANES - 1}, not {above}")
+        shards = [self.shard(request.topic, partition) for partition, _ in places]
+        if request.held is not None:
+            for shard in shards:
+                evict = EvictMember(request.group, request.member, request.held)
+                shard.submit(evict, b"", lambda reply, parts: None)
+        job = LeaseJob(request, shards, self, gate, respond)
+        job.start(self._after_served(request) if len(places) > 1 else 0)
+
+    def _after_served(self, request: Lease) -> int:
+        """Which of its partitions to ask first: the one behind that which was served last."""
+        served = self._served.get((request.topic, request.group, request.member), -1)
+        for index, (partition, _) in enumerate(request.partitions):
+            if partition == served:
+                return (index + 1) % len(request.partitions)
+        return 0
+
+    def served(self, request: Lease, partition: int) -> None:
+        """A member was given messages of a partition: next time the others come first."""
+        if len(request.partitions) > 1:
+            if len(self._served) >= _SERVED_MAX:
+                self._served.clear()  # Only fairness depends on it, for one round.
+            self._served[request.topic, request.group, request.member] = partition
+
+    def new_lease(self) -> int:
+        """A random number that is never 0."""
+        for number in self._ids:
+            if number:
+                return number
+        self._ids = iter(struct.unpack(f"<{_IDS}Q", self._entropy(8 * _IDS)))
+        return self.new_lease()
+
+    def next_number(self) -> int:
+        """A number for a request: those that come later have greater ones."""
+        self._number += 1
+        return self._number
+
+    # -- settling
+
+    def _settle(self, request: Ack | GiveBack | Extend, body: Buffer, respond: Respond, gate: Gate) -> None:
+        self.shard(request.topic, request.partition).submit(request, b"", respond)
+
+    def _fail(self, request: Nack | Reject, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if len(request.error) > ERROR_MAX:
+            request = msgspec.structs.replace(request, error=request.error[:ERROR_MAX])
+        self.shard(request.topic, request.partition).submit(request, b"", respond)
+
+    # -- places of groups
+
+    def _commit(self, request: Commit, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if not 1 <= len(request.positions) <= PARTITIONS_MAX:
+            raise InvalidRequest(f"positions: 1 to {PARTITIONS_MAX}, not {len(request.positions)}")
+        targets = []
+        for partition, generation, offset in request.positions:
+            shard = self.shard(request.topic, partition)
+            if not 0 <= offset <= shard.end_offset:
+                raise InvalidRequest(f"positions: offset {offset} of partition {partition} is not in the log")
+            targets.append((shard, MoveCursor(request.group, request.member, generation, offset)))
+        collect = _Collected(
+            len(targets), lambda replies: respond(_first_refusal(replies) or Done(), NOTHING)
+        )
+        for index, (shard, command) in enumerate(targets):
+            shard.submit(command, b"", collect.taker(index))
+
+    def _committed(self, request: Committed, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shards = self.topics.get(request.topic).shards
+
+        def over(replies: Sequence[Any]) -> None:
+            offsets = [reply.offsets[0] for reply in replies if isinstance(reply, Offsets)]
+            ill = {index: reply for index, reply in enumerate(replies) if type(reply) is Refusal}
+            respond(together(request.topic, ill) or Offsets(offsets), NOTHING)
+
+        collect = _Collected(len(shards), over)
+        for index, shard in enumerate(shards):
+            place = shard.state.queues.committed(request.group)
+            shard.answer(collect.taker(index), Offsets([-1 if place is None else place]))
+
+
+class _Collected:
+    """Replies of several partitions to one request."""
+
+    def __init__(self, count: int, over: Callable[[Sequence[Any]], None]) -> None:
+        self._replies: list[Any] = [None] * count
+        self._left = count
+        self._over = over
+
+    def taker(self, index: int) -> Respond:
+        """Who takes the reply of one of them."""
+
+        def take(reply: Reply, parts: Sequence[Buffer]) -> None:
+            self._replies[index] = reply
+            self._left -= 1
+            if not self._left:
+                self._over(self._replies)
+
+        return take
+
+
+def _first_refusal(replies: Sequence[Any]) -> Refusal | None:
+    return next((reply for reply in replies if type(reply) is Refusal), None)

@@ -1,0 +1,227 @@
+"""The committed frames that a partition has in memory for deciding about deliveries and making them.
+
+Two bounds keep what was read from the log: bytes, and time. `age` is called every few seconds and lets go of
+runs that nobody has used since the call before, and of everything that was derived from frames which are not
+at hand any more. With the first bound alone, a message that is retried now and then would fill the memory of
+every partition to its bound in the course of hours, for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import RecordBatch
+
+from tailrace.broker.runtime.hot_tail import Tail
+from tailrace.core.collections.span_map import pairs
+from tailrace.core.model.identifiers import Columns
+from tailrace.errors import Corrupt
+from tailrace.format import frame
+from tailrace.format.batch import stored
+from tailrace.format.frame import Frame
+from tailrace.format.gathering import columns_of
+
+if TYPE_CHECKING:
+    from tailrace.broker.runtime.partition_runtime import Shard
+
+COLD_BYTES = 8 * 1024 * 1024
+"""What one partition may keep of frames that it read from the log."""
+COLD_BYTES_TOTAL = 64 * 1024 * 1024
+"""What all partitions of a node may keep so together; each gets its share."""
+LOAD_SHARE = 16
+"""So many reads have room at once: every lane is somewhere else in a backlog, and reads ahead."""
+_RUNS_MAX = 32
+_COLUMNS_MAX = 4096
+_OPENED_MAX = 64
+_OPENED_BYTES_MAX = 256 * 1024
+"""Larger frames are not kept open: each is a delivery or more by itself."""
+_UNBOUNDED = 1 << 62
+Loaded = Callable[[Exception | None], None]
+
+
+class ColdRun:
+    """A run of frames that was read from the log, and its bytes."""
+
+    __slots__ = ("frames", "size", "used")
+
+    def __init__(self, frames: Tail, size: int) -> None:
+        self.frames = frames
+        self.size = size
+        self.used = True
+        """Whether somebody wanted it since the last `age`."""
+
+
+class FramesAtHand:
+    """The hot tail, and a few runs of frames that were read from the log lately."""
+
+    def __init__(self, shard: Shard, bytes_max: int = COLD_BYTES) -> None:
+        self._shard = shard
+        self.bytes_max = bytes_max
+        self._cold: list[ColdRun] = []
+        """The one used last is at the end."""
+        self._columns: dict[int, Columns] = {}
+        self._opened: dict[int, tuple[Frame, RecordBatch]] = {}
+        self._loading: dict[int, list[Loaded]] = {}
+
+    # -- what decisions ask for
+
+    def columns(self, offset: int) -> Columns | None:
+        """What decisions look at of the frame that holds an offset; None when it is not at hand."""
+        found = self._run(offset)
+        if found is None:
+            return None
+        (item,) = found.frames(offset, offset + 1)
+        columns = self._columns.get(item.header.base_offset)
+        if columns is None:
+            if len(self._columns) >= _COLUMNS_MAX:
+                del self._columns[next(iter(self._columns))]
+            columns = self._columns[item.header.base_offset] = columns_of(item.header, item.body)
+        return columns
+
+    def reach(self, offset: int, bytes_max: int) -> int:
+        """See `core.model.AtHand`."""
+        end = self._shard.tail.reach(offset, bytes_max)
+        if end == offset:
+            found = self._run(offset)
+            if found is not None:
+                return found.reach(offset, bytes_max)
+        return end
+
+    def append_time_us(self, offset: int) -> int | None:
+        """When the message at an offset was appended; of one that is not at hand a later moment, at which the
+        oldest that is at hand was; None when there is nothing."""
+        run = self._run(offset) or self._shard.tail
+        found = run.frames(max(offset, run.start_offset), max(offset, run.start_offset) + 1)
+        return found[0].header.append_time_us if found else None
+
+    # -- what deliveries are made of
+
+    def frames(self, spans: Sequence[int]) -> list[Frame] | int:
+        """The frames that hold spans of offsets, ascending, each once; or an offset that is not at hand."""
+        if len(spans) == 2:
+            return self._between(*spans)
+        found: list[Frame] = []
+        high = 0
+        for first, end in pairs(spans):
+            if end <= high:
+                continue  # Neighbours mostly share a frame.
+            some = self._between(max(first, high), end)
+            if isinstance(some, int):
+                return some
+            found += some
+            high = some[-1].header.end_offset
+        return found
+
+    def opened(self, item: Frame) -> RecordBatch:
+        """The rows of a frame. Where messages are taken from everywhere, few at a time come from each frame,
+        so those opened last are kept."""
+        base = item.header.base_offset
+        kept = self._opened.get(base)
+        if kept is not None and kept[0] is item:
+            return kept[1]
+        batch = stored(item.body, item.header.columns)
+        if kept is not None or len(self._opened) >= _OPENED_MAX:
+            self._opened.pop(base if kept is not None else next(iter(self._opened)))
+        if item.size <= _OPENED_BYTES_MAX:
+            self._opened[base] = (item, batch)
+        return batch
+
+    def _between(self, first: int, end: int) -> list[Frame] | int:
+        found = self._shard.tail.frames(first, end)
+        while not found or found[-1].header.end_offset < end:
+            at = found[-1].header.end_offset if found else first
+            run = self._run(at)
+            if run is None:
+                return at
+            found += run.frames(at, end)
+        return found
+
+    def _run(self, offset: int) -> Tail | None:
+        """The run of frames that holds an offset."""
+        tail = self._shard.tail
+        if tail.start_offset <= offset < tail.end_offset:
+            return tail
+        cold = self._cold
+        for index in range(len(cold) - 1, -1, -1):
+            run = cold[index].frames
+            if run.start_offset <= offset < run.end_offset:
+                cold[index].used = True
+                if index < len(cold) - 1:
+                    cold.append(cold.pop(index))
+                if 2 * offset > run.start_offset + run.end_offset:
+                    self._read_ahead(run.end_offset)
+                return run
+        return None
+
+    def _read_ahead(self, offset: int) -> None:
+        """Whoever goes through the log in its order finds the next frames at hand."""
+        lost = self._shard.state.lost.range_at(offset)
+        if lost is not None:
+            offset = lost[1]
+        if offset in self._loading or offset >= self._shard.tail.start_offset:
+            return
+        if self._is_cold(offset):
+            return
+        self.load(offset, lambda error: None)
+
+    # -- what is not at hand
+
+    def load(self, offset: int, loaded: Loaded) -> None:
+        """Read the frame that holds an offset (and some after it) from the log, then call."""
+        waiting = self._loading.get(offset)
+        if waiting is not None:
+            waiting.append(loaded)
+            return
+        self._loading[offset] = [loaded]
+        shard = self._shard
+        log, room = shard.log, max(1, self.bytes_max // LOAD_SHARE)
+        end = shard.state.lost.next_from(offset, shard.end_offset)
+
+        def work() -> object:
+            run = Tail(_UNBOUNDED, offset)
+            size = 0
+            for part in log.read(offset, end, room):
+                for header, body in frame.walk(part, check=False):
+                    if header.kind == frame.DATA:
+                        run.push(Frame(header, frame.pack(header), body))
+                size += len(part)
+            return run, size
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is None:
+                self._keep(*result)
+                if offset >= shard.state.start_offset and self._run(offset) is None:
+                    error = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
+                    shard.damaged(error)
+            for action in self._loading.pop(offset):
+                action(error)
+
+        shard.pump.threads.read(work, done)
+
+    def _keep(self, frames: Tail, size: int) -> None:
+        """The run read last always stays, whatever its size: who asked for it gets to see it."""
+        self._cold.append(ColdRun(frames, size))
+        held = sum(run.size for run in self._cold)
+        while len(self._cold) > 1 and (held > self.bytes_max or len(self._cold) > _RUNS_MAX):
+            held -= self._cold.pop(0).size
+
+    # -- what nobody needs any more
+
+    @property
+    def cold_bytes(self) -> int:
+        """Bytes of the runs that were read from the log."""
+        return sum(run.size for run in self._cold)
+
+    def age(self) -> None:
+        """Let go of what was not used since the last call."""
+        self._cold = [run for run in self._cold if run.used]
+        for run in self._cold:
+            run.used = False
+        lowest = self._shard.tail.start_offset
+        for derived in (self._columns, self._opened):
+            for base in [base for base in derived if base < lowest and not self._is_cold(base)]:
+                del derived[base]
+
+    def _is_cold(self, offset: int) -> bool:
+        return any(run.frames.start_offset <= offset < run.frames.end_offset for run in self._cold)

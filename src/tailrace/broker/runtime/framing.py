@@ -1,0 +1,180 @@
+"""Facts as frames, and back: how one turn of a partition is laid out in its log.
+
+The facts of a decision apply whole or not at all: its frames are tied together with MORE. Small facts of
+neighbouring decisions share one facts frame, whose `base_offset` and `span` bound the offsets that they name,
+so that a reader who looks for one message can skip by header. A span of 0 means that some of them may concern
+any offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.core.model.decision import Decision
+from tailrace.core.model.facts import Acked, Appended, Fact, Scheduled, Staged, Stored
+from tailrace.core.model.internal_commands import ApplyStaged, PublishBatch, ReleaseDue, StageBatch
+from tailrace.format import batch, codec, frame
+from tailrace.format.frame import Buffer, Frame, Header
+from tailrace.format.gathering import stored_hashes
+
+_STORED = (Appended, Scheduled, Staged)
+_SPAN_MAX = (1 << 32) - 1
+
+
+def facts_of(
+    header: Header, body: Buffer, *, want_keys: bool, decode: Callable[[Buffer], list[Any]]
+) -> Sequence[Any]:
+    """The facts that a stored frame holds; `decode` knows those of facts frames (`broker.machines`)."""
+    kind = header.kind
+    if kind == frame.FACTS:
+        return decode(body)
+    if kind not in (frame.DATA, frame.SCHEDULED, frame.STAGED):
+        return ()
+    view = batch.view_of(header, body, want_keys=want_keys, want_ids=kind == frame.SCHEDULED)
+    if kind == frame.STAGED:
+        return (
+            Staged(header.entry, view, header.append_time_us, header.producer_id, header.producer_sequence),
+        )
+    producer = header.producer_id, header.producer_epoch, header.producer_sequence
+    released = bool(header.flags & frame.RELEASED)
+    if kind == frame.SCHEDULED:
+        return (Scheduled(header.entry, view, header.append_time_us, *producer, released, header.wall_us),)
+    return (Appended(header.base_offset, view, header.append_time_us, *producer, released, header.wall_us),)
+
+
+class TurnFrames:
+    """Collects the frames of one turn."""
+
+    def __init__(self, entry: int, leader_epoch: int, time_us: int, wall_us: int) -> None:
+        self.entry = entry
+        """Index of the next frame."""
+        self.frames: list[Frame] = []
+        self._leader_epoch = leader_epoch
+        self._time_us = time_us
+        """When the turn was decided, for facts that have no time of their own."""
+        self._wall_us = wall_us
+        self._facts: list[Fact] = []
+
+    @property
+    def next_entry(self) -> int:
+        """Index of the next frame that holds a body."""
+        return self.entry + bool(self._facts)
+
+    def add(self, decision: Decision, work: Any, body: Buffer) -> tuple[Any, ...]:
+        """All facts of one decision, in order; returns them as a replay will find them."""
+        facts = decision.facts
+        if len(facts) == 1 or not any(isinstance(fact, _STORED) for fact in facts):
+            if len(facts) == 1 and isinstance(facts[0], _STORED):
+                self.flush()
+                return (self._put(facts[0], *_body(facts[0], decision, work, body, 0)),)
+            self._facts += facts
+            return facts
+        self.flush()
+        first, place = len(self.frames), 0
+        stored = list(facts)
+        for number, fact in enumerate(facts):
+            if isinstance(fact, _STORED):
+                self.flush()
+                stored[number] = self._put(fact, *_body(fact, decision, work, body, place))
+                place += 1
+            else:
+                self._facts.append(fact)
+        self.flush()
+        for index in range(first, len(self.frames) - 1):
+            item = self.frames[index]
+            header = _with_flags(item.header, item.header.flags | frame.MORE)
+            self.frames[index] = Frame(header, frame.pack(header), item.body, item.keys)
+        return tuple(stored)
+
+    def flush(self) -> None:
+        """Lay the small facts gathered so far down as one frame."""
+        if not self._facts:
+            return
+        facts, self._facts = self._facts, []
+        body = codec.encode_facts(facts)
+        low, high = bounds(facts)
+        time_us = max(getattr(fact, "time_us", self._time_us) for fact in facts)
+        crc, epoch = frame.crc32c(body), self._leader_epoch
+        place = self.entry, low, high - low, 0, epoch, time_us
+        header = Header(frame.FACTS, 0, len(body), crc, *place, wall_us=self._wall_us)
+        self._append(header, body)
+
+    def _put(self, fact: Stored, body: Buffer, crc: int) -> Stored:
+        view = fact.view
+        kind, flags, base, span = frame.SCHEDULED, view.columns, 0, 0
+        if isinstance(fact, Appended):
+            kind, base, span = frame.DATA, fact.base_offset, view.count
+        if isinstance(fact, Staged):
+            kind, producer = frame.STAGED, (fact.attempt, 0, fact.number)
+        else:
+            producer = fact.producer_id, fact.producer_epoch, fact.producer_sequence
+            if fact.released:
+                flags |= frame.RELEASED
+        header = Header(
+            kind,
+            flags,
+            len(body),
+            crc,
+            self.entry,
+            base,
+            span,
+            view.count,
+            self._leader_epoch,
+            fact.append_time_us,
+            *producer,
+            view.timestamp_max_us,
+            self._wall_us,
+        )
+        keys = view.keys if kind == frame.DATA else None
+        self._append(header, body, None if keys is None else stored_hashes(keys))
+        if len(body) == view.nbytes:
+            return fact
+        # Rows were left out: the decision knew an upper bound of the size only.
+        return msgspec.structs.replace(fact, view=msgspec.structs.replace(view, nbytes=len(body)))
+
+    def _append(self, header: Header, body: Buffer, keys: npt.NDArray[np.uint64] | None = None) -> None:
+        self.frames.append(Frame(header, frame.pack(header), body, keys))
+        self.entry += 1
+
+
+def _body(fact: Stored, decision: Decision, work: Any, body: Buffer, place: int) -> tuple[Buffer, int]:
+    """Body and checksum of a fact that is a frame of its own, the `place`-th of its decision."""
+    rows: npt.NDArray[np.int64] | None = None
+    if isinstance(work, PublishBatch):
+        crc = work.publish.crc
+        rows = decision.late if isinstance(fact, Scheduled) else decision.keep
+    elif isinstance(work, ApplyStaged):
+        return work.bodies[place], work.crcs[place]
+    else:
+        assert isinstance(work, ReleaseDue | StageBatch)
+        crc = work.crc
+    if rows is not None:
+        body = batch.take(body, fact.view.columns, rows)
+        crc = frame.crc32c(body)
+    return body, crc
+
+
+def _with_flags(header: Header, flags: int) -> Header:
+    fields = [getattr(header, name) for name in Header.__struct_fields__]
+    fields[1] = flags
+    return Header(*fields)
+
+
+def bounds(facts: Sequence[Fact]) -> tuple[int, int]:
+    """The lowest and the highest end of the offsets that facts name; (0, 0) when one of them names none, and
+    may so concern any: by a lease, by being about a whole group, or by where the log begins."""
+    low, high = 1 << 62, 0
+    for fact in facts:
+        named = (
+            [spans for _, spans in fact.leases] if isinstance(fact, Acked) else [getattr(fact, "spans", [])]
+        )
+        for spans in named:
+            if not spans:
+                return 0, 0
+            low, high = min(low, spans[0]), max(high, spans[-1])
+    return (low, high) if 0 < high - low <= _SPAN_MAX else (0, 0)

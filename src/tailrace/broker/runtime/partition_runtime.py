@@ -1,0 +1,596 @@
+"""One partition at work: its core state, its log, its hot tail, and the replies that wait for durability.
+
+The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply,
+also a refusal, was decided on that state, so it leaves only when everything applied before it is durable.
+
+If storage fails, the speculative state is dropped at once, in this order: whoever waits is refused, the state
+and the hot tail are replaced by empty ones, then readers and consumers are woken to hear of it. Nothing is
+ever rolled back by hand, and nobody is answered from what may be gone: leases, settlements, places of groups,
+burial, releases and staged writes find nothing to go on with. After `Full` the log took the write back whole,
+so it is opened again and the state rebuilt. After anything else nobody knows what the disk has: until the
+broker is restarted, only fetches below what was synced last are answered, and everything else is refused with
+outcome `unknown`. On an `interval` topic that end may lie before messages which were acknowledged and read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.delay.delay_release import Releases
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.queue.credit_waiters import Credit
+from tailrace.broker.queue.lease_waiters import Late, Wakeups
+from tailrace.broker.runtime.assurance import Assurance, Reach
+from tailrace.broker.runtime.frame_cache import COLD_BYTES, FramesAtHand
+from tailrace.broker.runtime.framing import TurnFrames
+from tailrace.broker.runtime.hot_tail import Tail
+from tailrace.broker.runtime.maintenance import Upkeep
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.recovery import Rebuilt, rebuild
+from tailrace.broker.runtime.repair import record_loss
+from tailrace.broker.runtime.state_machines import DATA_PARTITION, MachineKind
+from tailrace.broker.runtime.turn import NOTHING, Turn, refuse
+from tailrace.core import partition as core
+from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.facts import Dying
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.topic_options import TopicOptions
+from tailrace.core.partition_clock import PartitionClock
+from tailrace.errors import Corrupt, Full, StorageFault
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
+
+__all__ = ["NOTHING", "Shard", "Turn", "refuse"]
+
+log = logging.getLogger("tailrace.shard")
+
+FULL_RETRY_US = 1_000_000
+INLINE_BYTES_MAX = 32 * 1024
+INLINE_FRAME_BYTES = 2 * 1024
+"""Small frames of many producers are written at once up to so much each, and so much together."""
+INLINE_TOGETHER_BYTES_MAX = 256 * 1024
+SLOW_WRITE_US = 10_000
+THREADS_ONLY_US = 1_000_000
+
+_ILL = frozenset((Corrupt.code, StorageFault.code))
+Item = tuple[Any, Buffer, Respond]
+"""A command (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
+
+
+class Shard:
+    """Host of one partition. All methods run on the pump's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        options: TopicOptions,
+        pump: Pump,
+        store: LogStore,
+        metrics: Metrics,
+        machine: MachineKind = DATA_PARTITION,
+        *,
+        known: bool = False,
+    ) -> None:
+        self.name = name
+        self.machine = machine
+        self.topic = topic
+        self.options = options
+        self.fault: Refusal | None = None
+        self.gone: Refusal | None = None
+        """Set when the topic was deleted: readers are told, too."""
+        self.lost: Refusal | None = None
+        """Set while there is no state to answer from, because storage failed and it was dropped."""
+        self.cut_bytes = 0
+        self.pump = pump
+        self.store = store
+        self.metrics = metrics
+        self._inbox: list[Item] = []
+        self._turns: deque[Turn] = deque()
+        self.reopening = False
+        self._closing = False
+        self._full_until_us = 0
+        self._hidden = False
+        """Whether messages that were committed cannot be read any more, because their sync failed."""
+        self._tail_bytes = options.ring_buffer_bytes
+        self._cold_bytes = COLD_BYTES
+        self.failures = 0
+        self._outstanding = 0
+        self.assurance = Assurance(self)
+        self.credit: Credit | None = None
+        """Where messages in flight are counted over all partitions; set by who gives credit."""
+        self.upkeep = Upkeep(self)
+        self.wakeups = Wakeups(self)
+        self.releases = Releases(self)
+        self.buries: Callable[[Shard], None] = lambda shard: None
+        """Called when messages of it have to go to the dead letters; set by who takes them there."""
+        self.overslept: Callable[[str, str], None] = lambda group, member: None
+        """Called with the group and the member whose lease has run out, before that is decided."""
+        self.reopened: Callable[[Shard], None] = lambda shard: None
+        """Called when it was built anew from its log and takes commands again."""
+        self.clock = PartitionClock(0, pump.clock.now_us())
+        """On what durations of this partition run."""
+        self.log: PartitionLog = self._take_log(known=known)
+        self.state: core.Partition
+        """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
+        self.tail: Tail
+        try:
+            self._adopt(self._recover(self.log))
+        except StorageFault as error:
+            # This partition cannot be opened; the others can.
+            self._adopt(Rebuilt(machine.make(options), 0, 0, fault=error.message))
+
+    # -- opening
+
+    def _take_log(self, *, known: bool) -> PartitionLog:
+        log = self.store.known_log(self.name) if known else self.store.log(self.name)
+        threads = self.pump.threads
+        log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found), error))
+        return log
+
+    def _recover(self, log: PartitionLog) -> Rebuilt:
+        """Rebuild the state from snapshot and log; may run on a storage thread."""
+        return rebuild(self.name, log, self.machine, self.options)
+
+    def _adopt(self, rebuilt: Rebuilt) -> None:
+        self.rebuilt = rebuilt
+        self.cut_bytes += rebuilt.cut_bytes
+        state = self.state = rebuilt.state
+        self.upkeep.debt = rebuilt.debt
+        self.at_hand = FramesAtHand(self, self._cold_bytes)
+        state.at_hand = self.at_hand
+        # When it is opened again, time goes on, also where the log ends before it.
+        now_us = self.pump.clock.now_us()
+        self.clock = PartitionClock(max(state.append_time_us, self.clock.time_us(now_us)), now_us)
+        self.entry = rebuilt.end_entry
+        self.assurance.opened(Reach(rebuilt.end_entry, rebuilt.end_offset, state.start_offset))
+        self._begun = rebuilt.end_entry > 0
+        self.lost = None
+        if rebuilt.fault is not None:
+            self.fault = Refusal("corrupt", rebuilt.fault, "none")
+        self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), rebuilt.end_offset)
+
+    def start(self) -> None:
+        """On the pump's thread, once it takes commands (again): set timers, take up what was left undone."""
+        if self.rebuilt.lost and self.fault is None:
+            record_loss(self)
+        if self.machine.delivers:
+            if self.credit is not None and self.fault is None:
+                self.state.queues.count_in(self.credit.flights)
+            self.wakeups.arm()
+            self.wakeups.wake_all()
+            self.buries(self)
+            self.releases.start()
+
+    # -- commands
+
+    def submit(self, work: Any, body: Buffer, respond: Respond) -> None:
+        """Queue a command for the next turn."""
+        if not self._inbox:
+            self.pump.ready(self)
+        self._inbox.append((work, body, respond))
+
+    def surely(self, respond: Respond) -> Respond:
+        """Who waits for an answer (of `submit` or `answer`) until it is synced, whatever the topic promises:
+        for moves between logs, see `broker.assurance`."""
+        return self.assurance.surely(respond)
+
+    def time_us(self) -> int:
+        """What the clock of the partition shows."""
+        return self.clock.time_us(self.pump.clock.now_us())
+
+    def turn(self, now_us: int, wall_us: int) -> None:
+        """Decide all that waits, apply it, and hand the frames to storage in one piece."""
+        if self._turns and not self._begun:
+            return  # An empty log may begin anywhere: the second turn waits until the first is in it.
+        inbox, self._inbox = self._inbox, []
+        refusal = self._closed(now_us)
+        if refusal is not None:
+            for _, _, respond in inbox:
+                respond(refusal, NOTHING)
+            return
+        turn = Turn(self, now_us)
+        try:
+            self._decide(inbox, turn, wall_us)
+        except Exception as error:
+            # A broken invariant: the state cannot be trusted any more. Whoever waits is told, and the
+            # partition takes no writes.
+            log.exception("%s: stepping down", self.name)
+            self.fail(error)
+            for _, _, respond in inbox:
+                respond(refuse(error), NOTHING)
+            return
+        try:
+            for respond, reply in turn.at_once:
+                respond(reply, NOTHING)
+        finally:  # What was applied is written, whatever becomes of the answers.
+            if turn.frames:
+                self._turns.append(turn)
+                self._write(turn)
+            else:
+                for respond, reply in turn.replies:
+                    self.answer(respond, reply)
+            self.wakeups.turned()
+
+    def answer(self, respond: Respond, reply: Reply) -> None:
+        """Say something about the state as it is now: it leaves when everything that it was built from is
+        safe."""
+        if self.lost is not None:
+            respond(self.lost, NOTHING)
+        elif self._turns:
+            self._turns[-1].replies.append((respond, reply))
+        else:
+            respond(reply, NOTHING)
+
+    def _decide(self, inbox: list[Item], turn: Turn, wall_us: int) -> None:
+        state, wakeups, time_us = self.state, self.wakeups, self.clock.time_us(turn.started_us)
+        made = TurnFrames(self.entry, state.leader_epoch, max(time_us, state.append_time_us), wall_us)
+        for work, body, respond in inbox:
+            late = type(work) is Late
+            command = work.make() if late else work
+            if command is None:
+                continue
+            state.next_entry = made.next_entry
+            decision = state.decide(command, time_us, wall_us)
+            if decision.missing is not None:
+                self.at_hand.load(decision.missing, self._again(work, body, respond))
+                continue
+            soft, reply = decision.soft, decision.reply
+            if decision.facts:
+                for fact in made.add(decision, command, body):
+                    state.apply(fact)
+                    if type(fact) is Dying:
+                        turn.dying = True
+                if not soft:
+                    turn.hard = True
+                wakeups.decided(command, decision.facts, soft)
+            if late and type(reply) is Done:
+                soft = True  # There is nothing for it: nobody relies on that.
+            if type(reply) is Refusal:
+                self.metrics.refused(reply.code)
+            (turn.at_once if soft else turn.replies).append((respond, reply))
+        made.flush()
+        self.entry = made.entry
+        turn.frames = made.frames
+        turn.start_offset = state.start_offset
+
+    def _again(self, work: Any, body: Buffer, respond: Respond) -> Callable[[Exception | None], None]:
+        """Decide again what missed a frame, once that is loaded."""
+
+        def loaded(error: Exception | None) -> None:
+            if error is None:
+                self.submit(work, body, respond)
+            else:
+                respond(self.gone or refuse(error), NOTHING)
+
+        return loaded
+
+    def _write(self, turn: Turn) -> None:
+        """Hand a turn to storage: to its threads, or, where it is a small write into memory that nothing is
+        in the way of, at once.
+
+        Waking a thread and being woken by it costs some 20 times as much as such a write. A disk that
+        cannot keep up would stall the loop in it, so after one slow write everything goes through the
+        threads for a while.
+        """
+        frames, pump = turn.frames, self.pump
+        sync = turn.synced = turn.hard and self.options.durability == "fsync"
+        size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
+        together = min(INLINE_FRAME_BYTES * len(frames), INLINE_TOGETHER_BYTES_MAX)
+        if (
+            sync
+            or size > max(INLINE_BYTES_MAX, together)
+            or self._outstanding
+            or len(self._turns) > 1
+            or turn.started_us < pump.threads_only_until_us
+            or size > self.log.room()
+        ):
+            self._outstanding += 1
+            pump.threads.append(self.log, turn.frames, sync, turn.stored)
+            return
+        error: Exception | None = None
+        try:
+            self.log.append(turn.frames, sync=False)
+        except StorageFault as fault:
+            error = fault
+        now_us = pump.clock.now_us()
+        if now_us - turn.started_us > SLOW_WRITE_US:
+            pump.threads_only_until_us = now_us + THREADS_ONLY_US
+        self._outstanding += 1
+        turn.stored(None, error)
+
+    def run_in_order(self, work: Callable[[], object], done: Callable[[Any, Exception | None], None]) -> None:
+        """Other work on the log, in order with its appends."""
+        self._outstanding += 1
+
+        def finished(result: Any, error: Exception | None) -> None:
+            self._outstanding -= 1
+            done(result, error)
+
+        self.pump.threads.run(self.log, work, finished)
+
+    def _closed(self, now_us: int) -> Refusal | None:
+        if self.fault is not None:
+            return self.fault
+        if self._closing:
+            return Refusal("unavailable", "the broker is shutting down")
+        if self.reopening or now_us < self._full_until_us:
+            return self._full()
+        return None
+
+    def _full(self) -> Refusal:
+        text = f"{self.name}: no space is left on the disk; free some, writes resume by themselves"
+        return Refusal(Full.code, text, "none", {"retry_after_ms": FULL_RETRY_US // 1000})
+
+    # -- completions
+
+    def landed(self) -> None:
+        """One piece of storage work less is under way."""
+        self._outstanding -= 1
+
+    def stored(self, turn: Turn, error: Exception | None) -> None:
+        """The oldest turn is durable, or storage failed."""
+        if error is not None:
+            self.fail(error)
+            return
+        assert self._turns[0] is turn, "a log completes its appends in order"
+        self._turns.popleft()
+        if not self._begun:
+            self._begun = True
+            self._go_on()
+        tail = self.tail
+        messages = size = data_bytes = waiting_bytes = 0
+        delayed = -1
+        for item in turn.frames:
+            size += item.size
+            if item.header.kind == frame.DATA:
+                tail.push(item)
+                data_bytes += item.size
+                messages += item.header.count
+            elif item.header.kind == frame.SCHEDULED:
+                delayed = item.header.entry
+                waiting_bytes += item.size
+            elif item.header.kind == frame.STAGED:
+                waiting_bytes += item.size
+        for respond, reply in turn.replies:
+            respond(reply, NOTHING)
+        reach = Reach(turn.frames[-1].header.entry + 1, tail.end_offset, turn.start_offset)
+        self.assurance.stored(reach, turn.synced)
+        if messages:
+            self.metrics.published(
+                self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
+            )
+            self.wakeups.committed(messages)
+        if turn.dying:
+            self.buries(self)
+        if delayed >= 0:
+            self.releases.stored(delayed)
+        data_bytes += waiting_bytes
+        self.upkeep.wrote(turn.frames, data_bytes, size)
+
+    def fail(self, error: Exception, *, outcome: str | None = None) -> None:
+        """Drop the state and refuse what waited; then rebuild it from the log, or step down when the disk
+        cannot be trusted."""
+        refusal = refuse(error)
+        if outcome is not None:
+            refusal = Refusal(refusal.code, refusal.message, outcome, refusal.details)
+        self.failures += 1
+        turns, self._turns = self._turns, deque()
+        if turns:
+            self.entry = turns[0].frames[0].header.entry
+        if isinstance(error, Full):
+            self.pump.filled()
+            self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
+            self.lost = self._full()
+            self._drop_state(self.assurance.written)
+            self._reopen()
+        elif isinstance(error, Corrupt):
+            self.damaged(error)
+            self.lost = self.fault
+            self._drop_state(self.assurance.written)
+        else:
+            self._step_down(refusal)
+        for turn in turns:
+            turn.dropped = True
+            for respond, _ in turn.replies:
+                # A refusal decided on state that is gone must not be believed either.
+                respond(refusal, NOTHING)
+        self.assurance.fail(error)
+        self._go_on()
+
+    def _step_down(self, refusal: Refusal) -> None:
+        """Nobody knows what the disk has of what was not synced: it is not shown any more."""
+        if self.fault is None:
+            advice = "this partition takes no writes until the broker is restarted"
+            text = f"{refusal.message}; {advice}, and only what was synced before can be read"
+            self.fault = Refusal(StorageFault.code, text, "unknown", refusal.details)
+        self.lost = self.fault
+        synced = self.assurance.synced
+        if synced.end_offset < self.tail.end_offset:
+            self._hidden = True
+            self.tail.clear(synced.end_offset)
+        self._drop_state(synced)
+        self.wakeups.wake_all()
+
+    def _drop_state(self, reach: Reach) -> None:
+        """Forget what is ahead of the disk: where the readable log ends and begins is all that is known."""
+        self.releases.stop()
+        self._count_out()
+        lost = self.state.lost.spans if self.machine.delivers else []
+        self.state = self.machine.make(self.options)
+        if lost:
+            self.state.lost.spans = lost
+        self.state.start_offset, self.state.end_offset = reach.start_offset, reach.end_offset
+        self.at_hand = FramesAtHand(self, self._cold_bytes)
+        self.state.at_hand = self.at_hand
+
+    def _count_out(self) -> None:
+        """What is in flight here cannot be settled, or not any more: it is nobody's credit."""
+        if self.machine.delivers:
+            self.state.queues.count_out()
+
+    def damaged(self, error: Exception) -> None:
+        """Somebody who read the log came upon damage: no more writes and no more leases, and everybody is
+        told. Reads of what is well go on."""
+        if self.damage is not None or self.gone is not None:
+            return
+        refusal = refuse(error)
+        self.fault = Refusal(Corrupt.code, refusal.message, "none", refusal.details)
+        log.error("%s/%d is quarantined: %s", self.topic, self.partition, refusal.message)
+        self.metrics.damage_found()
+        self._count_out()
+        self._go_on()
+        self.wakeups.wake_all()
+
+    def open_log(self) -> tuple[PartitionLog, Rebuilt]:
+        """Blocking: take the log anew and rebuild the state from it."""
+        log = self._take_log(known=True)
+        try:
+            return log, self._recover(log)
+        except StorageFault:
+            log.close()
+            raise
+
+    def take_over(self, log: PartitionLog, rebuilt: Rebuilt) -> bool:
+        """Go on with another opening of the log; false when the topic was deleted meanwhile."""
+        old, threads = self.log, self.pump.threads
+        self.pump.at(self.pump.clock.now_us() + FULL_RETRY_US, lambda now_us: threads.forget(old))
+        self.log = log
+        if self.gone is not None:
+            self.log.close()
+            return False
+        self._count_out()
+        self._adopt(rebuilt)
+        return True
+
+    def _go_on(self) -> None:
+        """Take up commands that waited for the first turn of an empty log."""
+        if self._inbox:
+            self.pump.ready(self)
+
+    def _reopen(self) -> None:
+        if not self.reopening:
+            self.reopening = True
+            self._open_again()
+
+    def _open_again(self) -> None:
+        def work() -> object:
+            self.log.close()
+            return self.open_log()
+
+        def done(result: Any, error: Exception | None) -> None:
+            later_us = self.pump.clock.now_us() + FULL_RETRY_US
+            if isinstance(error, Full):
+                self.pump.at(later_us, lambda now_us: self._open_again())
+                return
+            self.reopening = False
+            if error is not None:
+                self._step_down(refuse(error))
+                return
+            failed = self.fault
+            if not self.take_over(*result):
+                return
+            self.lost = failed  # A sync failed as well: what it left is looked at after a restart.
+            self.wakeups.wake_all()
+            self.pump.at(self._full_until_us, lambda now_us: self.restart())
+
+        self.upkeep.after_saving(lambda: self.run_in_order(work, done))
+
+    def restart(self) -> None:
+        """Take commands again, and let those know who rely on what was decided here."""
+        self.start()
+        self.reopened(self)
+
+    @property
+    def partition(self) -> int:
+        """Its number in the topic."""
+        return int(self.name.rpartition("/")[2])
+
+    # -- readers
+
+    @property
+    def end_offset(self) -> int:
+        """End of what is committed; only this is ever delivered."""
+        return self.tail.end_offset
+
+    @property
+    def damage(self) -> Refusal | None:
+        """Why nothing can be read behind `end_offset`: whoever comes there is told, instead of waiting for
+        what cannot be found."""
+        fault = self.fault
+        return fault if fault is not None and fault.code in _ILL else None
+
+    @property
+    def latest_offset(self) -> int:
+        """Where "latest" is for readers: the end; where messages behind it cannot be read, behind it, so that
+        whoever reads up to there is told. After a failed sync that nobody was told of as durable, nothing is
+        missing: it is the end."""
+        fault = self.damage
+        return self.end_offset + (fault is not None and (fault.code == Corrupt.code or self._hidden))
+
+    @property
+    def end_entry(self) -> int:
+        """End of the frames that are committed."""
+        return self._turns[0].frames[0].header.entry if self._turns else self.entry
+
+    def lost_at(self, offset: int) -> tuple[int, int] | None:
+        """The range around an offset whose loss was accepted."""
+        return self.state.lost.range_at(offset)
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that can be read. Messages may be overwritten before they are committed: the start
+        that is decided may lie above what is."""
+        return min(self.state.start_offset, self.tail.end_offset)
+
+    # -- upkeep
+
+    def limit_tail(self, bytes_max: int) -> None:
+        """This partition's share of the memory for hot tails."""
+        self._tail_bytes = bytes_max
+        self.tail.bytes_max = min(self.options.ring_buffer_bytes, bytes_max)
+
+    def limit_cold(self, bytes_max: int) -> None:
+        """This partition's share of the memory for frames read from the log for delivery."""
+        self._cold_bytes = self.at_hand.bytes_max = min(COLD_BYTES, bytes_max)
+
+    def reconfigure(self, options: TopicOptions) -> None:
+        """Take changed options."""
+        self.options = options
+        self.state.reconfigure(options)
+        self.limit_tail(self._tail_bytes)
+
+    def stats(self) -> LogStats:
+        """Figures of the log; its fault is the partition's, which may be one that only its state has, and it
+        ends where readers find its end."""
+        stats = self.log.stats()
+        if self.fault is None:
+            return stats
+        fault, end_offset = stats.fault or self.fault.message, min(stats.end_offset, self.end_offset)
+        return msgspec.structs.replace(stats, fault=fault, end_offset=end_offset)
+
+    def close(self, closed: Callable[[object, Exception | None], None]) -> None:
+        """Last act: snapshot what is there, then sync, mark and let go of the log."""
+        self.wakeups.stop()
+        self.releases.stop()
+        self._closing = True
+        self.upkeep.save_snapshot(lambda: self.run_in_order(lambda: self.log.close(), closed))
+
+    def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
+        """The topic was deleted: refuse everything from now on, and close the log."""
+        self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
+        self._count_out()
+        self.upkeep.after_saving(lambda: self.run_in_order(lambda: self.log.close(), closed))
+        self.wakeups.wake_all()
+
+    def forget(self) -> None:
+        """After `retire`: the storage threads need not know this log any more."""
+        self.pump.threads.forget(self.log)
+        self.assurance.forget()
+        self.upkeep.forget()

@@ -1,0 +1,1 @@
+"""Staged writes at work: staged, decided, applied on every target."""

@@ -1,0 +1,227 @@
+"""Applying decided versions of staged writes: every target appends what it holds, until all of them have.
+
+A target that fails is asked again, after longer and longer pauses, for as long as it takes: what is decided
+is never undone. A target whose topic was deleted counts as done, and only the catalog says that it was, by
+the topic's id: one that is merely unknown is waited for.
+
+A target has confirmed when what it appended is synced (`broker.assurance`); only then is the decision done,
+and forgotten with what was staged, and the writer told that it is applied. A crash before that asks every
+target again, and each knows the versions that it has applied.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tailrace.broker.groups.group_directory import Coordinators
+from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.topics import Topics
+from tailrace.core.model.commands import Reply
+from tailrace.core.model.identifiers import HAS_DELIVER_AT, BatchView, Refusal
+from tailrace.core.model.internal_commands import ApplyStaged
+from tailrace.core.publish.publish_rules import late_rows
+from tailrace.core.staged.staged_batches import attempt_number
+from tailrace.core.staged.staged_versions import FinishStaged, Target
+from tailrace.errors import NotFound
+from tailrace.format import batch
+from tailrace.format.frame import Buffer, Header, crc32c
+
+log = logging.getLogger("tailrace.staged")
+
+READ_BYTES_MAX = 128 * 1024 * 1024
+"""Memory for staged batches on their way into the log, of all targets together."""
+TARGET_BYTES_MAX = 16 * 1024 * 1024
+"""A target takes at most so much of it, however much it has: what is large stays in the pages of its file."""
+PARTED_BYTES_MAX = 8 * 1024 * 1024
+"""Of one target: batches of which some rows are due and others are not, parted in memory. Those beyond wait
+as a whole, and what is due of them is released at the next tick."""
+PAUSE_US_MIN = 100_000
+PAUSE_US_MAX = 30_000_000
+
+Place = tuple[str, int]
+Part = tuple[BatchView, int, Buffer]
+"""A batch to append: its view, checksum and body."""
+Heard = Callable[[bool], None]
+"""Told at the end of a round: whether all targets have it."""
+
+
+class _Roll:
+    """One decided version on its way to its targets."""
+
+    def __init__(self, writer: str, version: int, attempts: list[Target]) -> None:
+        self.writer = writer
+        self.version = version
+        self.todo: dict[Place, list[str]] = {}
+        for topic, partition, attempt in attempts:
+            self.todo.setdefault((topic, partition), []).append(attempt)
+        self.asked: set[Place] = set()
+        self.waiting: list[Heard] = []
+        self.pause_us = PAUSE_US_MIN
+
+
+class RollForward:
+    """All versions under way; one at a time for each writer."""
+
+    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._coordinators = coordinators
+        self._rolls: dict[str, _Roll] = {}
+        self._queue: deque[tuple[_Roll, Place]] = deque()
+        self._bytes = 0
+
+    def under_way(self, writer: str) -> bool:
+        """Whether a version of the writer is being applied, or will be after a pause."""
+        return writer in self._rolls
+
+    def begin(self, writer: str, version: int, attempts: list[Target], heard: Heard) -> None:
+        """Apply a version; when that is under way already, `heard` joins those who wait."""
+        roll = self._rolls.get(writer)
+        if roll is None:
+            roll = self._rolls[writer] = _Roll(writer, version, attempts)
+            roll.waiting.append(heard)
+            self._round(roll)
+            return
+        assert roll.version == version, "the next version waits for the last"
+        if roll.asked:
+            roll.waiting.append(heard)
+        else:
+            heard(False)  # It failed a moment ago, and waits to be tried again.
+
+    def _round(self, roll: _Roll) -> None:
+        """Ask every target that has not confirmed yet."""
+        roll.asked = set(roll.todo)
+        if not roll.asked:
+            self._ended(roll)
+            return
+        self._queue.extend((roll, place) for place in roll.todo)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._queue:
+            roll, place = self._queue[0]
+            shard = self._shard(roll, place)
+            numbers = [attempt_number(roll.writer, attempt) for attempt in roll.todo[place]]
+            size = 0 if shard is None else min(shard.state.staging.size(numbers), TARGET_BYTES_MAX)
+            if self._bytes and self._bytes + size > READ_BYTES_MAX:
+                return
+            self._queue.popleft()
+            if shard is None:
+                self._missed(roll, place)
+            elif shard.lost is not None:
+                self._heard_of(roll, place)  # What it holds is not known now: it is asked again.
+            else:
+                self._bytes += size
+                self._read(roll, place, shard, size)
+
+    def _id(self, roll: _Roll, topic: str) -> int:
+        """Which topic was meant; 0 in decisions of a release that did not note it."""
+        machine = self._coordinators.of(roll.writer)
+        last = None if machine is None else machine.staged.last(roll.writer)
+        return 0 if last is None else last.topic_ids.get(topic, 0)
+
+    def _shard(self, roll: _Roll, place: Place) -> Shard | None:
+        host = self._topics.find(place[0])
+        if host is None or self._id(roll, place[0]) not in (0, host.info.id):
+            return None
+        return host.shards[place[1]] if place[1] < len(host.shards) else None
+
+    def _missed(self, roll: _Roll, place: Place) -> None:
+        """A target is not there: it went with its topic, or it is only unknown."""
+        if self._topics.catalog.was_deleted(self._id(roll, place[0])):
+            self._confirmed(roll, place)
+            return
+        text = "%s/%d is not known: version %d of writer %r waits for it"
+        log.error(text, *place, roll.version, roll.writer)
+        self._heard_of(roll, place)
+
+    def _read(self, roll: _Roll, place: Place, shard: Shard, size: int) -> None:
+        """Read what is staged back from the log, and hand it to the partition to append."""
+        attempts, staging = roll.todo[place], shard.state.staging
+        entries: list[int] = []
+        if staging.applied_version(roll.writer) < roll.version:
+            each = [staging.entries([attempt_number(roll.writer, attempt)]) for attempt in attempts]
+            entries = [entry for found in each for entry in found]
+            if not all(each):
+                text = "%s: version %d of writer %r was decided, and its staged batches are lost"
+                log.error(text, shard.name, roll.version, roll.writer)
+        partition_log, want_keys, wall_us = shard.log, shard.options.key_index, self._pump.clock.wall_us()
+
+        def work() -> list[Part]:
+            return parted(partition_log.read_entries(entries) if entries else (), want_keys, wall_us)
+
+        def read(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                log.error("%s: staged batches cannot be read: %s", shard.name, error)
+                self._failed(roll, place, size)
+                return
+            views, crcs, bodies = ([part[at] for part in result] for at in range(3))
+            command = ApplyStaged(roll.writer, roll.version, attempts, entries, views, crcs, bodies)
+            shard.submit(command, b"", shard.surely(answered))
+
+        def answered(reply: Reply, parts: Any) -> None:
+            if isinstance(reply, Refusal) and reply.code != NotFound.code:
+                log.warning("%s: a decided version is not applied yet: %s", shard.name, reply.message)
+                self._failed(roll, place, size)
+            else:
+                self._bytes -= size
+                self._confirmed(roll, place)
+                self._advance()
+
+        self._pump.threads.read(work, read)
+
+    def _confirmed(self, roll: _Roll, place: Place) -> None:
+        del roll.todo[place]
+        self._heard_of(roll, place)
+
+    def _failed(self, roll: _Roll, place: Place, size: int) -> None:
+        self._bytes -= size
+        self._heard_of(roll, place)
+        self._advance()
+
+    def _heard_of(self, roll: _Roll, place: Place) -> None:
+        roll.asked.discard(place)
+        if not roll.asked:
+            self._ended(roll)
+
+    def _ended(self, roll: _Roll) -> None:
+        """A round is over: tell the coordinator that it is done, or try what is left again."""
+        done = not roll.todo
+        if done:
+            del self._rolls[roll.writer]
+            # If this is lost, it is all asked for again, and every target says that it has it.
+            finish = FinishStaged(roll.writer, roll.version)
+            self._coordinators.submit(roll.writer, finish, lambda reply, parts: None)
+        else:
+            self._pump.at(self._pump.clock.now_us() + roll.pause_us, lambda now_us: self._round(roll))
+            roll.pause_us = min(2 * roll.pause_us, PAUSE_US_MAX)
+        waiting, roll.waiting = roll.waiting, []
+        for heard in waiting:
+            heard(done)
+
+
+def parted(frames: Iterable[tuple[Header, Buffer]], want_keys: bool, wall_us: int) -> list[Part]:
+    """Staged batches as they are appended: one of which only some rows are due yet comes in two parts, first
+    the rows that go on to wait."""
+    parts: list[Part] = []
+    room = PARTED_BYTES_MAX
+    for header, body in frames:
+        delayed = bool(header.columns & HAS_DELIVER_AT)
+        view = batch.view_of(header, body, want_keys, want_ids=delayed)
+        late = late_rows(view, wall_us)
+        if late is None or late.all() or header.length > room:
+            parts.append((view, header.body_crc, body))
+            continue
+        room -= header.length
+        for rows in (np.flatnonzero(late), np.flatnonzero(~late)):
+            piece = batch.take(body, header.columns, rows)
+            part = msgspec.structs.replace(view.take(rows), nbytes=len(piece))
+            parts.append((part, crc32c(piece), piece))
+    return parts

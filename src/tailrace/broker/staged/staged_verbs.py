@@ -1,0 +1,303 @@
+"""Staged writes in the shell: stage, decide, abort; and rolling decided versions forward, whatever crashes.
+
+    DecideStaged: every target checks that the attempts are there ──▶ one fact on the writer's coordinator
+        ──▶ each target appends them (`RollForward`) ──▶ the coordinator is told that all of them have
+
+Each arrow waits for a sync, whatever the targets' topics promise (`broker.assurance`): what a decision names
+is synced before it is decided, and what was appended before the decision is done.
+
+An attempt is dropped (aborted, lost, too old) only when no decision names it. Decisions are made on another
+partition than the one that stores it, so: what a decision under way names is *guarded* from before it is
+checked; what a decision names that was made is known to the coordinator until it is applied; and as long as a
+coordinator is not well, nothing of its writers is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.gateway import Verb
+from tailrace.broker.groups.group_directory import Coordinators
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import error_of
+from tailrace.broker.staged.staged_apply import RollForward
+from tailrace.broker.topics import Topics
+from tailrace.core.groups.coordinator import TOPIC, home_of
+from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import CheckStaged, DropStaged, StageBatch
+from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, Stage, StagedDecision
+from tailrace.core.staged.staged_batches import attempt_number
+from tailrace.core.staged.staged_versions import ChooseStaged, Settled, Target, malformed, targets_of
+from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
+from tailrace.format import frame
+from tailrace.format.frame import Buffer
+from tailrace.format.small import measure
+from tailrace.ports import Respond
+
+log = logging.getLogger("tailrace.staged")
+
+UPKEEP_US = 60_000_000
+
+Place = tuple[str, int]
+
+
+class StagedWrites:
+    """Answers `Stage`, `DecideStaged` and `AbortStaged`."""
+
+    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+        self.verbs: dict[type[Any], Verb] = {
+            Stage: self._stage,
+            DecideStaged: self._decide,
+            AbortStaged: self._abort,
+        }
+        self._topics = topics
+        self._pump = pump
+        self._coordinators = coordinators
+        self._guarded: Counter[int] = Counter()
+        self._rolls = RollForward(topics, pump, coordinators)
+
+    def start(self) -> None:
+        """Take up what was decided before the broker ended, and look after the rest from now on."""
+        self.resume()
+        self._pump.every(UPKEEP_US, self._upkeep)
+
+    def _upkeep(self, now_us: int) -> None:
+        self.resume()
+        self.expire()
+
+    # -- where things are
+
+    def _require_well(self, writer: str) -> None:
+        """Raise what its storage failed with, or `Unavailable`, while the coordinator of a writer cannot say
+        what it decided."""
+        shards = self._coordinators.shards()
+        lost = self._coordinators.lost(writer)
+        if lost is not None:
+            raise error_of(lost)
+        if shards and not _well(shards[home_of(writer)]):
+            raise Unavailable(f"the coordinator of writer {writer!r} takes no writes now")
+
+    def _last(self, writer: str) -> Settled | None:
+        coordinator = self._coordinators.of(writer)
+        return None if coordinator is None else coordinator.staged.last(writer)
+
+    def _target(self, topic: str, partition: int) -> Shard:
+        shards = self._topics.get(topic).shards
+        if not 0 <= partition < len(shards):
+            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
+        return shards[partition]
+
+    # -- verbs
+
+    def _stage(self, request: Stage, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shard = self._target(request.topic, request.partition)
+        if frame.crc32c(body) != request.crc:
+            raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
+        view = measure(body, request.columns, want_keys=shard.options.key_index)
+        work = StageBatch(request.writer, request.attempt, view, request.crc, request.number)
+        shard.submit(work, body, respond)
+
+    def _decide(self, request: DecideStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
+        problem = malformed(request)
+        if problem is not None:
+            respond(problem, NOTHING)
+            return
+        self._require_well(request.writer)
+        numbers = _numbers(request.writer, targets_of(request.attempts, request.grouped))
+        self._guarded.update(numbers)
+
+        def over(reply: Reply) -> None:
+            self._unguard(numbers)
+            respond(reply, NOTHING)
+
+        try:
+            if self._is_old(request):
+                self._choose(request, over)
+            else:
+                self._check(request, over)
+        except TailraceError:
+            self._unguard(numbers)
+            raise
+
+    def _unguard(self, numbers: list[int]) -> None:
+        self._guarded.subtract(numbers)
+        for number in numbers:
+            if self._guarded[number] <= 0:
+                del self._guarded[number]
+
+    def _is_old(self, request: DecideStaged) -> bool:
+        """Whether there is a decision that answers the request."""
+        last = self._last(request.writer)
+        return last is not None and request.version <= last.version
+
+    def _check(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
+        """Ask every target whether it has what it is said to have, durably; then decide."""
+        targets = targets_of(request.attempts, request.grouped)
+        batches = request.batches or [-1] * len(targets)
+        numbers = _numbers(request.writer, targets)
+        work: dict[Place, CheckStaged] = {}
+        for (topic, partition, _), number, count in zip(targets, numbers, batches, strict=True):
+            check = work.setdefault((topic, partition), CheckStaged([], []))
+            check.attempts.append(number)
+            check.batches.append(count)
+
+        def checked(problem: Refusal | None) -> None:
+            lost = self._coordinators.lost(request.writer)
+            # While the targets were asked, the same request may have come a second time, and been served.
+            if lost is not None:
+                over(lost)
+            elif problem is None or self._is_old(request):
+                self._choose(request, over)
+            else:
+                over(problem)
+
+        _on_each([(self._target(*place), check) for place, check in work.items()], checked)
+
+    def _choose(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
+        """Let the coordinator decide; the winner is answered when the targets have it."""
+        writer = request.writer
+
+        def decided(reply: Reply, parts: Any) -> None:
+            if not isinstance(reply, StagedDecision):
+                over(reply)
+                return
+            answer, winners = reply, targets_of(reply.attempts, reply.grouped)
+            last = self._last(writer)
+            applied = last is None or last.version != reply.version or last.done
+            if reply.won and not applied:
+                self._rolls.begin(
+                    writer,
+                    reply.version,
+                    winners,
+                    lambda done: over(msgspec.structs.replace(answer, applied=done)),
+                )
+                return
+            over(msgspec.structs.replace(answer, applied=applied))
+            if not reply.won:
+                self._drop(writer, set(targets_of(request.attempts, request.grouped)) - set(winners))
+
+        topics = {topic for topic, _, _ in targets_of(request.attempts, request.grouped)}
+        hosts = [host for topic in sorted(topics) if (host := self._topics.find(topic)) is not None]
+        ids = {host.info.name: host.info.id for host in hosts}
+        self._coordinators.submit(writer, ChooseStaged(request, ids), decided)
+
+    def _abort(self, request: AbortStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
+        problem = malformed(DecideStaged(request.writer, 0, request.attempts, grouped=request.grouped))
+        if problem is not None:
+            respond(problem, NOTHING)
+            return
+        self._require_well(request.writer)
+        dropped = targets_of(request.attempts, request.grouped)
+        self._drop(request.writer, dropped, lambda refusal: respond(refusal or Done(), NOTHING))
+
+    # -- dropping
+
+    def _drop(
+        self,
+        writer: str,
+        attempts: Iterable[Target],
+        over: Callable[[Refusal | None], None] = lambda refusal: None,
+    ) -> None:
+        """Drop attempts of a writer, but for those that a decision names, made or under way."""
+        last = self._last(writer)
+        kept = set(self._guarded)
+        if last is not None and not last.done:
+            kept.update(_numbers(writer, last.targets))
+        work: dict[Place, DropStaged] = {}
+        for topic, partition, attempt in attempts:
+            number = attempt_number(writer, attempt)
+            if number not in kept:
+                work.setdefault((topic, partition), DropStaged([])).attempts.append(number)
+        targets = []
+        for place, drop in work.items():
+            try:
+                targets.append((self._target(*place), drop))
+            except NotFound:
+                continue  # What was staged there went with the topic.
+        _on_each(targets, over)
+
+    def expire(self) -> None:
+        """Drop what nobody decided within the time to live of staged batches; not while somebody may have,
+        and cannot be asked."""
+        if not all(_well(shard) for shard in self._coordinators.shards()) or self._topics.kept_of(TOPIC):
+            return
+        kept: set[int] | None = None
+        for shard in self._topics.shards():
+            if not shard.machine.delivers or not _well(shard):
+                continue
+            old = shard.state.staging.expired(shard.time_us())
+            if not old:
+                continue
+            if kept is None:
+                kept = self._decided()
+            gone = [number for number in old if number not in kept]
+            if gone:
+                log.info("%s: %d staged attempts that nobody decided are dropped", shard.name, len(gone))
+                shard.submit(DropStaged(gone), b"", lambda reply, parts: None)
+
+    def _decided(self) -> set[int]:
+        """Attempts that some decision names, made or under way."""
+        decided = set(self._guarded)
+        for _, coordinator in self._coordinators.machines():
+            for writer, last in coordinator.staged.pending():
+                decided.update(_numbers(writer, last.targets))
+        return decided
+
+    # -- rolling forward
+
+    def resume(self) -> None:
+        """Roll forward every decision that is not applied everywhere and that nobody is at."""
+        for shard, coordinator in self._coordinators.machines():
+            if not _well(shard):
+                continue
+            for writer, last in coordinator.staged.pending():
+                if not self._rolls.under_way(writer):
+                    # Asked again only to hear of it when it is durable.
+                    again = DecideStaged(writer, last.version, last.attempts, grouped=last.grouped)
+                    self._coordinators.submit(writer, again, self._resumed(writer))
+
+    def _resumed(self, writer: str) -> Respond:
+        def decided(reply: Reply, parts: Any) -> None:
+            last = self._last(writer)
+            if isinstance(reply, StagedDecision) and last is not None and not last.done:
+                winners = targets_of(reply.attempts, reply.grouped)
+                self._rolls.begin(writer, reply.version, winners, lambda done: None)
+
+        return decided
+
+
+def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], None]) -> None:
+    """Give each partition its command; `over` hears of it when all have synced, and of the first refusal."""
+    waiting = len(work)
+    problem: Refusal | None = None
+
+    def answered(reply: Reply, parts: Any) -> None:
+        nonlocal waiting, problem
+        if isinstance(reply, Refusal):
+            problem = problem or reply
+        waiting -= 1
+        if not waiting:
+            over(problem)
+
+    for shard, command in work:
+        shard.submit(command, b"", shard.surely(answered))
+    if not work:
+        over(None)
+
+
+def _well(shard: Shard) -> bool:
+    return shard.fault is None and not shard.reopening
+
+
+def _numbers(writer: str, attempts: Iterable[Target]) -> list[int]:
+    names = [attempt for _, _, attempt in attempts]
+    numbers = {name: attempt_number(writer, name) for name in set(names)}
+    return [numbers[name] for name in names]

@@ -1,0 +1,482 @@
+"""The topics that a node hosts: the catalog, its changes one by one, and the shards behind each."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.delay.delay_release import NEAR_BYTES, NEAR_BYTES_TOTAL
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.runtime.frame_cache import COLD_BYTES_TOTAL
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.state_machines import COORDINATOR, DATA_PARTITION
+from tailrace.core.groups import coordinator as groups
+from tailrace.core.model import catalog as core
+from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.inventory import Kept, Step, TopicCard, take_stock
+from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault
+from tailrace.ports import Coordinator, LogStore, Respond, TopicFolders
+
+log = logging.getLogger("tailrace.topics")
+TopicChange = CreateTopic | AlterTopic | DeleteTopic
+Change = TopicChange | core.Removal
+
+TOPICS_AT_ONCE = 64
+"""New topics that wait for each other's syncs."""
+
+TAIL_BYTES_TOTAL = 48 * 1024 * 1024
+"""Memory for the hot tails of all partitions together; each gets its share of it, up to its own
+`ring_buffer_bytes`.
+"""
+
+
+class TopicHost(msgspec.Struct):
+    """A topic at work."""
+
+    info: core.TopicEntry
+    shards: list[Shard]
+
+
+class Making(msgspec.Struct):
+    """A change of one topic under way: the catalog that has it, who asked, and the new partitions."""
+
+    catalog: core.Catalog
+    entry: core.TopicEntry
+    request: TopicChange
+    respond: Respond
+    internal: bool
+    shards: list[Shard] = []
+
+
+class Topics:
+    """All topics of this node. Changes run one at a time, off the loop, and are visible once they are
+    durable; new topics that wait together are one change.
+    """
+
+    def __init__(
+        self,
+        stores: dict[str, LogStore],
+        coordinator: Coordinator,
+        pump: Pump,
+        metrics: Metrics,
+        *,
+        defaults: dict[str, Any],
+    ) -> None:
+        self._stores = stores
+        self._defaults = defaults
+        self._coordinator = coordinator
+        self._pump = pump
+        self._metrics = metrics
+        self._hosts: dict[str, TopicHost] = {}
+        self._changes: deque[tuple[Change, Respond, bool]] = deque()
+        self._changing = False
+        self._shares = 0
+        """Partitions among which memory is shared, rounded up."""
+        self._alone = 0
+        """So many of the next changes are made each by itself."""
+        self._retired: list[Shard] = []
+        self.catalog = core.Catalog()
+        self.kept: list[Kept] = []
+        """Folders that neither the catalog nor an intent explains: nobody touches them."""
+        self.opened: Callable[[Shard], None] = lambda shard: None
+        """Called for every partition that is added while the broker runs."""
+        self.trouble: Callable[[], str | None] = lambda: None
+        """What is wrong with the node as a whole, and so with every partition."""
+        self.changed: Callable[[str], None] = lambda name: None
+        """Called when a topic was created, altered or deleted."""
+
+    def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
+        """Recover every partition of the catalog; blocking, before the node takes requests. Raises `Corrupt`
+        when there are topics and no catalog."""
+        self._load()
+        for removal in self.catalog.removing:
+            try:
+                self.catalog = self._remove(self.catalog, removal)
+            except StorageFault as error:
+                log.error("a deleted topic cannot be removed, it is tried again at the next start: %s", error)
+        self._take_stock()
+        total = sum(entry.options.partitions for entry in self.catalog.topics.values())
+        count = 0
+        for entry in self.catalog.topics.values():
+            shards = []
+            for partition in range(entry.options.partitions):
+                shards.append(self._shard(entry, partition, known=True))
+                count += 1
+                progress(f"{entry.name}/{partition}", count, total)
+            self._hosts[entry.name] = TopicHost(entry, shards)
+        self._share_tails()
+
+    def _load(self) -> None:
+        catalog = self._coordinator.load()
+        if catalog is None:
+            found = [state.folder for folders in self._folders() for state in folders.survey()]
+            if found:
+                raise Corrupt(
+                    f"the catalog is missing, and there are {len(found)} topic folders, such as {found[0]}: "
+                    "restore it from a backup, or rebuild it with `tailrace log rebuild-catalog DATA`"
+                )
+            # From now on a missing catalog is a lost one.
+            catalog = core.Catalog()
+            self._coordinator.save(catalog)
+        self.catalog = catalog
+
+    def _folders(self) -> list[TopicFolders]:
+        return [store.folders for store in self._stores.values() if store.folders is not None]
+
+    def _take_stock(self) -> None:
+        """Finish or undo what intents explain, and name what nothing explains."""
+        for folders in self._folders():
+            stock = take_stock(self.catalog, folders.survey())
+            for note in stock.notes:
+                log.warning("%s", note)
+            if stock.catalog is not self.catalog:
+                self._coordinator.save(stock.catalog)
+                self.catalog = stock.catalog
+            self.kept += stock.kept
+            for step in stock.steps:
+                try:
+                    self._do(folders, step)
+                except StorageFault as error:
+                    log.error("%s; it is tried again at the next start", error)
+        for kept in self.kept:
+            log.error("%s", kept_text(kept))
+
+    def _do(self, folders: TopicFolders, step: Step) -> None:
+        if step.act == "confirm":
+            folders.confirm(step.folder)
+        elif step.act == "withdraw":
+            folders.withdraw(step.folder)
+        elif step.act == "discard":
+            folders.discard(step.folder)
+        else:
+            entry = next(entry for entry in self.catalog.topics.values() if entry.folder == step.folder)
+            folders.intend(TopicCard(entry, self.catalog.sequence))
+            folders.confirm(step.folder)
+
+    def _shard(self, entry: core.TopicEntry, partition: int, *, known: bool) -> Shard:
+        store = self._stores[entry.options.storage]
+        name = f"{entry.folder}/{partition}"
+        machine = COORDINATOR if entry.name == groups.TOPIC else DATA_PARTITION
+        shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics, machine, known=known)
+        if shard.fault is not None:
+            log.error("%s/%d is quarantined: %s", entry.name, partition, shard.fault.message)
+        elif shard.cut_bytes:
+            log.warning("%s/%d: cut a torn tail of %d bytes", entry.name, partition, shard.cut_bytes)
+        return shard
+
+    def _share_tails(self, new: Iterable[Shard] = ()) -> None:
+        """Give every partition its share of memory, or only the new ones, as long as that is the same: shares
+        change with every sixteenth of the partitions, so that making many topics does not look at all of them
+        each time."""
+        count = sum(len(host.shards) for host in self._hosts.values() if host.shards[0].machine.delivers)
+        step = 1 << max(count.bit_length() - 4, 0)
+        shares = -(-count // step) * step
+        for shard in new if shares == self._shares else self.shards():
+            if shard.machine.delivers:
+                shard.limit_tail(TAIL_BYTES_TOTAL // shares)
+                shard.limit_cold(COLD_BYTES_TOTAL // shares)
+                shard.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // shares)
+        self._shares = shares
+
+    def shards(self) -> Iterator[Shard]:
+        """Every partition of this node."""
+        for host in self._hosts.values():
+            yield from host.shards
+
+    def hosts(self) -> Iterator[TopicHost]:
+        """Every topic of this node."""
+        yield from self._hosts.values()
+
+    def get(self, name: str) -> TopicHost:
+        """A topic of the users by name; raises `NotFound`, or `Denied` for an internal one."""
+        host = self.find(name)
+        if host is None:
+            raise NotFound(f"there is no topic {name!r}", topic=name)
+        if not host.shards[0].machine.delivers:
+            raise Denied(f"topic {name!r} is internal", topic=name)
+        return host
+
+    def find(self, name: str) -> TopicHost | None:
+        """Any topic by name, internal ones too."""
+        return self._hosts.get(name)
+
+    def kept_of(self, name: str) -> Kept | None:
+        """The data of a topic of that name which the catalog does not know."""
+        return next((kept for kept in self.kept if kept.topic == name and name not in self._hosts), None)
+
+    def storage(self) -> str:
+        """Where the broker keeps what is its own: in files, where it has any."""
+        return "file" if "file" in self._stores else "memory"
+
+    def listing(self, prefix: str, internal: bool) -> TopicList:
+        """Topics by name, without the state of their partitions."""
+        names = sorted(n for n in self._hosts if n.startswith(prefix) and (internal or not n.startswith("_")))
+        return TopicList([self._info(self._hosts[name].info) for name in names])
+
+    def describe(self, name: str) -> TopicInfo:
+        """A topic with the state of its partitions."""
+        host = self.find(name)
+        if host is None:
+            raise NotFound(f"there is no topic {name!r}", topic=name)
+        rows: list[dict[str, Any]] = []
+        for partition, shard in enumerate(host.shards):
+            stats = shard.stats()
+            rows.append(
+                {
+                    "partition": partition,
+                    "start_offset": shard.start_offset,
+                    "end_offset": shard.end_offset,
+                    "bytes": stats.bytes,
+                    "segments": stats.segments,
+                    "fault": self.trouble() if shard.fault is None else shard.fault.message,
+                }
+            )
+        return self._info(host.info, rows)
+
+    @staticmethod
+    def _info(
+        entry: core.TopicEntry, rows: list[dict[str, Any]] | None = None, created: bool = False
+    ) -> TopicInfo:
+        return TopicInfo(entry.name, entry.id, msgspec.structs.asdict(entry.options), rows or [], created)
+
+    # -- changes
+
+    def change(self, request: Change, respond: Respond, *, internal: bool = False) -> None:
+        """Queue a change of the catalog; the broker's own topics change only with `internal`."""
+        self._changes.append((request, respond, internal))
+        self._next()
+
+    def _next(self) -> None:
+        while self._changes and not self._changing:
+            self._begin(*self._changes.popleft())
+
+    def _begin(self, request: Change, respond: Respond, internal: bool) -> None:
+        """Do a change on a storage thread, unless it is refused or changes nothing."""
+        if isinstance(request, core.Removal):
+            removal = request
+            self._changing = True
+            self._pump.threads.run(self, lambda: self._remove(self.catalog, removal), self._removed)
+            return
+        making = self._decided(self.catalog, request, respond, internal)
+        if making is None:
+            return
+        self._changing = True
+        made = [making]
+        if isinstance(request, CreateTopic):
+            made += self._others(making)
+        self._pump.threads.run(self, lambda: self._prepare(made), self._finisher(made))
+
+    def _others(self, first: Making) -> list[Making]:
+        """New topics that wait behind one: they are made with it, so that they share its syncs. Whoever asks
+        for a topic that is about to be made waits until it is there."""
+        names, made = {first.entry.name}, [first]
+        while self._changes and len(made) < TOPICS_AT_ONCE and not self._alone:
+            request, respond, internal = self._changes[0]
+            if not isinstance(request, CreateTopic) or request.name in names:
+                break
+            self._changes.popleft()
+            making = self._decided(made[-1].catalog, request, respond, internal)
+            if making is not None:
+                names.add(request.name)
+                made.append(making)
+        self._alone = max(self._alone - 1, 0)
+        return made[1:]
+
+    def _decided(
+        self, catalog: core.Catalog, request: TopicChange, respond: Respond, internal: bool
+    ) -> Making | None:
+        """The change of a catalog; None when that was all, and the answer has left."""
+        asked = request
+        if isinstance(request, CreateTopic) and not internal:
+            request = CreateTopic(request.name, self._with_defaults(request.options), request.if_missing)
+        outcome = core.change(catalog, request, self._pump.clock.wall_us(), internal=internal)
+        if isinstance(outcome, Refusal):
+            respond(outcome, NOTHING)
+            return None
+        after, entry = outcome
+        if after is catalog:
+            respond(self._info(entry), NOTHING)
+            return None
+        kept = self.kept_of(entry.name) if isinstance(request, CreateTopic) else None
+        if kept is not None:
+            respond(Refusal(Corrupt.code, kept_text(kept), "none", {"folder": kept.folder}), NOTHING)
+            return None
+        return Making(after, entry, asked, respond, internal)
+
+    def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What the request does not say is taken from the node's configuration, then from Tailrace's own."""
+        defaults = dict(self._defaults)
+        if "storage" in options and "durability" not in options:
+            defaults.pop("durability", None)  # It was chosen for another kind of storage.
+        return {**defaults, **options}
+
+    def _prepare(self, made: list[Making]) -> object:
+        """On a storage thread: note the intents, make the new logs, store the catalog, confirm; all of it or
+        nothing."""
+        catalog = made[-1].catalog
+        if isinstance(made[0].request, DeleteTopic):
+            self._coordinator.save(catalog)
+            return catalog
+        for making in made:
+            self._refuse_leftovers(making)
+        try:
+            for folders, kept in self._by_folders(made):
+                folders.intend(*(TopicCard(making.entry, catalog.sequence) for making in kept))
+                new = [name for making in kept for name in self._new_logs(making)]
+                if new:
+                    folders.lay_out(*new)
+            for making in made:
+                for partition in range(self._have(making.entry), making.entry.options.partitions):
+                    making.shards.append(self._shard(making.entry, partition, known=False))
+            self._coordinator.save(catalog)
+            for folders, kept in self._by_folders(made):
+                folders.confirm(*(making.entry.folder for making in kept))
+        except Exception as error:
+            self._undo(made, error)
+            raise
+        return catalog
+
+    def _have(self, entry: core.TopicEntry) -> int:
+        host = self._hosts.get(entry.name)
+        return 0 if host is None else len(host.shards)
+
+    def _new_logs(self, making: Making) -> list[str]:
+        entry = making.entry
+        return [f"{entry.folder}/{number}" for number in range(self._have(entry), entry.options.partitions)]
+
+    def _by_folders(self, made: list[Making]) -> Iterator[tuple[TopicFolders, list[Making]]]:
+        """The changes by the engine that has their folders."""
+        for name, store in self._stores.items():
+            kept = [making for making in made if making.entry.options.storage == name]
+            if store.folders is not None and kept:
+                yield store.folders, kept
+
+    def _refuse_leftovers(self, making: Making) -> None:
+        """Folders that are there already belong to somebody else: they are never taken for new ones."""
+        folders = self._stores[making.entry.options.storage].folders
+        if folders is None:
+            return
+        for folder in self._new_logs(making) if self._have(making.entry) else [making.entry.folder]:
+            if folders.exists(folder):
+                raise Corrupt(f"{folder} is there already, and the catalog does not know it", outcome="none")
+
+    def _undo(self, made: list[Making], cause: Exception) -> None:
+        """Take back changes that failed, in the order that a crash may cut: the catalog, then the folders.
+        Whatever of that fails is done at the next start, as the intents say."""
+        try:
+            if not isinstance(cause, StorageFault) or cause.outcome != "none":
+                self._coordinator.save(self.catalog)  # Nobody knows whether the other one was stored.
+            for making in made:
+                entry = making.entry
+                store = self._stores[entry.options.storage]
+                for name in self._new_logs(making):
+                    store.remove(name)
+                if store.folders is not None and entry.name not in self._hosts:
+                    if store.folders.exists(entry.folder):
+                        store.folders.discard(entry.folder)
+                elif store.folders is not None:
+                    store.folders.withdraw(entry.folder)
+        except StorageFault as error:
+            names = ", ".join(repr(making.entry.name) for making in made)
+            log.error("topic %s: a failed change could not be taken back yet: %s", names, error)
+
+    def _finisher(self, made: list[Making]) -> Callable[[Any, Exception | None], None]:
+        def finish(result: Any, error: Exception | None) -> None:
+            self._changing = False
+            if error is not None:
+                self._failed(made, error)
+            else:
+                self.catalog = result
+                replies = [self._install(making.entry, making.request, making.shards) for making in made]
+                self._share_tails(shard for making in made for shard in making.shards)
+                for making, reply in zip(made, replies, strict=True):
+                    for shard in making.shards:
+                        self.opened(shard)
+                    making.respond(reply, NOTHING)
+                    self.changed(making.entry.name)
+            self._next()
+
+        return finish
+
+    def _failed(self, made: list[Making], error: Exception) -> None:
+        """Nothing was changed. Of topics that were to be made together, each is tried by itself: what is
+        wrong with one does not concern the others."""
+        newest = made[-1].entry
+        log.error("change of topic %r failed: %s", newest.name, error)
+        if isinstance(error, Full):
+            self._pump.filled()
+        if isinstance(made[0].request, CreateTopic):  # Its folder may still be there: the id is spent.
+            next_id = max(self.catalog.next_id, newest.id + 1)
+            self.catalog = msgspec.structs.replace(self.catalog, next_id=next_id)
+        if len(made) == 1:
+            made[0].respond(refuse(error), NOTHING)
+            return
+        self._changes.extendleft((each.request, each.respond, each.internal) for each in reversed(made))
+        self._alone = len(made)
+
+    def _install(self, entry: core.TopicEntry, request: Change, shards: list[Shard]) -> Reply:
+        host = self._hosts.get(entry.name)
+        if isinstance(request, DeleteTopic):
+            assert host is not None
+            del self._hosts[entry.name]
+            self._metrics.forget(entry.name)
+            self._drop(host)
+        elif host is None:
+            self._hosts[entry.name] = TopicHost(entry, shards)
+        else:
+            host.info = entry
+            host.shards += shards
+            for shard in host.shards:
+                shard.reconfigure(entry.options)
+        return self._info(entry, created=isinstance(request, CreateTopic))
+
+    def _drop(self, host: TopicHost) -> None:
+        """Close the logs of a deleted topic in their own order, then remove them."""
+        waiting = len(host.shards)
+        folder = host.info.folder
+        removal = next(removal for removal in self.catalog.removing if removal.folder == folder)
+
+        def closed(result: object, error: Exception | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                self._retired += host.shards
+                self.change(removal, lambda reply, parts: None)
+
+        for shard in host.shards:
+            shard.retire(closed)
+
+    def _remove(self, catalog: core.Catalog, removal: core.Removal) -> core.Catalog:
+        """Blocking: delete the data of a deleted topic; returns the catalog, stored, without it."""
+        store = self._stores[removal.storage]
+        for partition in range(removal.partitions):
+            store.remove(f"{removal.folder}/{partition}")
+        store.remove(removal.folder)
+        catalog = core.removed(catalog, removal.folder)
+        self._coordinator.save(catalog)
+        return catalog
+
+    def _removed(self, result: Any, error: Exception | None) -> None:
+        self._changing = False
+        for shard in self._retired:
+            shard.forget()
+        self._retired.clear()
+        if error is None:
+            self.catalog = result
+        else:
+            log.error("removing a deleted topic failed, it is tried again at the next start: %s", error)
+        self._next()
+
+
+def kept_text(kept: Kept) -> str:
+    """What is said about a folder that nothing explains."""
+    return (
+        f"{kept.folder} holds data, and {kept.why}: it is kept and not used; register it with "
+        "`tailrace log rebuild-catalog DATA`, or move it away"
+    )

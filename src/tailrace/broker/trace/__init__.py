@@ -1,0 +1,1 @@
+"""Reading what happened: traces of messages, and facts for analysis elsewhere."""

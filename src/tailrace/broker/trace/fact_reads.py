@@ -1,0 +1,92 @@
+"""Facts out of the log: what happened to the messages of a partition, for those who analyse it elsewhere.
+
+The log is walked on a reader thread, headers first, a bounded piece at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.broker.gateway import Verb
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.read_queue import ReadTurns, Work
+from tailrace.broker.runtime.turn import error_of
+from tailrace.broker.topics import Topics
+from tailrace.core.model.queue_commands import FactsRead, ReadFacts
+from tailrace.errors import Corrupt, InvalidRequest, NotFound
+from tailrace.format import frame
+from tailrace.format.frame import Buffer, Frame
+from tailrace.ports import PartitionLog, Respond
+
+WAITING_MAX = 256
+BYTES_MAX = 8 * 1024 * 1024
+APPENDED_MAX = 10_000
+"""Data frames that one answer tells of: they travel in its head."""
+FRAMES_MAX = 20_000
+"""Frames that are looked at for one answer."""
+
+Piece = tuple[int, bool, list[tuple[int, int, int, int]], list[Buffer]]
+"""Where the next piece begins and whether there is one, the data frames passed, and facts frames in parts."""
+
+
+class FactReading:
+    """Answers `ReadFacts`."""
+
+    def __init__(self, topics: Topics, pump: Pump) -> None:
+        self.verbs: dict[type[Any], Verb] = {ReadFacts: self._read}
+        self._topics = topics
+        self._turns = ReadTurns(pump, "readers of facts", WAITING_MAX, retry_after_ms=100)
+
+    def _read(self, request: ReadFacts, body: Buffer, respond: Respond, gate: Gate) -> None:
+        shards = self._topics.get(request.topic).shards
+        if not 0 <= request.partition < len(shards):
+            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}, not {request.partition}"
+            raise NotFound(text)
+        if not shards[request.partition].machine.delivers:
+            raise InvalidRequest(f"topic: {request.topic!r} is the broker's own, and has no messages")
+        if request.bytes_max < 1 or request.entry < 0:
+            raise InvalidRequest("bytes_max: at least 1; entry: 0 or more")
+        self._turns.add(lambda: self._begin(request), respond)
+
+    def _begin(self, request: ReadFacts) -> Work:
+        shard = self._topics.get(request.topic).shards[request.partition]
+        if shard.lost is not None:
+            raise error_of(shard.lost)
+        log, end_entry, groups = shard.log, shard.end_entry, shard.state.queues.numbers()
+        damage = shard.damage
+        bytes_max = min(request.bytes_max, BYTES_MAX)
+
+        def work() -> tuple[FactsRead, list[Buffer]]:
+            entry = request.entry
+            if request.from_us > 0:
+                entry = max(entry, log.entry_at(request.from_us))
+            found = facts_from(log, min(entry, end_entry), end_entry, bytes_max)
+            next_entry, more, appended, parts = found
+            if damage is not None and not more:
+                if not (parts or appended):
+                    raise Corrupt(damage.message)
+                # There seems to be more, so that who reads on comes to the damage.
+                return FactsRead(next_entry, next_entry + 1, groups, appended), parts
+            return FactsRead(next_entry, end_entry if more else next_entry, groups, appended), parts
+
+        return work
+
+
+def facts_from(log: PartitionLog, entry: int, end: int, bytes_max: int) -> Piece:
+    """One piece of a log of at least one frame, or all there is; blocking."""
+    appended: list[tuple[int, int, int, int]] = []
+    parts: list[Buffer] = []
+    size = frames = 0
+    for header, read in log.scan(entry, end):
+        if header.kind == frame.FACTS:
+            if size and size + header.size > bytes_max:
+                return header.entry, True, appended, parts
+            size += header.size
+            parts += Frame(header, frame.pack(header), read()).parts()
+        elif header.kind == frame.DATA:
+            appended.append((header.entry, header.base_offset, header.span, header.append_time_us))
+        frames, entry = frames + 1, header.entry + 1
+        if len(appended) >= APPENDED_MAX or frames >= FRAMES_MAX:
+            return entry, entry < end, appended, parts
+    return entry, False, appended, parts

@@ -1,0 +1,90 @@
+"""Accepting loss: what of a damaged partition is lost, who will miss it, and opening it again without.
+
+Which step is durable before which: `storage.lost_ranges` says it of the files; then the partition is rebuilt,
+and the fact `MessagesLost` is the first that it appends. It is answered when that is durable. A crash before
+leaves the file `loss`, and the fact is appended at the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.repair import accept_loss, find_losses
+from tailrace.broker.topics import Topics
+from tailrace.core.collections.span_map import count, flat
+from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.damage_commands import AcceptLoss, LossReport
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import NotFound, Unavailable
+from tailrace.format.frame import Buffer
+from tailrace.ports import Losses, Respond
+
+
+class LossAcceptance:
+    """The part of the gateway that gives up what is lost."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {AcceptLoss: self._accept}
+
+    def _accept(self, request: AcceptLoss, body: Buffer, respond: Respond, gate: Gate) -> None:
+        host = self._topics.find(request.topic)
+        if host is None:
+            raise NotFound(f"there is no topic {request.topic!r}", topic=request.topic)
+        if not 0 <= request.partition < len(host.shards):
+            last = len(host.shards) - 1
+            raise NotFound(f"topic {request.topic!r} has partitions 0 to {last}, not {request.partition}")
+        shard = host.shards[request.partition]
+        if shard.damage is None:
+            respond(LossReport([], [], done=not request.dry_run), NOTHING)
+            return
+        if shard.reopening:
+            raise Unavailable(f"{shard.topic}/{shard.partition} is being opened; try again in a moment")
+
+        def found(losses: Losses | None, error: Exception | None) -> None:
+            if losses is None:
+                respond(refuse(error or NotFound("nothing was found")), NOTHING)
+                return
+            report = _report(shard, losses)
+            if request.dry_run:
+                respond(report, NOTHING)
+            else:
+                accept_loss(shard, accepted(report))
+
+        def accepted(plan: LossReport) -> Callable[[Losses | None, Exception | None], None]:
+            def over(losses: Losses | None, error: Exception | None) -> None:
+                if losses is None:
+                    respond(refuse(error or NotFound("nothing was found")), NOTHING)
+                    return
+                fault = None if shard.fault is None else shard.fault.message
+                report = LossReport(_rows(losses), plan.groups, losses.kept, shard.fault is None, fault)
+
+                def durable(reply: Reply, parts: Any) -> None:
+                    respond(reply if isinstance(reply, Refusal) else report, NOTHING)
+
+                shard.answer(durable, Done()) if shard.fault is None else respond(report, NOTHING)
+
+            return over
+
+        find_losses(shard, found)
+
+
+def _report(shard: Shard, losses: Losses) -> LossReport:
+    groups = []
+    spans = flat(sorted((lost.first_offset, lost.end_offset) for lost in losses.ranges))
+    if shard.machine.delivers:
+        queues = shard.state.queues
+        for group in queues.names():
+            missed = count(flat(queues.missing(group, spans)))
+            if missed:
+                groups.append({"group": group, "messages": missed})
+    return LossReport(_rows(losses), groups)
+
+
+def _rows(losses: Losses) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(lost) for lost in losses.ranges]

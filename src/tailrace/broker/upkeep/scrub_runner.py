@@ -1,0 +1,238 @@
+"""The scrub: everything that is closed is read from the disk and checked, slowly, before somebody needs it.
+
+It runs once in a period, and when somebody asks for it. A piece of at most `STEP_BYTES` goes to a reader
+thread, then it waits, so that it reads no more than so many bytes a second and never holds up the loop. How
+far it is is noted in the store, so that a restart goes on there. What it finds is quarantined as by any read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.topics import Topics
+from tailrace.core.model.damage_commands import Scrub, ScrubState
+from tailrace.errors import NotFound, StorageFault
+from tailrace.format.frame import Buffer
+from tailrace.ports import LogStore, Respond, Scrubbed
+
+log = logging.getLogger("tailrace.scrub")
+
+STEP_BYTES = 1024 * 1024
+PERIODIC_BYTES_PER_S = 8 * 1024 * 1024
+ASKED_BYTES_PER_S = 64 * 1024 * 1024
+"""Somebody waits for it."""
+NOTE_BYTES = 64 * 1024 * 1024
+"""So much is read again at most after a restart."""
+FIRST_US = 3_600_000_000
+"""A broker that never scrubbed begins so long after its start."""
+NOTE = "scrub"
+
+
+class Note(msgspec.Struct, frozen=True):
+    """How far the periodic scrub is: logs are read in the order of their names."""
+
+    begun_us: int = 0
+    ended_us: int = 0
+    name: str = ""
+    """The log that it is at; empty when it is through."""
+    entry: int = 0
+
+
+class _Job:
+    """One scrub of some logs."""
+
+    def __init__(self, names: list[str], total: int, begun_us: int, *, periodic: bool) -> None:
+        self.names = names
+        self.total = total
+        self.begun_us = begun_us
+        self.ended_us = 0
+        self.periodic = periodic
+        self.entry = self.bytes = self.unnoted = 0
+        self.damage: list[str] = []
+
+    def state(self) -> ScrubState:
+        done = self.total - len(self.names)
+        running = not self.ended_us
+        return ScrubState(running, done, self.total, self.bytes, self.damage, self.begun_us, self.ended_us)
+
+
+class Scrubbing:
+    """The scrub of a node, and the verb for it. All methods run on the pump's thread."""
+
+    def __init__(self, topics: Topics, pump: Pump, store: LogStore, metrics: Metrics, period_us: int) -> None:
+        self._topics = topics
+        self._pump = pump
+        self._store = store
+        self._metrics = metrics
+        self._period_us = period_us
+        self._jobs: list[_Job] = []
+        """The first is at work; one that somebody asked for goes before the periodic one."""
+        self._last: _Job | None = None
+        self._busy = self._closed = False
+        self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {Scrub: self._scrub}
+
+    def start(self) -> None:
+        """After recovery: go on where the last run was, or wait for the next one."""
+        try:
+            raw = self._store.load_note(NOTE)
+            note = Note() if raw is None else msgspec.json.decode(raw, type=Note)
+        except (StorageFault, msgspec.MsgspecError) as error:
+            log.error("how far the scrub was cannot be read, it begins anew: %s", error)
+            note = Note()
+        self._metrics.scrub_ended_us = note.ended_us
+        if not self._period_us:
+            return
+        now_us = self._pump.clock.now_us()
+        if note.name:
+            names = [name for name in self._names(None, None) if name >= note.name]
+            job = _Job(names, len(self._names(None, None)), note.begun_us, periodic=True)
+            job.entry = note.entry if names and names[0] == note.name else 0
+            self._add(job)
+        else:
+            first_us = now_us + min(FIRST_US, self._period_us)
+            # A note from the future: the clock was put back since.
+            due_us = min(note.begun_us, now_us) + self._period_us if note.begun_us else first_us
+            self._pump.at(max(due_us, now_us), self._begin)
+
+    def _begin(self, now_us: int) -> None:
+        names = self._names(None, None)
+        self._add(_Job(names, len(names), now_us, periodic=True))
+
+    def _names(self, topic: str | None, partition: int | None) -> list[str]:
+        return sorted(shard.name for shard in self._shards(topic, partition))
+
+    def _shards(self, topic: str | None, partition: int | None) -> list[Shard]:
+        if topic is None:
+            return list(self._topics.shards())
+        host = self._topics.find(topic)
+        if host is None:
+            raise NotFound(f"there is no topic {topic!r}", topic=topic)
+        if partition is None:
+            return list(host.shards)
+        if not 0 <= partition < len(host.shards):
+            raise NotFound(f"topic {topic!r} has partitions 0 to {len(host.shards) - 1}, not {partition}")
+        return [host.shards[partition]]
+
+    def _scrub(self, request: Scrub, body: Buffer, respond: Respond, gate: Gate) -> None:
+        if request.begin:
+            names = self._names(request.topic, request.partition)
+            self._add(_Job(names, len(names), self._pump.clock.now_us(), periodic=False))
+        job = self._jobs[0] if self._jobs else self._last
+        respond(ScrubState(False, 0, 0, 0) if job is None else job.state(), NOTHING)
+
+    # -- at work
+
+    def _add(self, job: _Job) -> None:
+        if job.periodic:
+            self._jobs.append(job)
+        else:
+            # Whoever asks again wants it from the beginning.
+            self._jobs = [job, *(other for other in self._jobs if other.periodic)]
+        if not self._busy:
+            self._busy = True
+            self._step()
+
+    def close(self) -> None:
+        """Stop, and note how far it is."""
+        self._closed = True
+        for job in self._jobs:
+            if job.periodic and job.names:
+                self._note(job)
+
+    def _step(self) -> None:
+        if self._closed:
+            return
+        while self._jobs:
+            job = self._jobs[0]
+            shard = self._next(job)
+            if shard is not None:
+                work = partial(shard.log.scrub, job.entry, STEP_BYTES)
+                self._pump.threads.read(work, self._reader(job, shard))
+                return
+            self._end(self._jobs.pop(0))
+        self._busy = False
+
+    def _next(self, job: _Job) -> Shard | None:
+        """The partition that a job is at; those that are gone, or known to be damaged, are not read."""
+        known = {shard.name: shard for shard in self._topics.shards()} if job.names else {}
+        while job.names:
+            shard = known.get(job.names[0])
+            if shard is not None and shard.gone is None:
+                if shard.fault is None:
+                    return shard
+                job.damage.append(f"{shard.topic}/{shard.partition}: {shard.fault.message}")
+            self._through(job)
+        return None
+
+    def _through(self, job: _Job) -> None:
+        del job.names[0]
+        job.entry = 0
+        if job.periodic and job.names:
+            self._note(job)
+
+    def _reader(self, job: _Job, shard: Shard) -> Callable[[Any, Exception | None], None]:
+        def done(result: Any, error: Exception | None) -> None:
+            read = 0
+            if error is not None:
+                self._damage(job, f"{shard.topic}/{shard.partition}: {refuse(error).message}")
+                self._through(job)
+            else:
+                read = self._took(job, shard, result)
+            rate = PERIODIC_BYTES_PER_S if job.periodic else ASKED_BYTES_PER_S
+            pause_us = 1 + read * 1_000_000 // rate
+            self._pump.at(self._pump.clock.now_us() + pause_us, lambda now_us: self._step())
+
+        return done
+
+    def _took(self, job: _Job, shard: Shard, found: Scrubbed) -> int:
+        job.bytes += found.bytes
+        job.unnoted += found.bytes
+        self._metrics.scrubbed_bytes += found.bytes
+        for problem in found.problems:
+            self._damage(job, f"{shard.topic}/{shard.partition}: {problem}")
+        if found.next_entry is None:
+            self._through(job)
+        else:
+            job.entry = found.next_entry
+            if job.periodic and job.unnoted >= NOTE_BYTES:
+                self._note(job)
+        return found.bytes
+
+    def _damage(self, job: _Job, text: str) -> None:
+        log.error("the scrub found damage: %s", text)
+        job.damage.append(text)
+        self._metrics.scrub_damages += 1
+
+    def _note(self, job: _Job) -> None:
+        job.unnoted = 0
+        self._save(Note(job.begun_us, 0, job.names[0], job.entry))
+
+    def _end(self, job: _Job) -> None:
+        now_us = self._pump.clock.now_us()
+        job.ended_us = now_us
+        self._last = job
+        if not job.periodic:
+            return
+        self._metrics.scrub_ended_us = now_us
+        self._save(Note(job.begun_us, now_us))
+        log.info("the scrub read %d bytes, and found damage in %d places", job.bytes, len(job.damage))
+        if self._period_us:
+            self._pump.at(max(min(job.begun_us, now_us) + self._period_us, now_us + 1), self._begin)
+
+    def _save(self, note: Note) -> None:
+        raw = msgspec.json.encode(note)
+
+        def done(result: object, error: Exception | None) -> None:
+            if error is not None:  # It would begin anew after a restart, no more.
+                log.error("how far the scrub is cannot be noted: %s", error)
+
+        self._pump.threads.run(self, lambda: self._store.save_note(NOTE, raw), done)

@@ -1,0 +1,179 @@
+"""Watches the room of the data folder: says when it runs low and when it is full, and when it is over.
+
+Full begins when a write finds no space, whatever it was that wrote, or when there is no room for the reserve
+at the start. From then on nothing that brings messages is taken (publishing, staging, creating topics,
+releasing delayed messages): it is refused with `Full` and outcome none before it reaches a log. The reserve
+is let go, part by part, so that everything else goes on: leases, acknowledgements, trims, deletions,
+snapshots. Retention is applied every few seconds. Full ends when there is room for the reserve three times
+and it is held again; so a disk on the brink does not change its mind every second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.runtime.pump import Pump
+from tailrace.errors import Full
+from tailrace.ports import Room, SpaceGauge
+
+log = logging.getLogger("tailrace.storage")
+
+CHECK_US = 1_000_000
+LOW_SHARE = 10
+"""On a small file system less than one part of so many is low, whatever the option says."""
+RESUME = 3
+"""Full ends when so many reserves are free, one of which is held from then on."""
+FULL_US_MIN = 3_000_000
+"""A message that is larger than what is left would begin and end it again and again."""
+FREE_US = 2_000_000
+"""So often retention is applied while the disk is full."""
+RETRY_AFTER_MS = 1000
+MIB = 1024 * 1024
+
+
+class SpaceWatch:
+    """The room of one node. All methods but `open` run on the pump's thread."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        metrics: Metrics,
+        gauge: SpaceGauge | None,
+        low_bytes: int,
+        free: Callable[[], None],
+    ) -> None:
+        self._pump = pump
+        self._metrics = metrics
+        self._gauge = gauge
+        self._low_bytes = low_bytes
+        self._free = free
+        """Called while the disk is full: let retention give back what it can, now."""
+        self._room = Room(0, 0, 0)
+        self._since_us = self._freed_us = 0
+        self._low = False
+        self._checking = self._releasing = False
+
+    def open(self) -> None:
+        """Blocking, before the logs are opened: take the reserve; without room for it the disk is full."""
+        if self._gauge is not None:
+            self._room = self._gauge.measure()
+            if not self._gauge.hold():
+                self._begin()
+
+    def start(self) -> None:
+        """Begin to watch."""
+        if self._gauge is not None:
+            self._pump.filled = self.filled
+            self._note(self._room)
+            self._pump.every(CHECK_US, lambda now_us: self._check())
+
+    def filled(self) -> None:
+        """A write found no space: give what may still write a part of the reserve, one at a time."""
+        if self._gauge is None or self._releasing:
+            return
+        if not self._pump.full:
+            self._measure_now()
+            self._begin()
+
+        def released(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                log.error("the reserve cannot be let go: %s", error)
+            self._pump.at(self._pump.clock.now_us() + CHECK_US, again)
+
+        def again(now_us: int) -> None:
+            self._releasing = False
+
+        self._releasing = True
+        self._pump.threads.run(self, self._gauge.release, released)
+        self._check()
+
+    def _measure_now(self) -> None:
+        assert self._gauge is not None
+        try:
+            self._note(self._gauge.measure())
+        except OSError as error:
+            log.error("the room of the data folder cannot be told: %s", error)
+
+    def _begin(self) -> None:
+        self._pump.full = True
+        self._since_us = self._pump.clock.now_us()
+        self._freed_us = 0
+        self._metrics.storage_full = 1
+        log.error("%s", self.trouble)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why publishing is refused; None while it is not."""
+        if not self._pump.full:
+            return None
+        return (
+            f"no space is left on the disk of the data folder ({self._text()}): publishing is refused, "
+            "reading and acknowledging go on; free space, trim or delete topics, and publishing goes on by "
+            "itself"
+        )
+
+    def warnings(self) -> list[str]:
+        """What may become trouble soon."""
+        if not self._low or self._pump.full:
+            return []
+        return [f"space is running low on the disk of the data folder: {self._text()}"]
+
+    def _text(self) -> str:
+        return f"{self._room.free_bytes // MIB:,} MiB free of {self._room.total_bytes // MIB:,}"
+
+    def refuse(self) -> None:
+        """Raise `Full` while publishing is refused."""
+        if self._pump.full:
+            raise Full(f"nothing was stored: {self.trouble}", retry_after_ms=RETRY_AFTER_MS)
+
+    # -- looking
+
+    def _check(self) -> None:
+        """Look how much room there is; on a thread, as a file system may take its time."""
+        if self._checking or self._gauge is None:
+            return
+        self._checking = True
+        gauge, now_us = self._gauge, self._pump.clock.now_us()
+        if self._pump.full and now_us >= self._freed_us + FREE_US:
+            self._freed_us = now_us
+            self._free()
+        late = self._pump.full and now_us - self._since_us >= FULL_US_MIN
+
+        def work() -> tuple[Room, bool]:
+            room = gauge.measure()
+            return room, late and room.free_bytes >= RESUME * room.reserve_bytes and gauge.hold()
+
+        def done(result: Any, error: Exception | None) -> None:
+            self._checking = False
+            if error is not None:
+                log.error("the room of the data folder cannot be told: %s", error)
+                return
+            room, over = result
+            self._note(room)
+            if over:
+                self._end()
+
+        self._pump.threads.run(self, work, done)
+
+    def _end(self) -> None:
+        self._pump.full = False
+        self._metrics.storage_full = 0
+        seconds = (self._pump.clock.now_us() - self._since_us) / 1e6
+        log.warning("there is space again (%s): publishing goes on after %.0f s", self._text(), seconds)
+
+    def _note(self, room: Room) -> None:
+        self._room = room
+        metrics = self._metrics
+        metrics.storage_free_bytes, metrics.storage_total_bytes = room.free_bytes, room.total_bytes
+        limit = min(self._low_bytes, room.total_bytes // LOW_SHARE)
+        if not self._low and room.free_bytes < limit:
+            self._low = True
+            for text in self.warnings():
+                log.warning("%s", text)
+        elif self._low and room.free_bytes > limit + limit // 10:
+            self._low = False
+            log.info("space is not low any more: %s", self._text())
+        metrics.storage_low = int(self._low)

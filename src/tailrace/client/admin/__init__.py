@@ -1,0 +1,1 @@
+"""Administration: topics, groups, dead letters, schedules, traces."""

@@ -1,0 +1,80 @@
+"""Reading what a group has not settled, without leasing: who looks takes nothing away from others."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import AsyncGenerator
+
+from tailrace.client.messages import Message, Rows
+from tailrace.client.queue.held_leases import offsets_of
+from tailrace.client.rpc.calls import ask, ask_parts
+from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, TopicInfo
+from tailrace.core.model.queue_commands import FindUnsettled, UnsettledFound
+from tailrace.errors import NotFound
+from tailrace.format import batch as arrow
+from tailrace.format import frame
+from tailrace.ports import BrokerVerbs
+
+COUNT = 500
+BYTES = 4 * 1024 * 1024
+
+
+class OpenLetters:
+    """The messages of one topic that one group has not settled."""
+
+    def __init__(self, verbs: BrokerVerbs, topic: str, group: str, timeout: float) -> None:
+        self._verbs = verbs
+        self._topic = topic
+        self._group = group
+        self._timeout = timeout
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, list[Message]], None]:
+        """All that are there now, one partition after the other; what comes later is left out, so that a
+        message which is sent back and dies again is not met twice. Nothing when there is no such topic."""
+        try:
+            info = await ask(self._verbs, DescribeTopic(self._topic), self._timeout)
+        except NotFound:
+            return
+        assert isinstance(info, TopicInfo)
+        for row in info.partitions:
+            partition, offset, end = row["partition"], row["start_offset"], row["end_offset"]
+            while offset < end:
+                request = FindUnsettled(self._topic, partition, self._group, offset, COUNT)
+                reply = await ask(self._verbs, request, self._timeout)
+                assert isinstance(reply, UnsettledFound)
+                wanted = [place for place in offsets_of(reply.spans) if place < end]
+                at = 0
+                while at < len(wanted):
+                    messages, reached = await self._read(partition, wanted[at:])
+                    if messages:
+                        yield partition, messages
+                    at = bisect_left(wanted, reached)
+                offset = wanted[-1] + 1 if wanted else end
+
+    async def at(self, partition: int, offset: int) -> Message:
+        """One message, settled or not."""
+        messages, _ = await self._read(partition, [offset])
+        if not messages:
+            raise NotFound(f"{self._topic}/{partition} has no message {offset}")
+        return messages[0]
+
+    async def _read(self, partition: int, wanted: list[int]) -> tuple[list[Message], int]:
+        """The first of the wanted messages, as many as one answer holds, and from where to go on."""
+        first, alone = wanted[0], len(wanted) == 1
+        request = Fetch(self._topic, [(partition, first)], 1 if alone else BYTES)
+        try:
+            reply, parts = await ask_parts(self._verbs, request, self._timeout)
+        except NotFound as error:
+            start = error.details.get("start_offset", 0)
+            if alone or start <= first:
+                raise
+            return [], start  # Retention was quicker.
+        assert isinstance(reply, Fetched)
+        found: list[Message] = []
+        reached, chosen = first + 1, set(wanted)
+        for header, body in frame.walk(memoryview(b"".join(parts))):
+            if header.kind == frame.DATA:
+                rows = Rows(self._topic, partition, header, arrow.decode(body, header.columns))
+                found += [m for m in rows.messages(rows.first_row(first)) if m.offset in chosen]
+                reached = header.end_offset
+        return found, reached

@@ -1,0 +1,1 @@
+"""Publishing: producers, their flows to partitions, tables, and atomic writes."""

@@ -1,0 +1,1 @@
+"""Consuming a queue: leases ahead, handing out, settling, handlers, and membership."""

@@ -1,0 +1,154 @@
+"""What a consumer has in hand: leased rows that no handler has got yet, in the order of handing out.
+
+Rows come in the order that the broker chose, by partition. Under `strict` they are handed out by lane; under
+`weighted` in the broker's order, which follows the weights, but for messages that were asked for because they
+are more urgent than what is in hand: those go first. A key never overtakes itself: a message goes no earlier
+than those of its key that are in hand. Nor is a message overtaken that has waited for `starvation_ms`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tailrace.client.queue.delivery import LeasedRows
+from tailrace.client.queue.held_leases import Unstarted
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT
+
+Chosen = Callable[[LeasedRows], Sequence[int]]
+"""Rows that are chosen among some."""
+_STARVED = -1
+_IN_TURN = 9
+"""The rank of rows that keep the order in which the broker chose them."""
+
+
+class Hand:
+    """The rows in hand; `count` of them."""
+
+    def __init__(self) -> None:
+        self._rows: deque[LeasedRows] = deque()
+        self.count = 0
+
+    def __iter__(self) -> Iterator[LeasedRows]:
+        return iter(self._rows)
+
+    def pop(self) -> LeasedRows:
+        """The next rows."""
+        rows = self._rows.popleft()
+        self.count -= len(rows)
+        return rows
+
+    def put_back(self, rows: LeasedRows | None) -> None:
+        """These are next, after all."""
+        if rows is not None:
+            self._rows.appendleft(rows)
+            self.count += len(rows)
+
+    def clear(self) -> None:
+        """Nothing is in hand."""
+        self._rows.clear()
+        self.count = 0
+
+    def take_out(self, chosen: Chosen, keep: int = 0) -> Unstarted:
+        """Take chosen rows out, but for the first `keep` in hand."""
+        taken = Unstarted()
+        kept: deque[LeasedRows] = deque()
+        for rows in self._rows:
+            out = [row for row in chosen(rows) if row >= keep]
+            keep = max(0, keep - len(rows))
+            if out:
+                offsets, keys, gone = rows.offsets(), rows.values("key"), set(out)
+                for row in out:
+                    taken.add(rows.lease, offsets[row], None if keys is None else keys[row])
+                rows.keep([row for row in range(len(rows)) if row not in gone])
+                self.count -= len(out)
+            if len(rows):
+                kept.append(rows)
+        self._rows = kept
+        return taken
+
+    def lane(self) -> int:
+        """The most urgent lane of what is in hand."""
+        return min((min(lanes) if (lanes := rows.lanes()) else PRIORITY_DEFAULT) for rows in self._rows)
+
+    def short_of(self, count: int) -> tuple[int, int]:
+        """The least urgent rank in hand before which there are fewer than `count`, and by how many fewer."""
+        before, short = 0, (0, 0)
+        for rows in sorted(self._rows, key=lambda rows: rows.rank):
+            if before >= count:
+                break
+            if rows.rank > short[0]:
+                short = rows.rank, count - before
+            before += len(rows)
+        return short
+
+    # -- order
+
+    def add(self, rows: LeasedRows, policy: GroupPolicy, now_us: int, *, urgent: bool) -> None:
+        """Rows have come; `urgent`: they were asked for as such."""
+        self.count += len(rows)
+        strict = policy.priority_mode == "strict"
+        rows.rank = _IN_TURN
+        if not _by_lane(policy, urgent=urgent):
+            self._rows.append(rows)
+            return
+        starved_us = now_us - policy.starvation_ms * 1000
+        lanes = rows.lanes()
+        if strict and rows.header.append_time_us <= starved_us:
+            lanes = [_STARVED] * len(rows)
+        if lanes is None:
+            lanes = [PRIORITY_DEFAULT] * len(rows)
+        if policy.ordering == "key":
+            lanes = self._behind_their_keys(rows, lanes)
+        ranks = sorted(set(lanes))
+        for rank in ranks:
+            part = rows
+            if len(ranks) > 1:
+                part = rows.part([row for row, lane in enumerate(lanes) if lane == rank])
+            part.rank = rank
+            self._insert(part, starved_us)
+
+    def _insert(self, part: LeasedRows, starved_us: int) -> None:
+        at = len(self._rows)
+        while at and self._rows[at - 1].rank > part.rank:
+            if self._rows[at - 1].header.append_time_us <= starved_us:
+                break
+            at -= 1
+        self._rows.insert(at, part)
+
+    def _behind_their_keys(self, rows: LeasedRows, lanes: Sequence[int]) -> Sequence[int]:
+        """Ranks that let no message overtake one of its key."""
+        keys = rows.values("key")
+        if keys is None:
+            return lanes
+        least, place = min(lanes), rows.lease.place
+        ranks: dict[bytes, int] = {}
+        for other in self._rows:
+            if other.rank > least and other.lease.place == place:
+                for key in _given(other.values("key")):
+                    ranks[key] = max(other.rank, ranks.get(key, _STARVED))
+        if not ranks and max(lanes) == least:
+            return lanes
+        found = []
+        for key, lane in zip(keys, lanes, strict=True):
+            if key is not None:
+                lane = ranks[key] = max(lane, ranks.get(key, _STARVED))
+            found.append(lane)
+        return found
+
+
+def _by_lane(policy: GroupPolicy, *, urgent: bool) -> bool:
+    return policy.ordering != "partition" and (urgent or policy.priority_mode == "strict")
+
+
+def overtakes(rows: LeasedRows, others: LeasedRows, policy: GroupPolicy, *, urgent: bool) -> bool:
+    """Whether rows that have come may go before some of others."""
+    if not _by_lane(policy, urgent=urgent):
+        return False
+    lanes = rows.lanes()
+    return others.rank > (PRIORITY_DEFAULT if lanes is None else min(lanes))
+
+
+def _given(keys: Iterable[bytes | None] | None) -> Iterable[bytes]:
+    return (key for key in keys or () if key is not None)

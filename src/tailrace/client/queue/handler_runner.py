@@ -1,0 +1,272 @@
+"""Handlers at work: `Consumer.run` with several at a time, messages of one key one after the other.
+
+Coroutine functions run on the loop, plain functions in threads (`plain_handlers`). A key whose handler is
+slow parks only its own messages; others go on, up to a bound on what is parked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+from tailrace.client.queue.delivery import Delivery, Leased
+from tailrace.client.queue.handler_verdicts import Reject, Retry, as_text, delay_of, described
+from tailrace.client.queue.held_leases import Unstarted
+from tailrace.client.queue.pace import Pace
+from tailrace.client.queue.threaded_handlers import BlockingDelivery, PlainHandler, is_async
+from tailrace.core.model.group_commands import Place
+from tailrace.errors import TailraceError
+
+log = logging.getLogger("tailrace.consumer")
+Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[BlockingDelivery], Any]
+
+
+class Source(Protocol):
+    """Where deliveries come from."""
+
+    def __anext__(self) -> Awaitable[Delivery]:
+        """The next one."""
+        ...
+
+
+class Runner:
+    """One run of a handler over a consumer."""
+
+    def __init__(
+        self,
+        source: Source,
+        ready: Callable[[], Delivery | None],
+        handler: Handler,
+        *,
+        concurrency: int,
+        settle: bool,
+        ordering: str,
+        parked_max: int,
+        pace: Pace,
+        now_ms: Callable[[], float],
+    ) -> None:
+        self._source = source
+        self._ready = ready
+        self._handler: Callable[[Any], Any] = handler
+        self._plain = None if is_async(handler) else PlainHandler(handler, concurrency)
+        self._concurrency = concurrency
+        self._settle = settle
+        self._ordering = ordering
+        self._parked_max = parked_max
+        self._pace = pace
+        self._now_ms = now_ms
+        self._parked: dict[object, deque[Delivery]] = {}
+        """Keys at work, and what waits behind the message that is handled."""
+        self._parked_count = 0
+        self._room = asyncio.Event()
+        self._pulling = asyncio.Lock()
+        self._over = False
+
+    async def run(self) -> None:
+        """Until the source ends. What a handler raises is raised here when it has to settle by itself."""
+        try:
+            await self._run()
+        finally:
+            if self._plain is not None:
+                self._plain.close()
+
+    async def _run(self) -> None:
+        if self._concurrency == 1:
+            while (delivery := await self._pull()) is not None:
+                await self._handle(delivery)
+            return
+        loop = asyncio.get_running_loop()
+        self._pace.workers = self._concurrency
+        workers = [loop.create_task(self._work()) for _ in range(self._concurrency)]
+        try:
+            done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in done:
+                worker.result()
+        finally:
+            self._over = True
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for parked in self._parked.values():
+                self._return(parked)
+            self._parked.clear()
+            self._pace.workers = self._pace.busy = self._pace.takers = 0
+
+    async def _pull(self) -> Delivery | None:
+        try:
+            return await self._source.__anext__()
+        except StopAsyncIteration:
+            self._over = True
+            return None
+
+    async def _work(self) -> None:
+        """One of the workers: a message, then those that were parked behind it, then the next."""
+        while (delivery := await self._pick()) is not None:
+            key = self._key(delivery)
+            await self._handle_timed(delivery)
+            if key is None:
+                continue
+            parked = self._parked[key]
+            while True:
+                if delivery.rows.lease.comes_again(delivery.offset):
+                    self._return_stale(parked, delivery)
+                if self._over or not parked:
+                    break
+                delivery = parked.popleft()
+                self._parked_count -= 1
+                self._room.set()
+                lease = delivery.rows.lease
+                if not (delivery.rows.settling.is_over(lease) or lease.is_lost(delivery.offset)):
+                    await self._handle_timed(delivery)
+            if not parked:
+                del self._parked[key]
+
+    async def _handle_timed(self, delivery: Delivery) -> None:
+        began_ms = self._now_ms()
+        self._pace.busy += 1
+        try:
+            await self._handle(delivery)
+        finally:
+            self._pace.busy -= 1
+        self._pace.worked(self._now_ms() - began_ms)
+
+    async def _pick(self) -> Delivery | None:
+        """The next message whose key nobody works on; others are parked behind their key."""
+        while not self._over:
+            while self._parked_count >= self._parked_max:
+                self._room.clear()
+                await self._room.wait()
+            delivery = self._ready()
+            if delivery is None:
+                self._pace.takers += 1
+                try:
+                    async with self._pulling:  # One of the workers waits for more, the others for their turn.
+                        delivery = await self._pull()
+                finally:
+                    self._pace.takers -= 1
+            if delivery is None:
+                break
+            key = self._key(delivery)
+            if key is None:
+                return delivery
+            parked = self._parked.get(key)
+            if parked is None:
+                self._parked[key] = deque()
+                return delivery
+            parked.append(delivery)
+            self._parked_count += 1
+        return None
+
+    def _key(self, delivery: Leased) -> object:
+        if self._ordering == "partition":
+            return (delivery.topic, delivery.partition)
+        if self._ordering == "key" and delivery.key is not None:
+            return (delivery.topic, delivery.partition, delivery.key)
+        return None
+
+    async def _handle(self, delivery: Delivery) -> None:
+        stopped: asyncio.CancelledError | None = None
+        try:
+            if self._plain is None:
+                await self._handler(delivery)
+            else:
+                loop = asyncio.get_running_loop()
+                subject = BlockingDelivery(delivery.rows, delivery.value, delivery.row, loop)
+                error, stopped = await self._plain.call(subject)
+                if error is not None:
+                    raise error
+        except (Retry, Reject) as verdict:
+            await self._failed(delivery, verdict)
+        except Exception as error:
+            if not self._settle:
+                raise
+            place = f"{delivery.topic}/{delivery.partition}@{delivery.offset}"
+            log.exception("the handler failed on %s, attempt %d", place, delivery.attempt)
+            await self._failed(delivery, error)
+        else:
+            # Not `settled`: that searches what has gathered, and to acknowledge twice is harmless.
+            if self._settle and delivery.rows.lease.is_open(delivery.offset):
+                try:
+                    delivery.ack_nowait()
+                except TailraceError as error:
+                    log.warning("not acknowledged: %s", error)
+        if stopped is not None:
+            raise stopped
+
+    async def _failed(self, delivery: Delivery, error: Exception) -> None:
+        """Give back as a failure, or reject. Later messages of its key go back with a failure and are not
+        handled; those behind a rejected message stay."""
+        rejected = isinstance(error, Reject)
+        try:
+            if rejected:
+                await delivery.reject(as_text(error))
+            else:
+                await delivery.nack(delay_of(error), described(error))
+        except TailraceError as problem:
+            log.warning("not given back: %s", problem)
+            # Nobody works on it any more: not extended, its lease ends by itself if this does not arrive.
+            delivery.rows.settling.let_go(delivery)
+            rejected = False
+        if not rejected and (parked := self._parked.get(self._key(delivery))):
+            self._return_stale(parked, delivery)
+
+    def _return_stale(self, parked: deque[Delivery], before: Delivery) -> None:
+        """A message comes again: what was parked behind it comes after it, but for what was leased since."""
+        fresh = before.rows.lease.went_back_before(before.offset)
+        stale = [delivery for delivery in parked if delivery.rows.lease.number < fresh]
+        if stale:
+            self._return(stale)
+            kept = [delivery for delivery in parked if delivery.rows.lease.number >= fresh]
+            parked.clear()
+            parked.extend(kept)
+
+    def _return(self, stale: Iterable[Delivery]) -> None:
+        """Give back what was not started, without waiting for it."""
+        returned = list(stale)
+        if returned:
+            returned[0].rows.settling.give_back(self._unpark(returned))
+
+    def _unpark(self, gone: Iterable[Delivery]) -> Unstarted:
+        """These do not wait here any more; they were not started."""
+        unstarted = Unstarted()
+        for delivery in gone:
+            unstarted.add(delivery.rows.lease, delivery.offset, delivery.key)
+            self._parked_count -= 1
+        self._room.set()
+        return unstarted
+
+    # -- as `intake.Parking`
+
+    def give_up(self, places: set[Place]) -> Unstarted:
+        """See `intake.Parking`."""
+        gone = []
+        for parked in self._parked.values():
+            mine = [delivery for delivery in parked if delivery.rows.lease.place in places]
+            if mine:
+                kept = [delivery for delivery in parked if delivery.rows.lease.place not in places]
+                parked.clear()
+                parked.extend(kept)
+                gone += mine
+        return self._unpark(gone)
+
+    def parked(self) -> Unstarted:
+        """See `intake.Parking`."""
+        unstarted = Unstarted()
+        for parked in self._parked.values():
+            for delivery in parked:
+                unstarted.add(delivery.rows.lease, delivery.offset, delivery.key)
+        return unstarted
+
+    def behind(self, failed: Leased) -> Unstarted:
+        """See `intake.Parking`."""
+        parked = self._parked.get(self._key(failed))
+        if not parked:
+            return Unstarted()
+        gone = [delivery for delivery in parked if delivery.offset > failed.offset]
+        kept = [delivery for delivery in parked if delivery.offset <= failed.offset]
+        parked.clear()
+        parked.extend(kept)
+        return self._unpark(gone)

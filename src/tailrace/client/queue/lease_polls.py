@@ -1,0 +1,331 @@
+"""Long polls of a consumer of a queue: when to ask for messages, and for how many.
+
+One `Lease` for each topic is under way while there is room, which is a matter of time (see `client.pace`).
+While enough is in hand, a poll for more urgent messages takes its place. A newer poll replaces an older one
+at the broker; the older one is still answered, but not repeated. So it is when the partitions that may be
+asked change, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from tailrace.client.queue.consumer_options import ConsumerOptions
+from tailrace.client.queue.hand import Hand
+from tailrace.client.queue.held_leases import FirstOfKeys
+from tailrace.client.queue.pace import Pace
+from tailrace.client.rpc.calls import PAUSE_S_MAX, error_of
+from tailrace.client.rpc.retries import Retries
+from tailrace.core.model.commands import Reply
+from tailrace.core.model.group_commands import JoinGroup, Place
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.queue_commands import Lease, Leases
+from tailrace.core.selection.lanes import LANES
+from tailrace.errors import Fenced, NotFound, TailraceError
+from tailrace.format.frame import Buffer
+from tailrace.ports import BrokerVerbs
+
+WAIT_MS = 30_000
+HELD_MAX = 5_000
+_FILLED = 4
+_WASTE_SHARE = 0.02
+_WASTE_SPARE = 4
+_WASTE_WINDOW = 2_000
+SOON_MS = 10.0
+"""What is started within this time is as good as started: it is not given back, and nothing overtakes it."""
+MODEST_MS = 200.0
+"""So long after another member was hungry, no more is leased ahead than is started soon."""
+
+
+class Taker(Protocol):
+    """Who takes what comes."""
+
+    def is_open(self) -> bool:
+        """Whether messages are wanted at all."""
+        ...
+
+    def is_waiting(self) -> bool:
+        """Whether somebody waits for a message."""
+        ...
+
+    def out_of_hand(self) -> int:
+        """How many messages are being handed out that would not be started soon."""
+        ...
+
+    def started(self) -> int:
+        """How many messages were handed out so far."""
+        ...
+
+    def policy(self) -> GroupPolicy:
+        """The options of the group."""
+        ...
+
+    def held(self, topic: str) -> list[int]:
+        """The leases of a topic."""
+        ...
+
+    def arrived(self, answer: Answer) -> None:
+        """Leases were granted."""
+        ...
+
+    def fenced(self) -> None:
+        """The broker does not know this member any more, or not with these partitions."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """Something went wrong that the application has to know."""
+        ...
+
+
+class Answer(NamedTuple):
+    """Leases that were granted, at that time or later and for so long, for the generations that were asked
+    for; `urgent`: as more urgent ones than what was in hand."""
+
+    topic: str
+    generations: dict[int, int]
+    reply: Leases
+    parts: Sequence[Buffer]
+    granted_ms: float
+    lease_ms: int
+    urgent: bool
+    asked: int
+    """The number of the poll."""
+
+
+class _Poll(NamedTuple):
+    """A poll under way; `above` 0: for any messages."""
+
+    number: int
+    above: int
+
+
+class Polls:
+    """The polls of one consumer. `ready` has the generation of every partition that may be asked."""
+
+    def __init__(
+        self,
+        verbs: BrokerVerbs,
+        request: JoinGroup,
+        options: ConsumerOptions,
+        taker: Taker,
+        hand: Hand,
+        pace: Pace,
+    ) -> None:
+        self._verbs = verbs
+        self._request = request
+        self._options = options
+        self._taker = taker
+        self._hand = hand
+        self._pace = pace
+        self._now_ms: Callable[[], float] = verbs.clock.elapsed_ms
+        self._loop = asyncio.get_running_loop()
+        self.ready: dict[str, dict[int, int]] = {}
+        self.paused: set[Place] = set()
+        self._count = 0
+        self._unanswered: dict[int, set[Place]] = {}
+        """Polls, and what they may bring messages of."""
+        self._waiters: list[asyncio.Future[None]] = []
+        self._going_back: dict[Place, list[tuple[int, FirstOfKeys]]] = {}
+        """What went back, and the last poll that was sent before: what that or an earlier one brings may have
+        been granted before, and be stale."""
+        self._under_way: dict[str, _Poll] = {}
+        self._doubtful: set[str] = set()
+        """Topics of which an answer was lost: it may have granted leases that nobody here knows. The next
+        poll says what is held, and until it is answered no other goes out."""
+        self._clearing: set[str] = set()
+        self._retries = Retries(self.ask)
+        self._modest_ms = 0.0
+        self._modest_count = 0
+        self._cap = options.prefetch
+        """So many are leased ahead at most: fewer when many of them go back behind failures."""
+        self._wasted = 0
+        self._since = 0
+
+    def wasted(self, count: int) -> None:
+        """Messages went back unstarted, because one of their key failed: that may happen to a small share of
+        what is started, so less is leased ahead."""
+        self._wasted += count
+        started = self._taker.started()
+        if self._wasted > _WASTE_SPARE + _WASTE_SHARE * (started - self._since):
+            self._cap = max(1, min(self._cap, self._hand.count + count) // 4)
+            self._wasted, self._since = 0, started
+
+    def renew(self) -> None:
+        """What is asked for has changed: polls under way are still answered, but not repeated."""
+        self._under_way.clear()
+        self._retries.at_once()
+        self.ask()
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        self._retries.at_once()
+
+    def be_modest(self, count: int) -> None:
+        """Others are hungry: lease no more ahead than `count` for a while."""
+        self._modest_ms, self._modest_count = self._now_ms() + MODEST_MS, count
+
+    def withdraw(self, topics: set[str] | None = None) -> None:
+        """A poll that waits must not get what is about to be given back."""
+        asked = (topic for places in self._unanswered.values() for topic, _ in places)
+        for topic in dict.fromkeys([*self._under_way, *asked]):
+            if topics is None or topic in topics:
+                self._under_way.pop(topic, None)
+                wanted = list(self.ready.get(topic, {}).items())
+                if wanted and topic not in self._clearing:
+                    self._submit(topic, wanted, 0)
+
+    def going_back(self, place: Place, first: FirstOfKeys) -> None:
+        """A request leaves that gives messages back."""
+        if self._unanswered:
+            self._going_back.setdefault(place, []).append((self._count, first))
+
+    def went_back_since(self, place: Place, asked: int) -> list[FirstOfKeys]:
+        """What went back since a poll was sent."""
+        return [first for last, first in self._going_back.get(place, ()) if last >= asked]
+
+    async def answered(self, places: set[Place], seconds: float) -> None:
+        """Wait until nothing of these partitions can come any more, so long at most."""
+        until_s = self._loop.time() + seconds
+        while any(places & asked for asked in self._unanswered.values()) and self._loop.time() < until_s:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await asyncio.wait([waiter], timeout=until_s - self._loop.time())
+
+    def _answered(self, number: int) -> None:
+        self._unanswered.pop(number, None)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._going_back:
+            oldest = next(iter(self._unanswered), self._count + 1)
+            for place, entries in list(self._going_back.items()):
+                self._going_back[place] = [entry for entry in entries if entry[0] >= oldest]
+                if not self._going_back[place]:
+                    del self._going_back[place]
+
+    # -- asking
+
+    def ask(self) -> None:
+        """Lease ahead: one poll for each topic while there is room, or for more urgent messages."""
+        if not self._taker.is_open():
+            return
+        room = self._room()
+        above, many = (0, room) if room > 0 else self._above()
+        if room < 0 and self._under_way:
+            self._take_back(above)
+        if room <= 0 and not above:
+            return
+        for topic, partitions in self.ready.items():
+            waits = self._under_way.get(topic)
+            if waits is not None and not 0 < waits.above < (above or LANES):
+                continue
+            if topic in self._clearing or self._retries.waits(topic) or (above and topic in self._doubtful):
+                continue
+            wanted = [(p, g) for p, g in partitions.items() if (topic, p) not in self.paused]
+            if wanted:
+                self._submit(topic, wanted, many, above)
+
+    def _room(self) -> int:
+        """How many messages to ask for; none when enough are in hand, and -1 when that is true even for what
+        was asked for already: of another topic, or when the handler was faster."""
+        options, count = self._options, self._hand.count
+        if self._taker.is_waiting() and not count:
+            return min(self._pace.wanted(), options.batch_size, self._cap or options.batch_size)
+        limit = min(self._cap, self._pace.ahead())
+        if self._cap < options.prefetch and self._taker.started() - self._since > _WASTE_WINDOW:
+            self._cap = min(options.prefetch, self._cap * 2)
+            self._wasted, self._since = 0, self._taker.started()
+        if self._modest_ms and limit > self._modest_count:
+            if self._now_ms() < self._modest_ms:
+                limit = self._modest_count
+            else:
+                self._modest_ms = 0.0
+        room = limit - count - self._taker.out_of_hand()
+        if room >= min(options.batch_size, max(1, limit // 2)):
+            return min(options.batch_size, room)
+        return -1 if room <= 0 and self._pace.message_ms >= SOON_MS else 0
+
+    def _above(self) -> tuple[int, int]:
+        """Some messages of lanes below this one are wanted although enough is in hand; 0: none are."""
+        hand, pace, policy = self._hand, self._pace, self._taker.policy()
+        enough = max(1, pace.workers, pace.ahead())
+        if hand.count * pace.message_ms < 2 * SOON_MS or policy.ordering == "partition":
+            return 0, 0
+        if hand.count > _FILLED * enough:
+            return 0, 0  # What came has to wait behind its key, so that the hand only grows.
+        return hand.short_of(enough) if policy.priority_mode == "strict" else (hand.lane(), pace.wanted())
+
+    def _take_back(self, above: int) -> None:
+        """Enough is in hand: polls that wait for any message are withdrawn, or replaced by `above` ones."""
+        for topic, waits in list(self._under_way.items()):
+            if not waits.above:
+                if above:
+                    del self._under_way[topic]
+                else:
+                    self.withdraw({topic})
+
+    def _submit(self, topic: str, wanted: list[tuple[int, int]], count_max: int, above: int = 0) -> None:
+        self._count += 1
+        poll, sent_ms = _Poll(self._count, above), self._now_ms()
+        generations = dict(wanted)
+        lease_ms = self._taker.policy().lease_ms  # It may be changed before the answer comes.
+        held = self._held(topic) if topic in self._doubtful else None
+        if held is not None:
+            self._clearing.add(topic)
+        if count_max:
+            self._under_way[topic] = poll
+        self._unanswered[poll.number] = {(topic, partition) for partition in generations}
+
+        def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
+            answered(reply, parts)
+            self._answered(poll.number)
+
+        def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
+            current = self._under_way.get(topic) is poll
+            if current:
+                del self._under_way[topic]
+            if held is not None:
+                self._clearing.discard(topic)
+            if isinstance(reply, Refusal):
+                if reply.outcome != "none":
+                    self._doubtful.add(topic)
+                if current or held is not None:
+                    self._refused(topic, error_of(reply))
+                return
+            if held is not None:
+                self._doubtful.discard(topic)
+            assert isinstance(reply, Leases)
+            self._retries.served(topic)
+            granted_ms = sent_ms + reply.waited_ms
+            asked = (above > 0, poll.number)
+            self._taker.arrived(Answer(topic, generations, reply, parts, granted_ms, lease_ms, *asked))
+            # Later, not now: a broker in this process may answer from within `submit`.
+            self._loop.call_soon(self.ask)
+
+        group, member, size = self._request.group, self._request.member, self._options.fetch_bytes_max
+        wait_ms = WAIT_MS if held is None and count_max else 0
+        lanes = above or None
+        request = Lease(topic, group, member, wanted, count_max, size, wait_ms, lease_ms, held, lanes)
+        self._verbs.submit(request, b"", respond)
+
+    def _held(self, topic: str) -> list[int] | None:
+        """The leases of a topic; None when they are too many for a request: then unknown ones end by
+        themselves."""
+        held = self._taker.held(topic)
+        return held if len(held) <= HELD_MAX else None
+
+    def _refused(self, topic: str, error: TailraceError) -> None:
+        if not self._taker.is_open():
+            return
+        if isinstance(error, Fenced | NotFound):
+            self._retries.refused(topic)
+            self._taker.fenced()
+        elif error.retriable:
+            self._retries.refused(topic)
+        else:
+            self._retries.refused(topic, PAUSE_S_MAX)
+            self._taker.failed(error)

@@ -1,0 +1,551 @@
+"""What comes in to a consumer of a queue (see `client.polls`): it is handed out, or goes back.
+
+Messages that no handler has got go back when another member is hungry, when their partition is given up, when
+the consumer ends, and behind a message of their key that failed: each time as if they had never been
+delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from tailrace.client.queue.ack_sender import Settlement
+from tailrace.client.queue.consumer_options import ConsumerOptions
+from tailrace.client.queue.delivery import Delivery, Leased, LeasedRows, foreign_rows, unpack
+from tailrace.client.queue.hand import Chosen, Hand, overtakes
+from tailrace.client.queue.held_leases import HeldLease, Unstarted, deadline_ms, spans_of
+from tailrace.client.queue.lease_polls import SOON_MS, Answer, Polls
+from tailrace.client.queue.membership import Member
+from tailrace.client.queue.pace import Pace
+from tailrace.core.model.group_commands import JoinGroup, Place
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.queue_commands import GiveBack, Grant
+from tailrace.errors import InvalidRequest, TailraceError
+from tailrace.format.frame import Buffer
+from tailrace.ports import BrokerVerbs
+
+CALM_MS = 50
+"""So long after a look at a lease, messages of it are handed out without another."""
+YIELD_ROWS = 256
+"""After so many messages in a row the loop gets a turn, so that the next ones can arrive meanwhile."""
+LATE_MS = 200.0
+"""What would not be started for longer than this is not kept in hand."""
+LOOK_MS = 5.0
+"""How long to look on, to see how many messages are being started."""
+
+
+class Parking(Protocol):
+    """Where messages wait that were taken and not started, because their key is at work."""
+
+    def give_up(self, places: set[Place]) -> Unstarted:
+        """Those of partitions that are given up; they are not started any more."""
+        ...
+
+    def parked(self) -> Unstarted:
+        """All of them; they stay."""
+        ...
+
+    def behind(self, failed: Leased) -> Unstarted:
+        """Those that have to come after a message that comes again; they are not started any more."""
+        ...
+
+
+class Intake:
+    """See `membership.Holder` and `polls.Taker`. Messages are taken from `current`; `last` is the one that
+    was handed out."""
+
+    def __init__(
+        self, verbs: BrokerVerbs, request: JoinGroup, timeout: float, options: ConsumerOptions
+    ) -> None:
+        self._verbs = verbs
+        self._request = request
+        self._loop = asyncio.get_running_loop()
+        self.settlement = Settlement(
+            verbs,
+            request.group,
+            timeout,
+            behind=self._take_behind,
+            started=self._handed_out,
+            going_back=lambda place, first: self._polls.going_back(place, first),
+            went_back=self._went_back,
+            lost=self._lease_lost,
+        )
+        self.membership = Member(
+            verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
+        )
+        self._begun = False
+        self.pace = Pace()
+        self.sampling = True
+        """Whether the pace is measured here: from taking some rows to asking for the next ones."""
+        self._since_ms = 0.0
+        self._taken = 0
+        """Messages that were handed out since then, of rows that are current no more."""
+        self._started = 0
+        """The same since the beginning."""
+        self._looking = False
+        self.parking: Parking | None = None
+        self._hand = Hand()
+        self._polls = Polls(verbs, request, options, self, self._hand, self.pace)
+        self._rows: LeasedRows | None = None
+        self.current: Iterator[Any] = iter(())
+        self.last: Leased | None = None
+        self.kind: type[Leased] = Delivery
+        self.wall_ns = verbs.clock.wall_ns
+        self.calm_ns = self.until_ns = 0
+        """While the wall clock is in this span, the current rows need no look at their lease; see
+        `is_over`."""
+        self._safe_ms = 0.0
+        self.guard: AbstractContextManager[object] = nullcontext()
+        """Held by whoever takes from `current` in another thread (see `tailrace.sync`)."""
+        self._streak = 0
+        self._taking = False
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self.closed: TailraceError | None = None
+
+    # -- handing out
+
+    async def take(self) -> None:
+        """Make the next rows the current ones, as soon as there are any."""
+        if self._taking:
+            raise InvalidRequest("a consumer serves one task at a time; `run` has `concurrency`")
+        self._taking = True
+        try:
+            if self._streak >= YIELD_ROWS:
+                self._streak = 0
+                await asyncio.sleep(0)
+            while not self.next_rows():
+                waiter = self._loop.create_future()
+                self._streak = 0
+                self._waiters.append(waiter)
+                self._begun = True
+                self._polls.ask()
+                await waiter
+        finally:
+            self._taking = False
+
+    def next_rows(self) -> bool:
+        """Make the next buffered rows the current ones; False when nothing is there."""
+        if self.closed is not None:
+            raise self.closed
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._stopping:
+            raise StopAsyncIteration
+        now_ms = self.settlement.now_ms()
+        self._count_taken(now_ms)
+        if self._hand.count * self.pace.average_ms > LATE_MS:
+            # It became slower since they were leased.
+            keep = max(1, self.pace.ahead())
+            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), keep))
+        while self._hand.count:
+            rows = self._hand.pop()
+            lease = rows.lease
+            calm = self.calm_ns <= self.wall_ns() < self.until_ns and lease.deadline_ms > self._safe_ms
+            if lease.error is not None if calm else self.is_over(lease):
+                continue
+            one_by_one = self.sampling or self.pace.workers
+            if one_by_one and len(rows) > 1 and len(rows) * self.pace.message_ms >= SOON_MS:
+                # So the next ones are asked for in time, and more urgent ones come in between.
+                half = (len(rows) + 1) // 2
+                self._hand.put_back(rows.rest(half))
+                rows = rows.part(range(half))
+            self._rows, self._since_ms = rows, now_ms
+            self.current = rows.deliveries(self.kind)
+            self._streak += len(rows)
+            self._polls.ask()
+            return True
+        return False
+
+    def _count_taken(self, now_ms: float) -> None:
+        """All current rows were handed out, and somebody comes for more."""
+        if self._rows is not None:
+            self._taken += len(self._rows)
+            self._started += len(self._rows)
+        if self._taken and self.sampling:
+            self.pace.took(self._taken, now_ms - self._since_ms)
+        self._taken = 0
+        self._rows = self.last = None
+
+    def _set_down(self) -> None:
+        """What is left of the current rows goes back into the hand, to be treated like the others."""
+        with self.guard:
+            current, last = self._rows, self.last
+            self.current = iter(())
+            self._rows = self.last = None
+        if current is not None:
+            handed = 0 if last is None else last.row + 1
+            self._taken += handed
+            self._started += handed
+            self._hand.put_back(current.rest(handed))
+
+    def is_over(self, lease: HeldLease) -> bool:
+        """Whether the lease of the rows that are handed out is over.
+
+        Asked for each message, this would cost more than the message. So it says for how long it need not be
+        asked: whatever makes this process stand still moves the wall clock, too, which is cheap to read."""
+        now_ms = self.settlement.now_ms()
+        self.calm_ns = self.until_ns = 0
+        self._safe_ms = now_ms + CALM_MS
+        if lease.deadline_ms > self._safe_ms:
+            self.calm_ns = self.wall_ns()
+            self.until_ns = self.calm_ns + CALM_MS * 1_000_000
+        if self._is_slow(now_ms):
+            self._set_down()
+        return self.settlement.is_over(lease)
+
+    def _is_slow(self, now_ms: float) -> bool:
+        """Whether handlers became so slow that the rest of the current rows is not started soon."""
+        current, last = self._rows, self.last
+        if current is None or last is None or not last.row or not (self.sampling or self.pace.workers):
+            return False
+        left = len(current) - last.row - 1
+        return left * (now_ms - self._since_ms) >= 2 * SOON_MS * last.row
+
+    def more(self) -> bool:
+        """The same for who has messages in hand already: trouble, or the end, waits until they are used."""
+        trouble = self.closed is not None or self._error is not None or self._stopping
+        return not trouble and self.next_rows()
+
+    def ready(self) -> Any:
+        """Hand out the next message when one is at hand and nobody else is waiting for it; else None."""
+        if self._taking:
+            return None
+        while True:
+            message = next(self.current, None)
+            if message is None and self.more():
+                message = next(self.current)
+            if message is None:
+                return None
+            self.last = message
+            if self.calm_ns <= self.wall_ns() < self.until_ns or not self.is_over(message.rows.lease):
+                return message
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+        self._stopping = True
+        self.return_unstarted()
+        self._wake()
+
+    def refuse(self, error: TailraceError) -> None:
+        """Nothing is handed out or leased from now on; what is settled still counts."""
+        self.closed = error
+        self._polls.close()
+        self._wake()
+
+    def end(self, error: TailraceError) -> None:
+        """Nothing is settled any more either."""
+        self.refuse(error)
+        self._set_down()
+        self._hand.clear()
+        self.settlement.close(error)
+
+    # -- dropping what is not handed out
+
+    def _take_behind(self, deliveries: Sequence[Leased]) -> Unstarted:
+        """Messages are about to go back: take out what is in hand behind them, to go back with them."""
+        taken = Unstarted()
+        ordering = self.membership.policy.ordering
+        for failed in deliveries:
+            key = failed.key
+            if ordering == "none" or (ordering == "key" and key is None):
+                continue
+            place, number = failed.rows.lease.place, failed.offset
+            found = self._take_out(_behind(place, number, key if ordering == "key" else None))
+            taken.merge(found)
+            if self.parking is not None:
+                taken.merge(self.parking.behind(failed))
+        self._polls.wasted(sum(len(offsets) for offsets in taken.leases.values()))
+        return taken
+
+    def _handed_out(self, place: Place) -> list[tuple[int, list[int]]]:
+        """What handlers were given of a partition and did not settle yet."""
+        waiting: dict[HeldLease, set[int]] = {}
+        for rows in self._hand:
+            waiting.setdefault(rows.lease, set()).update(rows.offsets())
+        parked = Unstarted() if self.parking is None else self.parking.parked()
+        for lease, offsets in parked.leases.items():
+            waiting.setdefault(lease, set()).update(offsets)
+        found = []
+        for lease in self.settlement.leases.of(place):
+            if given := lease.open - waiting.get(lease, set()):
+                found.append((lease.id, spans_of(sorted(given))))
+        return found
+
+    def _went_back(self, deliveries: Sequence[Leased]) -> None:
+        """Messages have to come again: the later ones of their keys are not handed out before. The broker
+        took them back, too, or is given them now, where nobody here can tell."""
+        ordering = self.membership.policy.ordering
+        for failed in deliveries:
+            lease = failed.rows.lease
+            fresh = self.settlement.leases.went_back_before(lease, failed.offset)
+            key = failed.key if ordering == "key" else None
+            if ordering == "none" or (ordering == "key" and key is None):
+                continue
+            self.settlement.give_back(self._take_out(_behind(lease.place, failed.offset, key, fresh)))
+
+    def _lease_lost(self, lease: HeldLease) -> None:
+        """Its messages come again, and what is in hand behind them goes back to come after them."""
+        self._forget(self._take_out(lambda rows: range(len(rows)) if rows.lease is lease else ()))
+        if lease.gone and self.membership.policy.ordering != "none":
+            self.settlement.give_back(self._take_out(_behind(lease.place, min(lease.gone), None)))
+
+    def _take_out(self, chosen: Chosen, keep: int = 0) -> Unstarted:
+        self._set_down()
+        taken = self._hand.take_out(chosen, keep)
+        self._polls.ask()
+        return taken
+
+    def _forget(self, taken: Unstarted) -> None:
+        for lease, offsets in taken.leases.items():
+            self.settlement.leases.forget(lease, offsets)
+
+    def return_unstarted(self) -> None:
+        """Nothing more is handed out: all that is in hand goes back at once."""
+        self._polls.withdraw()
+        self._set_down()
+        self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows))))
+
+    # -- other members
+
+    def hungry(self, places: set[Place]) -> None:
+        """See `membership.Holder`: look on for a moment, then give back what is not started soon."""
+        if not self._looking and (self._hand.count or self._rows is not None):
+            self._looking = True
+            seen = self.started(), self.settlement.now_ms()
+            self._loop.call_later(LOOK_MS / 1000, self._share, places, *seen)
+
+    def started(self) -> int:
+        """See `polls.Taker`."""
+        last = self.last
+        return self._started + (0 if last is None else last.row + 1)
+
+    def _share(self, places: set[Place], started: int, since_ms: float) -> None:
+        self._looking = False
+        now_ms = self.settlement.now_ms()
+        pace = (self.started() - started) / max(LOOK_MS, now_ms - since_ms)
+        soon = int(pace * SOON_MS)
+        self._polls.be_modest(soon)
+        self._polls.withdraw({topic for topic, _ in places})
+        self.settlement.give_back(self._take_out(_all_of(places), soon))
+
+    # -- partitions
+
+    def pause(self, places: set[Place]) -> None:
+        """Hand out nothing more of these; what was leased ahead of them is given back."""
+        self._polls.paused |= places
+        self._polls.renew()
+        self.settlement.give_back(self._take_out(_all_of(places)))
+
+    def resume(self, places: set[Place]) -> None:
+        """Go on with these, or with all."""
+        self._polls.paused -= places or set(self._polls.paused)
+        self._polls.renew()
+
+    def granted(self, places: dict[Place, int]) -> None:
+        """See `membership.Holder`."""
+        self.settlement.lease_ms = self.membership.policy.lease_ms
+        for (topic, partition), generation in places.items():
+            self._polls.ready.setdefault(topic, {})[partition] = generation
+        self._polls.renew()
+
+    def reconfigured(self) -> None:
+        """See `membership.Holder`."""
+        self.settlement.lease_ms = self.membership.policy.lease_ms
+        self._polls.renew()
+
+    def _not_ready(self, places: set[Place]) -> None:
+        for topic, partition in places:
+            self._polls.ready.get(topic, {}).pop(partition, None)
+        self._polls.renew()
+
+    def withdrawn(self, places: set[Place]) -> None:
+        """See `membership.Holder`."""
+        self._polls.withdraw({topic for topic, _ in places})
+        self._not_ready(places)
+        self.settlement.give_back(self._take_out(_all_of(places)))
+        if self.parking is not None:
+            self.settlement.give_back(self.parking.give_up(places))
+
+    async def release(self, places: set[Place], seconds: float) -> None:
+        """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with
+        the partition, without a failure."""
+        until_s = self._loop.time() + seconds
+        await self.settlement.settled(places, seconds)
+        # What is on its way here goes back before the partition does: later, it would count as delivered.
+        await self._polls.answered(places, until_s - self._loop.time())
+        await self.settlement.flushed(places)
+        for place in places:
+            for lease in self.settlement.leases.of(place):
+                self.settlement.lose(lease)
+
+    def dropped(self, places: set[Place]) -> None:
+        """See `membership.Holder`."""
+        self._not_ready(places)
+        self._forget(self._take_out(_all_of(places)))
+
+    def tick(self) -> None:
+        """See `membership.Holder`."""
+        self.settlement.tick()
+
+    def failed(self, error: BaseException) -> None:
+        """See `membership.Holder`."""
+        self._error = error
+        self._wake()
+
+    def woken(self) -> None:
+        """See `membership.Holder`."""
+        self._polls.renew()
+
+    # -- what comes
+
+    def is_open(self) -> bool:
+        """See `polls.Taker`."""
+        return self._begun and self.closed is None and not self._stopping
+
+    def is_waiting(self) -> bool:
+        """See `polls.Taker`."""
+        return any(not waiter.done() for waiter in self._waiters)
+
+    def out_of_hand(self) -> int:
+        """See `polls.Taker`."""
+        current = self._rows
+        late = current is not None and len(current) * self.pace.message_ms >= SOON_MS
+        return len(current) if late and current is not None else 0
+
+    def policy(self) -> GroupPolicy:
+        """See `polls.Taker`."""
+        return self.membership.policy
+
+    def held(self, topic: str) -> list[int]:
+        """See `polls.Taker`."""
+        leases = self.settlement.leases.of()
+        return [lease.id for lease in leases if lease.place[0] == topic and lease.error is None]
+
+    def fenced(self) -> None:
+        """See `polls.Taker`."""
+        self.membership.rejoin()
+
+    def arrived(self, answer: Answer) -> None:
+        """See `polls.Taker`. Leases may be over already: this process stood still before it looked."""
+        topic, parts = answer.topic, answer.parts
+        data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
+        ready = self._polls.ready.get(topic, {})
+        in_time = deadline_ms(answer.granted_ms, answer.lease_ms) > self.settlement.now_ms()
+        at = 0
+        for grant in answer.reply.grants:
+            piece = data[at : at + grant.nbytes]
+            at += grant.nbytes
+            place, generation = (topic, grant.partition), answer.generations.get(grant.partition, -1)
+            useful = ready.get(grant.partition) == generation and place not in self._polls.paused
+            if useful and in_time and self.closed is None and not self._stopping:
+                self._add(place, generation, grant, piece, answer)
+            else:
+                self._not_wanted(topic, grant)
+        self._wake()
+
+    def _not_wanted(self, topic: str, grant: Grant) -> None:
+        """Nobody here wants it any more; when this does not arrive, the lease ends by itself."""
+        spans = [n for first, count, _, _ in sorted(grant.runs) for n in (first, first + count)]
+        request = GiveBack(topic, grant.partition, self._request.group, [(grant.lease, spans)])
+        self._verbs.submit(request, b"", lambda reply, parts: None)
+
+    def _add(self, place: Place, generation: int, grant: Grant, data: Buffer, answer: Answer) -> None:
+        for older, offsets in self.settlement.leases.superseded(place, grant.runs).items():
+            self._take_out(_of_lease(older, offsets))
+            self.settlement.leases.forget(older, offsets)
+        lease = self.settlement.leases.add(place, generation, grant)
+        try:
+            found = unpack(lease, self.settlement, grant, data)
+        except TailraceError as error:
+            self.settlement.lose(lease)
+            self.settlement.leases.drop_done(lease)
+            self.failed(error)
+            return
+        self.settlement.started(lease, answer.granted_ms, answer.lease_ms)
+        now_us = self.wall_ns() // 1000
+        for rows in found:
+            foreign = foreign_rows(rows, self._request.group)
+            if foreign:
+                deliveries = list(rows.deliveries(Delivery))
+                for row in foreign:
+                    deliveries[row].ack_nowait()
+                rows.keep(sorted(set(range(len(rows))) - set(foreign)))
+            if early := self._behind_returning(rows, answer.asked):
+                self._send_back_early(rows, early)
+            if len(rows):
+                policy, current = self.membership.policy, self._rows
+                if current is not None and overtakes(rows, current, policy, urgent=answer.urgent):
+                    self._set_down()
+                self._hand.add(rows, policy, now_us, urgent=answer.urgent)
+
+    def _behind_returning(self, rows: LeasedRows, asked: int) -> list[int]:
+        """Rows behind messages that went back since they were asked for, and did not come with them: they
+        were granted before, and the broker took them back, too, or they wait for the others."""
+        ordering = self.membership.policy.ordering
+        went_back = self._polls.went_back_since(rows.lease.place, asked)
+        if not went_back or ordering == "none":
+            return []
+        keys = rows.values("key") if ordering == "key" else None
+        found: set[int] = set()
+        for first in went_back:
+            if ordering == "partition":
+                lows: list[int | None] = [min(first.values())] * len(rows)
+            else:
+                lows = [None if key is None else first.get(key) for key in keys or ()]
+            known = {low for low in lows if low is not None and not rows.lease.has(low)}
+            pairs = zip(rows.offsets(), lows, strict=False)
+            found.update(
+                row
+                for row, (offset, low) in enumerate(pairs)
+                if low is not None and low in known and offset > low
+            )
+        return sorted(found)
+
+    def _send_back_early(self, rows: LeasedRows, early: list[int]) -> None:
+        offsets, keys = rows.offsets(), rows.values("key")
+        unstarted = Unstarted()
+        for row in early:
+            unstarted.add(rows.lease, offsets[row], None if keys is None else keys[row])
+        rows.keep([row for row in range(len(rows)) if row not in set(early)])
+        self._polls.wasted(len(early))
+        self.settlement.give_back(unstarted)
+
+
+def _all_of(places: set[Place]) -> Chosen:
+    return lambda rows: range(len(rows)) if rows.lease.place in places else ()
+
+
+def _of_lease(lease: HeldLease, offsets: set[int]) -> Chosen:
+    def chosen(rows: LeasedRows) -> Sequence[int]:
+        if rows.lease is not lease:
+            return ()
+        return [row for row, offset in enumerate(rows.offsets()) if offset in offsets]
+
+    return chosen
+
+
+def _behind(place: Place, offset: int, key: bytes | None, fresh: int | None = None) -> Chosen:
+    """Rows behind an offset, of a key or all; of leases before number `fresh`."""
+
+    def chosen(rows: LeasedRows) -> Sequence[int]:
+        if rows.lease.place != place or (fresh is not None and rows.lease.number >= fresh):
+            return ()
+        offsets = rows.offsets()
+        if key is None:
+            return [row for row, other in enumerate(offsets) if other > offset]
+        keys = rows.values("key") or ()
+        return [row for row, other in enumerate(keys) if other == key and offsets[row] > offset]
+
+    return chosen

@@ -1,0 +1,1 @@
+"""Reading the log: readers, stream consumers, keys and facts."""

@@ -1,0 +1,1 @@
+"""Requests and answers: the transport, calls with retries, and the clocks of a client."""

@@ -1,0 +1,334 @@
+"""The broker's verbs over a socket: several hosts, pipelining, keep-alive, and reconnecting by itself.
+
+A request that cannot be sent is refused at once with outcome `none`; one that was sent when the
+connection broke, with outcome `unknown`. Whoever asked decides whether to try again.
+
+The first connection fails at once when nobody listens, unless the caller asked to wait. A connection that
+was lost later is made again for as long as the client is open; the logger `tailrace.client` tells of the
+loss, of attempts (the first, then one in 10 s) and of the new connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+
+from tailrace.client.rpc.machine_clock import MachineClock
+from tailrace.core.model.commands import Ping, Reply, Request
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import InvalidRequest, TailraceError, TooLarge, Unavailable, from_code
+from tailrace.format import codec
+from tailrace.format.frame import Buffer
+from tailrace.format.wire import PREAMBLE, PROTOCOL_VERSION, Hello, Welcome, WireReader, prefix
+
+Respond = Callable[[Reply, Sequence[Buffer]], None]
+
+log = logging.getLogger("tailrace.client")
+
+BODY_BYTES_MAX = 256 * 1024 * 1024
+PAUSE_S_MIN = 0.05
+PAUSE_S_MAX = 1.0
+CONNECT_S = 5.0
+REMARK_S = 10.0
+DEFAULT_PORT = 7400
+_ENCODER = msgspec.msgpack.Encoder()
+_GREETING = msgspec.msgpack.Decoder(Welcome | Refusal)
+_DOWN = Refusal("unavailable", "not connected to a broker", "none")
+_LOST = Refusal("unavailable", "the connection broke before the answer came", "unknown")
+_ABSENT = "nobody listens there"
+_ENDED = "the connection ended with its greeting"
+_STRANGER = "what listens there is not a Tailrace broker"
+_CLOSED = Refusal("unavailable", "the client is closed", "none")
+
+
+class Wire(asyncio.BufferedProtocol):
+    """One connection to one broker."""
+
+    def __init__(self, lost: Callable[[Wire], None]) -> None:
+        self._lost = lost
+        self._reader = WireReader(BODY_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, Respond] = {}
+        self._next_id = 1
+        self.greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        # The connection may break before anybody looks at it: that is no error of this program.
+        self.greeting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.heard = True
+        self.connected = self.lost = False
+        self.why = "the broker closed it"
+        """Why the connection ended, for the log."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it.
+        self._transport = transport
+        self.connected = True
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello = _ENCODER.encode(Hello([PROTOCOL_VERSION], "tailrace-python"))
+        transport.write(PREAMBLE + prefix(hello, 0, 0))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.window()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard = True
+        try:
+            for request_id, header, body in self._reader.filled(nbytes):
+                self._message(request_id, header, body)
+        except TooLarge as error:
+            self._fail(error if self.greeting.done() else InvalidRequest(f"{_STRANGER}: {error.message}"))
+        except TailraceError as error:
+            self._fail(error)
+
+    def _message(self, request_id: int, header: bytes, body: Buffer) -> None:
+        if request_id in self._waiting:
+            reply = codec.decode_reply(header)  # What cannot be read leaves the request waiting: it is lost.
+            self._waiting.pop(request_id)(reply, (body,) if len(body) else ())
+        elif not self.greeting.done():
+            self._greeted(header)
+        elif request_id == 0:
+            reply = codec.decode_reply(header)
+            if isinstance(reply, Refusal):
+                raise from_code(reply.code, reply.message, "none", reply.details)
+
+    def _greeted(self, header: bytes) -> None:
+        try:
+            welcome = _GREETING.decode(header)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"{_STRANGER}: {error}") from error
+        if isinstance(welcome, Refusal):
+            raise from_code(welcome.code, welcome.message, "none", welcome.details)
+        self.greeting.set_result(welcome)
+
+    def _fail(self, error: TailraceError) -> None:
+        if not self.greeting.done():
+            self.greeting.set_exception(error)
+        self.close(error.message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.lost = True
+        if exc is not None:
+            self.why = str(exc)
+        if not self.greeting.done():
+            self.greeting.set_exception(Unavailable(f"{_ENDED}: {self.why}"))
+        waiting, self._waiting = self._waiting, {}
+        self._lost(self)
+        for respond in waiting.values():
+            respond(_LOST, ())
+
+    def send(self, request: Request, body: Buffer, respond: Respond) -> None:
+        """Write a request; the answer comes through `respond`."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            respond(_DOWN, ())
+            return
+        request_id = self._next_id
+        self._next_id += 1
+        self._waiting[request_id] = respond
+        head = prefix(codec.encode_request(request), len(body), request_id)
+        if len(body):
+            transport.writelines([head, body])
+        else:
+            transport.write(head)
+
+    def close(self, why: str = "it was closed here") -> None:
+        """Close now; what waits for an answer is told that it is unknown."""
+        if self._transport is not None:
+            self.why = why
+            self._transport.abort()
+
+
+class _Outage:
+    """What the log says of a time without a connection: little, however often a connection is tried."""
+
+    def __init__(self, now_s: float) -> None:
+        self._begun_s = now_s
+        self._next_s = now_s
+        self._attempts = 0
+
+    def attempt(self, error: TailraceError, now_s: float) -> None:
+        """An attempt failed; the first is told, and later ones in intervals."""
+        self._attempts += 1
+        if now_s >= self._next_s:
+            self._next_s = now_s + REMARK_S
+            text = "%s; trying again (attempt %d after %.0f s)"
+            log.warning(text, error.message, self._attempts, now_s - self._begun_s)
+
+    def over(self, where: str, now_s: float) -> None:
+        """There is a connection."""
+        log.info("connected to the broker at %s after %.1f s", where, now_s - self._begun_s)
+
+
+class NetworkVerbs:
+    """`BrokerVerbs` over whichever of the hosts answers."""
+
+    def __init__(self, hosts: Sequence[tuple[str, int]]) -> None:
+        self.clock = MachineClock()
+        self._hosts = list(hosts)
+        self._wire: Wire | None = None
+        self._where = ""
+        self._keeper: asyncio.Task[None] | None = None
+        self._down = asyncio.Event()
+        self._closed = False
+
+    async def open(self, wait_s: float = 0.0, *, timeout_s: float = CONNECT_S) -> None:
+        """Connect; raises what the hosts said when none takes the connection. With `wait_s` they are asked
+        again for so long, unless what was said is for good."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        pause, outage = PAUSE_S_MIN, None
+        while True:
+            try:
+                idle_ms = await self._connect(min(CONNECT_S, timeout_s))
+                break
+            except TailraceError as error:
+                if not error.retriable or loop.time() + pause > deadline:
+                    raise
+                outage = outage or _Outage(loop.time())
+                outage.attempt(error, loop.time())
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, PAUSE_S_MAX)
+        if outage is not None:
+            outage.over(self._where, loop.time())
+        self._keeper = loop.create_task(self._keep(idle_ms))
+
+    async def _connect(self, timeout_s: float) -> int:
+        loop = asyncio.get_running_loop()
+        problems = []
+        for host, port in list(self._hosts):
+            wire = Wire(self._lost)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await loop.create_connection(lambda wire=wire: wire, host, port)  # type: ignore[misc]
+                    welcome = await wire.greeting
+                if wire.lost:
+                    raise Unavailable(_ENDED)
+            except (TimeoutError, OSError, TailraceError) as error:
+                where = _address(host, port)
+                if isinstance(error, TailraceError) and not error.retriable:
+                    text = f"{where}: {error.message}"
+                    raise from_code(error.code, text, error.outcome, error.details) from error
+                problems.append(_problem(error, wire, host, where, timeout_s))
+                self._hosts.append(self._hosts.pop(0))
+            else:
+                self._wire, self._where = wire, _address(host, port)
+                return welcome.idle_ms
+            finally:
+                if self._wire is not wire:
+                    wire.close()
+        raise _unreached(problems, self._hosts)
+
+    def _lost(self, wire: Wire) -> None:
+        if self._wire is wire:
+            self._wire = None
+            self._down.set()
+            if not self._closed:
+                log.warning("lost the connection to the broker at %s: %s", self._where, wire.why)
+
+    async def _keep(self, idle_ms: int) -> None:
+        """Keep the connection alive while it stands, and make a new one when it is lost."""
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(idle_ms / 3000, 0.05)):
+                    await self._down.wait()
+            if not self._down.is_set():
+                self._probe()
+                continue
+            pause, outage = PAUSE_S_MIN, _Outage(loop.time())
+            while self._wire is None and not self._closed:
+                try:
+                    idle_ms = await self._connect(CONNECT_S)
+                    outage.over(self._where, loop.time())
+                except TailraceError as error:
+                    outage.attempt(error, loop.time())
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, PAUSE_S_MAX)
+            self._down.clear()
+
+    def _probe(self) -> None:
+        """Every third of the idle time: a silent peer that did not even answer the last probe is gone."""
+        wire = self._wire
+        if wire is None:
+            return
+        if not wire.heard:
+            wire.close("the broker did not answer a probe")
+            return
+        wire.heard = False
+        wire.send(Ping(), b"", lambda reply, parts: None)
+
+    def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
+        """Send, or refuse when there is no connection at the moment."""
+        if self._wire is not None:
+            self._wire.send(request, body, respond)
+        else:
+            respond(_CLOSED if self._closed else _DOWN, ())
+
+    async def close(self) -> None:
+        """Stop reconnecting and close."""
+        self._closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._wire is not None:
+            self._wire.close()
+            await asyncio.sleep(0)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _problem(error: Exception, wire: Wire, host: str, where: str, timeout_s: float) -> str:
+    """Why there is no connection to one host, in words for whoever named it."""
+    if isinstance(error, TailraceError):
+        return f"the broker at {where} takes no connection now: {error.message}"
+    if type(error) is TimeoutError:  # Of ours; one of the system has its own words.
+        if wire.connected:
+            return f"what listens at {where} does not greet within {timeout_s:g} s: is it a Tailrace broker?"
+        return f"no broker at {where}: no answer within {timeout_s:g} s"
+    if isinstance(error, socket.gaierror):
+        return f"no broker at {where}: the host name {host!r} is not known ({error.strerror})"
+    text = str(error)
+    # asyncio puts the errors of all addresses of a host into one text.
+    if getattr(error, "errno", None) == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in text:
+        text = _ABSENT
+    return f"no broker at {where}: {text}"
+
+
+def _unreached(problems: Sequence[str], hosts: Sequence[tuple[str, int]]) -> Unavailable:
+    """The error for hosts of which none took the connection."""
+    text = "; ".join(problems)
+    if _ABSENT in text:
+        host, port = hosts[0]
+        other = (host, port) != ("127.0.0.1", DEFAULT_PORT)
+        listen = f" --listen {_address(host, port)}" if len(hosts) == 1 and other else ""
+        text += f"; start one with `tailrace serve{listen}`"
+    hint = "name another broker with --url or TAILRACE_URL, or wait for this one with --wait SECONDS"
+    return Unavailable(text, hint=hint)
+
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """`host:port,host:port` with the default port 7400; IPv6 in brackets."""
+    hosts = []
+    for item in text.split(","):
+        host, colon, port = item.strip().rpartition(":")
+        if not colon or item.strip().endswith("]"):
+            host, port = item.strip(), str(DEFAULT_PORT)
+        bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if bracketed else host
+        good = host and (bracketed or not set(host) & set(":[]")) and port.isascii() and port.isdigit()
+        if not good or not 0 < int(port) < 65536:
+            raise InvalidRequest(f"url: {item.strip()!r} is not host:port (IPv6 addresses in brackets)")
+        hosts.append((host, int(port)))
+    return hosts

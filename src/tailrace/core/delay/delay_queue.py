@@ -1,0 +1,201 @@
+"""Delayed messages of one partition: stored in scheduled frames, without offsets until they are due.
+
+    Scheduled ──▶ waits ──ReleaseDue──▶ Appended (fresh offsets) + Released      in one group of frames
+                    └────CancelScheduled──▶ ScheduleCancelled                    never appended
+
+Only where a message is stored, when it is due and its id are kept here; its body stays in the log. The shell
+reads the rows that come near and gives them back with `ReleaseDue`. What happened in between is looked at
+again then: the command holds only if it names exactly the rows that are due up to its end, so a message that
+was cancelled a moment before is never appended. A cancelled message leaves the wheel at its time; the latest
+ids are remembered after that, so that whoever lost the answer and asks again is told the same.
+
+Dedup ids of delayed messages count from when they were stored, in a window of their own (`late_ids`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.collections.timing_wheel import (
+    AT,
+    CANCELLED,
+    HIGH,
+    LOW,
+    NEVER,
+    REF,
+    ROW_BITS,
+    WIDTH,
+    Rows,
+    Wheel,
+    ref_of,
+)
+from tailrace.core.delay.cancelled_ids import CancelledIds
+from tailrace.core.model.commands import Done, Published
+from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.facts import Appended, Released, ScheduleCancelled, Scheduled
+from tailrace.core.model.identifiers import Hashes, Refusal, Times
+from tailrace.core.model.internal_commands import ReleaseDue
+from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
+from tailrace.core.publish.delayed_dedup import WINDOW_BUFFERS, LateIds
+from tailrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tailrace.core.partition import Partition
+
+IDS_MAX = 10_000
+"""Of one request to cancel."""
+
+
+class Timetable:
+    """Delayed messages of one partition."""
+
+    COMMANDS: tuple[type, ...] = (ReleaseDue, CancelScheduled)
+    FACTS: tuple[type, ...] = (Released, ScheduleCancelled)
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.wheel = Wheel()
+        options = partition.options
+        self.cancelled = CancelledIds()
+        self.dedup = LateIds(options.dedup_window_ms, options.dedup_max)
+        self.scheduled = 0
+        """How many messages were ever delayed."""
+        self.releases = 0
+        """How often rows were released since the start. Not stored: the shell looks here whether its command
+        was decided."""
+        self.soonest_us = NEVER
+        """The earliest time that was scheduled since the shell last looked. Not stored."""
+
+    def __len__(self) -> int:
+        return len(self.wheel)
+
+    # ----------------------------------------------------------------------------------------------- views
+
+    def next_due_us(self) -> int | None:
+        """When the next message is due."""
+        return self.wheel.next_us()
+
+    def due_rows(self, wall_us: int, limit: int) -> Rows:
+        """The first messages that are due, in the order of their release."""
+        return self.wheel.first(wall_us, limit)
+
+    def due(self, wall_us: int, limit: int) -> tuple[Times, int, int]:
+        """Refs of the first messages that are due, and the place in the order up to which they are all."""
+        rows = self.due_rows(wall_us, limit)
+        return rows[:, REF], *(rows[-1, :HIGH].tolist() if len(rows) else (0, 0))
+
+    def lowest_entry(self) -> int | None:
+        """The oldest frame that holds a message which still waits; None when none does."""
+        oldest = self.wheel.oldest_ref()
+        return None if oldest is None else oldest >> ROW_BITS
+
+    # ---------------------------------------------------------------------------------------------- decide
+
+    def decide(self, command: ReleaseDue | CancelScheduled, now_us: int, wall_us: int) -> Decision:
+        """What a command leads to."""
+        time_us = max(now_us, self._partition.append_time_us)
+        if isinstance(command, CancelScheduled):
+            return self._cancel(command, time_us)
+        rows = self.wheel.first(command.until_us, command.view.count + 1, command.until_ref)
+        same = len(rows) == command.view.count
+        if same and command.refs is not None:
+            same = np.array_equal(rows[:, REF], command.refs)
+        if command.until_us > wall_us or not same:
+            return Decision(NOTHING, Done())  # Not these rows any more: the shell looks again.
+        end_offset = self._partition.end_offset
+        appended = Appended(end_offset, command.view, time_us, released=True, wall_us=wall_us)
+        released = Released(command.until_us, command.until_ref, time_us)
+        decision = Decision((appended, released), Published(end_offset, time_us))
+        return self._partition.ring.admit(decision, accepted=True)
+
+    def _cancel(self, command: CancelScheduled, time_us: int) -> Decision:
+        ids, hints = command.ids, command.deliver_at_us
+        problem = None
+        if not 0 < len(ids) <= IDS_MAX or any(len(item) != 16 for item in ids):
+            problem = f"ids: 1 to {IDS_MAX} of 16 bytes each"
+        elif hints and len(hints) != len(ids):
+            problem = f"deliver_at_us: {len(hints)} times for {len(ids)} ids"
+        if problem is not None:
+            return Decision(NOTHING, Refusal(InvalidRequest.code, problem))
+        done: list[bool] = []
+        refs: set[int] = set()
+        for item, hint in zip(ids, hints or [0] * len(ids), strict=True):
+            high, low = (int.from_bytes(item[at : at + 8], "big", signed=True) for at in (0, 8))
+            found = self.wheel.find(high, low, hint)
+            done.append(bool(found) or item in self.cancelled)
+            refs.update(ref for ref in found if ref < CANCELLED)
+        facts = (ScheduleCancelled(sorted(refs), time_us),) if refs else NOTHING
+        return Decision(facts, Cancelled(done))
+
+    # ----------------------------------------------------------------------------------------------- apply
+
+    def schedule(self, fact: Scheduled) -> None:
+        """A batch of delayed messages is stored."""
+        view, count = fact.view, fact.view.count
+        assert view.deliver_at_us is not None
+        assert view.ids is not None
+        assert count < 1 << ROW_BITS
+        rows = np.empty((count, WIDTH), np.int64)
+        # Staged messages may have become due while they were applied.
+        wall_us = fact.wall_us or fact.append_time_us
+        rows[:, AT] = np.maximum(view.deliver_at_us, wall_us)
+        rows[:, REF] = np.arange(count) + ref_of(fact.entry, 0)
+        rows[:, HIGH : LOW + 1] = view.ids.view(np.int64)
+        self.wheel.advance(wall_us)
+        self.wheel.insert(rows)
+        self.soonest_us = min(self.soonest_us, int(rows[:, AT].min()))
+        if view.dedup_ids is not None:
+            self.dedup.add(view.dedup_ids, ref_of(fact.entry, 0), fact.append_time_us)
+        self.scheduled += count
+
+    def land(self, ids: Hashes, base_offset: int, time_us: int, wall_us: int) -> None:
+        """Messages with these dedup ids, the first of those that are due, got their offsets."""
+        refs = self.wheel.first(wall_us, len(ids))[:, REF]
+        assert len(refs) == len(ids), f"{len(ids)} were released, {len(refs)} are due"
+        self.dedup.land(ids, refs, base_offset, time_us)
+
+    def apply(self, fact: Released | ScheduleCancelled) -> None:
+        """Let a fact happen."""
+        partition = self._partition
+        partition.append_time_us = max(partition.append_time_us, fact.time_us)
+        if isinstance(fact, Released):
+            self.wheel.advance(fact.until_us)
+            self.wheel.drop(fact.until_us, fact.until_ref)
+            self.releases += 1
+        else:
+            rows = self.wheel.cancel(fact.refs)
+            self.cancelled.add(row.tobytes() for row in rows[:, HIGH : LOW + 1].astype(">i8"))
+
+    # -------------------------------------------------------------------------------------------- snapshot
+
+    def buffers(self) -> list[Buffer]:
+        """The state for a snapshot."""
+        if not self.scheduled:
+            return []
+        cancelled, dedup = self.cancelled.buffers(), self.dedup.buffers()
+        numbers = array("q", (self.scheduled, len(cancelled), len(dedup)))
+        return [numbers.tobytes(), *cancelled, *dedup, *self.wheel.buffers()]
+
+    def load(self, columns: Sequence[memoryview]) -> None:
+        """The state that a snapshot holds."""
+        if not columns:
+            return
+        numbers = array("q")
+        numbers.frombytes(columns[0])
+        # Older snapshots have fewer numbers there.
+        self.scheduled, cancelled, dedup = (*numbers, *(0, WINDOW_BUFFERS)[len(numbers) - 1 :])
+        self.cancelled.load(columns[1 : 1 + cancelled])
+        self.dedup.load(columns[1 + cancelled : 1 + cancelled + dedup])
+        self.wheel.load(columns[1 + cancelled + dedup :])
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        self.wheel.verify()
+        self.dedup.verify()
+        self.cancelled.verify()
+        assert len(self.wheel) <= self.scheduled

@@ -1,0 +1,1 @@
+"""The coordinator of groups: members, assignment, generations, schedules, deletions."""

@@ -1,0 +1,160 @@
+"""One partition of the internal topic of groups as a state machine, with the interface of `core.partition`.
+
+The leader of a group's partition is its coordinator. The machine has no messages, only facts; its parts are
+the groups and the recurring schedules whose names hash to it, and the decisions of writers of staged batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.groups.cron_schedules import Recurrences
+from tailrace.core.groups.group_deletions import Deletions
+from tailrace.core.groups.group_membership import Groups
+from tailrace.core.model.commands import Done
+from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.group_commands import PutSchedule
+from tailrace.core.model.identifiers import AtHand, partition_of
+from tailrace.core.model.internal_commands import Look
+from tailrace.core.model.topic_options import TopicOptions
+from tailrace.core.staged.staged_versions import StagedDecisions
+from tailrace.errors import Corrupt
+
+TOPIC = "_groups"
+PARTITIONS = 16
+SNAPSHOT_VERSION = 1
+
+
+def home_of(name: str) -> int:
+    """The partition of the internal topic that coordinates a group, a schedule or a writer."""
+    return partition_of(name.encode(), PARTITIONS)
+
+
+class Part(Protocol):
+    """One kind of thing that is coordinated."""
+
+    COMMANDS: tuple[type, ...]
+    FACTS: tuple[type, ...]
+
+    def decide(self, command: Any, now_us: int) -> Decision:
+        """What a command leads to; changes nothing."""
+        ...
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen."""
+        ...
+
+    def packed(self) -> bytes:
+        """The state for a snapshot."""
+        ...
+
+    def load(self, data: bytes) -> None:
+        """The state that a snapshot holds."""
+        ...
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        ...
+
+
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    append_time_us: int
+    leader_epoch: int
+    parts: dict[str, bytes]
+
+
+class Coordinator:
+    """State of one partition of the internal topic. `decide` never changes it; `apply` takes every fact."""
+
+    at_hand: AtHand
+
+    def __init__(self, options: TopicOptions) -> None:
+        self.options = options
+        self.start_offset = 0
+        self.end_offset = 0
+        self.append_time_us = 0
+        self.leader_epoch = 0
+        self.deletions = Deletions()
+        self.groups = Groups(self.deletions)
+        self.recurrences = Recurrences()
+        self.staged = StagedDecisions()
+        self.parts: dict[str, Part] = {
+            "groups": self.groups,
+            "deletions": self.deletions,
+            "recurrences": self.recurrences,
+            "staged": self.staged,
+        }
+        self._decide: dict[type, Callable[[Any, int], Decision]] = {Look: _nothing}
+        self._apply: dict[type, Callable[[Any], None]] = {}
+        for part in self.parts.values():
+            self._decide.update(dict.fromkeys(part.COMMANDS, part.decide))
+            self._apply.update(dict.fromkeys(part.FACTS, part.apply))
+
+    def reconfigure(self, options: TopicOptions) -> None:
+        """Nothing here depends on the options of the topic."""
+        self.options = options
+
+    def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
+        """What a command leads to, from the state and the time alone; time never goes back. Only schedules
+        are about the wall clock; where it is not given, it shows the same."""
+        time_us = max(now_us, self.append_time_us)
+        if type(command) is PutSchedule:
+            return self.recurrences.put(command, time_us, time_us if wall_us is None else wall_us)
+        return self._decide[type(command)](command, time_us)
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen; the same for new ones and at replay."""
+        self._apply[type(fact)](fact)
+        self.append_time_us = max(self.append_time_us, fact.time_us)
+
+    def apply_after_loss(self, fact: Any) -> None:
+        """As `apply`, where facts before this one are lost: one that speaks of what is not known, or says
+        again what is, changes nothing. Partitions and members correct the rest, as after a crash."""
+        try:
+            self.apply(fact)
+        except (KeyError, AssertionError):
+            return
+
+    def lose(self, end_offset: int) -> None:
+        """At replay: facts that stood here in the log are lost."""
+
+    def freeze(self) -> Callable[[], list[Buffer]]:
+        """What gives the state as of now; it is small."""
+        chunks = self.snapshot()
+        return lambda: chunks
+
+    def snapshot(self) -> list[Buffer]:
+        """A copy of the whole state."""
+        parts = {name: part.packed() for name, part in self.parts.items()}
+        head = _Snapshot(SNAPSHOT_VERSION, self.append_time_us, self.leader_epoch, parts)
+        return [msgspec.msgpack.encode(head)]
+
+    @classmethod
+    def restore(cls, options: TopicOptions, chunks: Sequence[Buffer]) -> Coordinator:
+        """The coordinator that a snapshot is of; raises `Corrupt`."""
+        coordinator = cls(options)
+        try:
+            head = msgspec.msgpack.decode(b"".join(chunks), type=_Snapshot)
+            if head.version != SNAPSHOT_VERSION:
+                raise Corrupt(f"snapshot version {head.version}: this release reads {SNAPSHOT_VERSION}")
+            coordinator.append_time_us, coordinator.leader_epoch = head.append_time_us, head.leader_epoch
+            for name, data in head.parts.items():
+                coordinator.parts[name].load(data)
+        except (msgspec.MsgspecError, KeyError, ValueError) as error:
+            raise Corrupt(f"the snapshot cannot be read: {error}") from error
+        return coordinator
+
+    def check(self) -> None:
+        """Assert the invariants; for tests and simulation."""
+        assert self.start_offset == self.end_offset == 0
+        for part in self.parts.values():
+            part.verify()
+
+
+def _nothing(command: Look, now_us: int) -> Decision:
+    return Decision(NOTHING, Done())

@@ -1,0 +1,92 @@
+"""Recurring schedules as state: what is published when, and which tick was last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tailrace.core.model.commands import Done
+from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.group_commands import DeleteSchedule, PutSchedule
+from tailrace.core.model.group_facts import ScheduleDeleted, SchedulePut, ScheduleTicked
+from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_commands import TickDone
+from tailrace.errors import NotFound, Overloaded
+
+SCHEDULES_MAX = 10_000
+"""Schedules of one coordinator."""
+
+
+class Recurrence(msgspec.Struct, frozen=True, array_like=True):
+    """A schedule and its last tick (0: none yet). `since_us` is when it was put: earlier ticks do not
+    count. Both are wall times."""
+
+    put: PutSchedule
+    since_us: int
+    last_us: int = 0
+
+    @property
+    def after_us(self) -> int:
+        """The next tick is the first after this."""
+        return max(self.since_us, self.last_us)
+
+
+class Recurrences:
+    """The schedules of one coordinator."""
+
+    COMMANDS: tuple[type, ...] = (PutSchedule, DeleteSchedule, TickDone)
+    FACTS: tuple[type, ...] = (SchedulePut, ScheduleDeleted, ScheduleTicked)
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Recurrence] = {}
+
+    def decide(self, command: Any, now_us: int) -> Decision:
+        """What a command leads to; for `PutSchedule` see `put`."""
+        known = self.by_name.get(command.name)
+        if isinstance(command, TickDone):
+            if known is None or command.tick_us <= known.last_us:
+                return Decision(NOTHING, Done())
+            return Decision((ScheduleTicked(command.name, command.tick_us, now_us),), Done())
+        if known is None:
+            return Decision(NOTHING, Refusal(NotFound.code, f"there is no schedule {command.name[:80]!r}"))
+        return Decision((ScheduleDeleted(command.name, now_us),), Done())
+
+    def put(self, put: PutSchedule, now_us: int, wall_us: int) -> Decision:
+        """A schedule is made or replaced."""
+        known = self.by_name.get(put.name)
+        if known is None and len(self.by_name) >= SCHEDULES_MAX:
+            text = f"this coordinator has {SCHEDULES_MAX} schedules, and that is the most there can be"
+            return Decision(NOTHING, Refusal(Overloaded.code, text))
+        if known is not None and known.put == put:
+            return Decision(NOTHING, Done())
+        fields = {field: getattr(put, field) for field in PutSchedule.__struct_fields__}
+        return Decision((SchedulePut(**fields, time_us=now_us, wall_us=wall_us),), Done())
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen."""
+        if isinstance(fact, SchedulePut):
+            fields = {field: getattr(fact, field) for field in PutSchedule.__struct_fields__}
+            known = self.by_name.get(fact.name)
+            last_us = 0 if known is None else known.last_us
+            self.by_name[fact.name] = Recurrence(PutSchedule(**fields), fact.wall_us or fact.time_us, last_us)
+        elif isinstance(fact, ScheduleTicked):
+            known = self.by_name[fact.name]
+            self.by_name[fact.name] = msgspec.structs.replace(known, last_us=fact.tick_us)
+        else:
+            del self.by_name[fact.name]
+
+    def packed(self) -> bytes:
+        """The state for a snapshot."""
+        return msgspec.msgpack.encode(list(self.by_name.values()))
+
+    def load(self, data: bytes) -> None:
+        """The state that a snapshot holds."""
+        known = msgspec.msgpack.decode(data, type=list[Recurrence])
+        self.by_name = {recurrence.put.name: recurrence for recurrence in known}
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        for name, recurrence in self.by_name.items():
+            assert recurrence.put.name == name
+            assert recurrence.since_us >= 0

@@ -1,0 +1,158 @@
+"""How the places of a group move: which topics are shared, who gets which partition, and the facts for it.
+
+A partition belongs to one member, or is shared by all members that want its topic. With `assignment = "auto"`
+a topic is shared as soon as more members want it than it has partitions, and is divided among members again
+when there were enough partitions for `CALM_US`. Both go without a pause and within one generation:
+
+    one member each ──▶ shared: at once; who had a partition goes on with it, and the others may take from it.
+    shared ──▶ one member each: every partition gets its next owner, who goes on taking from it. The other
+    members are *leaving*: each is told to finish, and confirms. When the last one has, or when
+    `revoke_timeout_ms` is over, the partition is the next owner's alone.
+
+Whoever still has leases then keeps them, and the partition holds their keys (see `core.ledger`). A topic is
+never shared in a group with `ordering = "partition"`, nor in one whose mode knows one owner a partition.
+
+`plan` is a pure function of a group as it will be (a `Draft`): it gives the facts that lead from there to
+where the group should be. Asked again after those facts it gives nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from tailrace.core.groups.assignment import assign, one_for_all
+from tailrace.core.groups.group_state import CALM_US, Group, Holding
+from tailrace.core.model import group_facts as facts
+from tailrace.core.model.group_commands import Place
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.internal_commands import Sizes
+
+
+class Draft(msgspec.Struct):
+    """What a group will be by the facts decided so far: its members in the order of joining, with the topics
+    that they want, and the places of all its topics."""
+
+    name: str
+    policy: GroupPolicy
+    members: dict[str, tuple[str, ...]]
+    places: dict[Place, Holding]
+    calm_us: dict[str, int | None]
+    """The shared topics, and since when each has enough partitions; see `Group.shared`."""
+
+    def grow(self, topics: Sizes) -> None:
+        """Topics have so many partitions."""
+        for topic, count in topics:
+            if self.policy.assignment == "shared":
+                self.calm_us.setdefault(topic, None)
+            for number in range(count):
+                self.places.setdefault((topic, number), Holding())
+
+    def drop(self, topics: Collection[str]) -> None:
+        """Topics are gone."""
+        self.places = {place: held for place, held in self.places.items() if place[0] not in topics}
+        self.calm_us = {topic: since for topic, since in self.calm_us.items() if topic not in topics}
+
+
+def draft_of(group: Group) -> Draft:
+    """The group as it is."""
+    members = wishes(group)
+    return Draft(group.name, group.policy, members, dict(group.places), dict(group.shared))
+
+
+def wishes(group: Group) -> dict[str, tuple[str, ...]]:
+    """Members in the order of joining, with the topics that they want."""
+    return {member.id: member.topics for member in group.members.values()}
+
+
+def may_share(policy: GroupPolicy) -> bool:
+    """Whether topics of a group are shared whenever its members are many."""
+    return policy.assignment == "auto" and policy.mode == "queue" and policy.ordering != "partition"
+
+
+def crowded(
+    policy: GroupPolicy, members: dict[str, tuple[str, ...]], places: dict[Place, Holding]
+) -> set[str]:
+    """The topics that more members want than there are partitions; all, where the group always shares."""
+    partitions = Counter(topic for topic, _ in places)
+    if policy.assignment == "shared":
+        return set(partitions)
+    if not may_share(policy):
+        return set()
+    wanted = Counter(topic for topics in members.values() for topic in dict.fromkeys(topics))
+    return {topic for topic, count in partitions.items() if wanted[topic] > count}
+
+
+def plan(draft: Draft, now_us: int) -> list[Any]:
+    """The facts that lead to the assignment that the members shall have."""
+    made: list[Any] = []
+    if not draft.places:
+        return made
+    wanted = crowded(draft.policy, draft.members, draft.places)
+    new = sorted(wanted - draft.calm_us.keys())
+    if new:
+        made.append(facts.TopicsShared(draft.name, new, now_us))
+        draft.calm_us.update(dict.fromkeys(new))
+    over = {
+        topic
+        for topic, since_us in draft.calm_us.items()
+        if topic not in wanted and _is_over(draft.policy, since_us, now_us)
+    }
+    still = draft.calm_us.keys() - over
+    alone = {place: held for place, held in draft.places.items() if place[0] not in still}
+    return made + _moves(draft, alone, over, now_us)
+
+
+def _is_over(policy: GroupPolicy, since_us: int | None, now_us: int) -> bool:
+    """Whether a shared topic that need not be shared is divided now."""
+    return not may_share(policy) or (since_us is not None and now_us - since_us >= CALM_US)
+
+
+def _moves(draft: Draft, places: dict[Place, Holding], over: set[str], now_us: int) -> list[Any]:
+    """Divide these places among the members; those of topics in `over` were shared until now."""
+    members = draft.members
+    holders = {place: held.holder if held.holder in members else "" for place, held in places.items()}
+    spread = one_for_all if draft.policy.mode == "exclusive" else assign
+    revoking: list[tuple[str, int, str]] = []
+    dividing: list[tuple[str, int, str]] = []
+    assigned: list[tuple[str, int, str, int]] = []
+    for (topic, number), member in spread(members, holders).items():
+        held = places[topic, number]
+        if topic in over or held.dividing:
+            if not leaving(held, topic, member, members, topic in over):
+                assigned.append((topic, number, member, held.generation))
+            elif topic in over or member != held.next:
+                dividing.append((topic, number, member))
+        elif held.owner not in members:
+            if held.owner or member:
+                assigned.append((topic, number, member, held.generation + 1))
+        elif member != held.holder:
+            revoking.append((topic, number, member))
+    made: list[Any] = []
+    if dividing or over:
+        made.append(facts.TopicsDivided(draft.name, sorted(over), dividing, now_us))
+    if revoking:
+        made.append(facts.Revoking(draft.name, revoking, now_us))
+    if assigned:
+        made.append(facts.Assigned(draft.name, assigned, now_us))
+    return made
+
+
+def leaving(
+    held: Holding, topic: str, member: str, members: dict[str, tuple[str, ...]], shared: bool
+) -> tuple[str, ...]:
+    """Who has to finish with a place that is to belong to a member, and was `shared` until now or is being
+    divided already."""
+    had = members if shared else (*held.leaving, held.next)
+    return tuple(other for other in had if other != member and topic in members.get(other, ()))
+
+
+def moved_on(given_up: dict[Place, Holding]) -> list[tuple[str, int, str, int]]:
+    """Places that their owners, or all who were leaving, have given up go to who is next."""
+    return [
+        (topic, number, held.next, held.generation + (not held.dividing))
+        for (topic, number), held in given_up.items()
+    ]

@@ -1,0 +1,1 @@
+"""Words of the core: identifiers, commands, facts, decisions, and the options of topics and groups."""

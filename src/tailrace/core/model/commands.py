@@ -1,0 +1,229 @@
+"""Commands in and replies out: everything that a client can ask of a broker, as frozen values.
+
+The same structs are the headers of the native protocol, so a request is decoded once, straight into what
+the core decides on. Bodies (Arrow batches on publish, raw frames on fetch) travel beside them and are not
+part of the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailrace.core.model import damage_commands as damage
+from tailrace.core.model import group_commands as groups
+from tailrace.core.model import queue_commands as delivery
+from tailrace.core.model.identifiers import Command, Refusal
+
+
+class Ping(Command, frozen=True, tag="ping"):
+    """Keep-alive and round-trip probe."""
+
+
+class CreateTopic(Command, frozen=True, tag="create_topic"):
+    """Create a topic; options are checked by name, every problem reported at once."""
+
+    name: str
+    options: dict[str, Any] = {}
+    if_missing: bool = False
+
+
+class AlterTopic(Command, frozen=True, tag="alter_topic"):
+    """Change options of a topic; partitions only grow."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class DeleteTopic(Command, frozen=True, tag="delete_topic"):
+    """Delete a topic and its data."""
+
+    name: str
+
+
+class ListTopics(Command, frozen=True, tag="list_topics"):
+    """Names and options of all topics; internal ones on request."""
+
+    prefix: str = ""
+    internal: bool = False
+
+
+class DescribeTopic(Command, frozen=True, tag="describe_topic"):
+    """One topic with the state of its partitions."""
+
+    name: str
+
+
+class TrimTopic(Command, frozen=True, tag="trim_topic"):
+    """Drop everything below an offset of one partition."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Publish(Command, frozen=True, tag="publish"):
+    """Append the batch in the body to one partition, whole or not at all.
+
+    `columns` says which optional columns the body has, `crc` is its CRC32C. A producer id of 0 is not
+    idempotent. `expected_sequence` N >= 1: the first message takes exactly N. `expected_key_sequences` has
+    one number per message.
+    """
+
+    topic: str
+    partition: int
+    columns: int
+    crc: int
+    producer_id: int = 0
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+    expected_sequence: int = 0
+    expected_key_sequences: list[int] | None = None
+    acks: str | None = None
+
+
+class ClaimProducer(Command, frozen=True, tag="claim_producer"):
+    """Take over a named producer on one partition: the epoch grows and older ones are fenced.
+
+    With `epoch`, it goes on from its own: refused as `Fenced` when somebody has claimed it since.
+    """
+
+    topic: str
+    partition: int
+    producer_id: int
+    epoch: int | None = None
+
+
+class Fetch(Command, frozen=True, tag="fetch"):
+    """Committed frames from each (partition, offset); waits up to `wait_ms` while there is nothing."""
+
+    topic: str
+    positions: list[tuple[int, int]]
+    bytes_max: int = 1_048_576
+    wait_ms: int = 0
+
+
+class FindOffsets(Command, frozen=True, tag="find_offsets"):
+    """The offset of a point in each partition: a time (`timestamp_us` >= 0), EARLIEST or LATEST."""
+
+    topic: str
+    timestamp_us: int
+
+
+class ReadKey(Command, frozen=True, tag="read_key"):
+    """The messages of one key, of a topic with `key_index`: those of the versions above `since` and up to
+    `until` (0: the newest), `limit` of them, from the oldest on or, with `newest_first`, from the newest. The
+    version of a message is its number among those of its key, from 1 on."""
+
+    topic: str
+    partition: int
+    key: bytes
+    since: int = 0
+    until: int = 0
+    limit: int = 1000
+    newest_first: bool = False
+    bytes_max: int = 1_048_576
+
+
+EARLIEST = -2
+LATEST = -1
+
+Request = (
+    Ping
+    | CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | ListTopics
+    | DescribeTopic
+    | TrimTopic
+    | Publish
+    | ClaimProducer
+    | Fetch
+    | FindOffsets
+    | ReadKey
+    | damage.DamageRequest
+    | delivery.DeliveryRequest
+    | groups.GroupRequest
+)
+
+
+class Pong(Command, frozen=True, tag="pong"):
+    """Answer to `Ping`."""
+
+
+class Done(Command, frozen=True, tag="done"):
+    """It is done and durable; nothing more to say."""
+
+
+class TopicInfo(Command, frozen=True, tag="topic"):
+    """A topic as the catalog has it. `partitions` has one row each: dicts with offsets, bytes and faults,
+    on describe only."""
+
+    name: str
+    id: int
+    options: dict[str, Any]
+    partitions: list[dict[str, Any]] = []
+    created: bool = False
+
+
+class TopicList(Command, frozen=True, tag="topics"):
+    """All topics asked for, sorted by name."""
+
+    topics: list[TopicInfo]
+
+
+class Published(Command, frozen=True, tag="published"):
+    """The batch is stored as the topic promises. `base_offset` is of the first message that is not listed
+    in `duplicates`, which names (row, first offset) of the messages that were there already; all other
+    rows follow each other from `base_offset`. `scheduled` names the rows that wait for their time and have no
+    offset yet (the others count on without them); `base_offset` is -1 when all do."""
+
+    base_offset: int
+    append_time_us: int
+    duplicates: list[tuple[int, int]] | None = None
+    scheduled: list[int] | None = None
+
+
+class Claimed(Command, frozen=True, tag="claimed"):
+    """The epoch to use from now on; its first batch has sequence 0."""
+
+    epoch: int
+
+
+class Fetched(Command, frozen=True, tag="fetched"):
+    """Slices of the body, in order: (partition, bytes, start offset, committed end)."""
+
+    slices: list[tuple[int, int, int, int]]
+
+
+class Offsets(Command, frozen=True, tag="offsets"):
+    """One offset per partition."""
+
+    offsets: list[int]
+
+
+class KeyRead(Command, frozen=True, tag="key_read"):
+    """Messages of one key in a frame, by ascending offset; the versions of `count` of them follow on from
+    `version`. `total` is the version of the newest that the key has; `more` says that there are others among
+    those that were asked for."""
+
+    version: int
+    count: int
+    total: int
+    more: bool
+
+
+Reply = (
+    Pong
+    | Done
+    | TopicInfo
+    | TopicList
+    | Published
+    | Claimed
+    | Fetched
+    | Offsets
+    | KeyRead
+    | damage.DamageReply
+    | delivery.DeliveryReply
+    | groups.GroupReply
+    | Refusal
+)

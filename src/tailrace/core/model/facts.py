@@ -1,0 +1,340 @@
+"""Facts: what the log of a partition says has happened; replaying them is the only way that state changes.
+
+`Appended`, `Scheduled` and `Staged` are never encoded: they are frames of their own, made again from the
+frame's header and body at replay. All others are small and share facts frames. The number in front of an
+encoded fact is its tag: stored bytes depend on it, so tags are never given twice. Fields are only ever added
+at the end, with a default.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import BatchView
+
+
+class Appended(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """A batch took the offsets [base_offset, base_offset + view.count)."""
+
+    base_offset: int
+    view: BatchView
+    append_time_us: int
+    producer_id: int = 0
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+    released: bool = False
+    """Delayed or staged rows got their offsets: their dedup ids were counted when they were first stored."""
+    wall_us: int = 0
+    """What the wall clock showed; 0 (all frames of earlier releases): the append time."""
+
+
+class Scheduled(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """A batch of delayed messages was stored as the frame with index `entry`; it has no offsets yet."""
+
+    entry: int
+    view: BatchView
+    append_time_us: int
+    producer_id: int = 0
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+    released: bool = False
+    """Its rows were staged before."""
+    wall_us: int = 0
+    """As of `Appended`."""
+
+
+class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """A batch was stored under an attempt of a writer as the frame with index `entry`."""
+
+    entry: int
+    view: BatchView
+    append_time_us: int
+    attempt: int
+    """hash128 of (writer, attempt), low half: the frame has room for a number only (its `producer_id`)."""
+    number: int = 0
+    """Which batch of the attempt it is, from 0."""
+
+
+class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A named producer was taken over: lower epochs are fenced, the next batch has sequence 0."""
+
+    producer_id: int
+    epoch: int
+    time_us: int
+
+
+class ProducerAdvanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A batch consisted of duplicates only: its sequence is used up, nothing was appended.
+
+    `base_offset` is the end of the partition at that moment and `count` is 0; `wall_us` as of `Appended`.
+    """
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    base_offset: int
+    count: int
+    time_us: int
+    wall_us: int = 0
+
+
+class Trimmed(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Everything below `offset` is gone."""
+
+    offset: int
+
+
+# ----------------------------------------------------------------------------------------------- delivery
+# `group` is a small number given by `Enlisted`. Spans are flat: [first, end, first, end, …].
+
+
+class Enlisted(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A group exists on this partition from now on; everything below `start` is settled for it."""
+
+    group: int
+    name: str
+    policy: GroupPolicy
+    start: int
+    time_us: int
+    id: int = 0
+    """Of the group, as its coordinator gave it; 0: of a release that gave none."""
+
+
+class Delisted(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A group and everything known of it is gone."""
+
+    group: int
+    time_us: int
+
+
+class Granted(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The partition belongs to a member ("" = to nobody), or is `shared` by all members of the group; lower
+    generations are fenced. All leases are given back without a failure, unless some are kept: then a
+    `GivenBack` of the same decision names those that are not."""
+
+    group: int
+    member: str
+    generation: int
+    time_us: int
+    shared: bool = False
+    kept: bool = False
+
+
+class Leased(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Soft. A member holds these messages until the deadline. `keys` has the key hash of each message, in
+    offset order, where the group needs to know them (empty otherwise)."""
+
+    group: int
+    lease: int
+    member: str
+    spans: list[int]
+    deadline_us: int
+    time_us: int
+    keys: list[int] = []
+
+
+class LeaseExtended(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Soft. Leases have a new deadline."""
+
+    group: int
+    leases: list[int]
+    deadline_us: int
+    time_us: int
+
+
+class LeaseExpired(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Soft. What was left of a lease failed once more and is available again. `keys` as in `Leased`, `apart`
+    as in `GivenBack`."""
+
+    group: int
+    lease: int
+    time_us: int
+    keys: list[int] = []
+    apart: list[int] = []
+
+
+class Acked(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Hard. Messages are settled, as (lease, spans)."""
+
+    group: int
+    leases: list[tuple[int, list[int]]]
+    time_us: int
+
+
+class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Hard. Messages failed and wait: `delay_us`, or (-1) the group's back-off. `keys` as in `Leased`."""
+
+    group: int
+    lease: int
+    spans: list[int]
+    delay_us: int
+    time_us: int
+    keys: list[int] = []
+    error: str = ""
+
+
+class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Soft. Messages left their leases without a failure and are available again. `keys` as in `Leased`.
+    Those that are `unstarted` were given to no handler: the delivery does not count. Those in `apart`, which
+    is flat, may have ended their members: for the group's `starvation_ms` they are only leased alone."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+    keys: list[int] = []
+    unstarted: bool = False
+    apart: list[int] = []
+
+
+class Dying(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """Hard. Messages go to the dead letters; they hold their order until `Buried`. From a lease, from the
+    waiting ones or from the free ones, wherever they are."""
+
+    group: int
+    spans: list[int]
+    reason: str
+    time_us: int
+    error: str = ""
+    keys: list[int] = []
+    """As in `Leased`."""
+
+
+class Buried(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Hard. The dead letters have them: they are settled. `places` are (partition, offset) there."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+    topic: str = ""
+    places: list[int] = []
+
+
+class Lapsed(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Hard. Messages outlived their TTL before they were delivered: settled and counted."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+
+
+class CursorMoved(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Hard. A stream group goes on from here."""
+
+    group: int
+    member: str
+    offset: int
+    time_us: int
+
+
+class GroupReset(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Hard. A group starts again from an offset: leases, attempts and back-offs are gone."""
+
+    group: int
+    offset: int
+    generation: int
+    time_us: int
+
+
+class Reopened(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Hard. Settled messages are available again, with fresh counters. `keys` as in `Leased`."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+    keys: list[int] = []
+
+
+class GroupPaused(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Hard. No leases for this group, or leases again."""
+
+    group: int
+    paused: bool
+    time_us: int
+
+
+class OffsetsSettled(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Hard. An operator settled messages that nobody held."""
+
+    group: int
+    spans: list[int]
+    time_us: int
+
+
+# ------------------------------------------------------------------------------------- delays and staging
+
+
+class Released(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """Delayed messages up to (`until_us`, `until_ref`) got their offsets in the data frame before this."""
+
+    until_us: int
+    until_ref: int
+    time_us: int
+
+
+class ScheduleCancelled(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Delayed messages (refs: entry << 20 | row) will never be appended."""
+
+    refs: list[int]
+    time_us: int
+
+
+class StageApplied(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """The staged batches of a decided version got their offsets in the data frames before this, or wait for
+    their time in the scheduled frames before this."""
+
+    writer: str
+    version: int
+    attempts: list[int]
+    time_us: int
+
+
+class StageDropped(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Undecided attempts were aborted or expired."""
+
+    attempts: list[int]
+    time_us: int
+
+
+class MessagesLost(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """Hard. The loss of these offsets was accepted: what was not settled there counts as collected, and
+    readers are told of them."""
+
+    spans: list[int]
+    time_us: int
+
+
+DeliveryFact = (
+    Enlisted
+    | Delisted
+    | Granted
+    | Leased
+    | LeaseExtended
+    | LeaseExpired
+    | Acked
+    | Nacked
+    | GivenBack
+    | Dying
+    | Buried
+    | Lapsed
+    | CursorMoved
+    | GroupReset
+    | Reopened
+    | GroupPaused
+    | OffsetsSettled
+)
+Fact = (
+    ProducerClaimed
+    | ProducerAdvanced
+    | Trimmed
+    | DeliveryFact
+    | Released
+    | ScheduleCancelled
+    | StageApplied
+    | StageDropped
+    | MessagesLost
+)
+"""What a facts frame holds, for the codec."""
+
+Stored = Appended | Scheduled | Staged
+"""Facts that are frames of their own."""

@@ -1,0 +1,233 @@
+"""Options of a group: what may be asked for, the defaults, and the check that reports every problem.
+
+`RANGES`, `CHOICES` and `SWITCHES` are the whole rule book for single options; what concerns two options
+together follows them. What is allowed but surprising is a warning, for whoever makes the group to see.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import InvalidRequest
+
+
+class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a group, all of them checked."""
+
+    mode: str = "queue"
+    assignment: str = "auto"
+    ordering: str = "key"
+    start: str = "earliest"
+    lease_ms: int = 30_000
+    max_attempts: int = 5
+    max_deliveries: int = 20
+    """Of one message, but for those given back unstarted; 0: no limit. Never below `max_attempts`."""
+    backoff_ms: int = 1_000
+    backoff_max_ms: int = 60_000
+    in_flight_max: int = 10_000
+    group_in_flight_max: int = 100_000
+    priority_mode: str = "weighted"
+    starvation_ms: int = 30_000
+    expired_to_dlq: bool = False
+    session_ms: int = 30_000
+    reconnect_grace_ms: int = 3_000
+    heartbeat_ms: int = 3_000
+    revoke_timeout_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        # Groups of releases that had no limit may allow more attempts than the default allows deliveries.
+        if 0 < self.max_deliveries < self.max_attempts:
+            msgspec.structs.force_setattr(self, "max_deliveries", self.max_attempts)
+
+
+_DAY_MS = 24 * 3_600_000
+
+RANGES: dict[str, tuple[int, int]] = {
+    "lease_ms": (10, 7 * _DAY_MS),
+    "max_attempts": (1, 1_000_000),
+    "max_deliveries": (0, 1_000_000),
+    "backoff_ms": (0, 7 * _DAY_MS),
+    "backoff_max_ms": (0, 7 * _DAY_MS),
+    "in_flight_max": (1, 1_000_000),
+    "group_in_flight_max": (1, 10_000_000),
+    "starvation_ms": (1, 7 * _DAY_MS),
+    "session_ms": (100, 3_600_000),
+    "reconnect_grace_ms": (0, 3_600_000),
+    "heartbeat_ms": (10, 600_000),
+    "revoke_timeout_ms": (0, 3_600_000),
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": ("queue", "exclusive", "stream"),
+    "assignment": ("auto", "partitions", "shared"),
+    "ordering": ("none", "key", "partition"),
+    "start": ("earliest", "latest"),
+    "priority_mode": ("weighted", "strict"),
+}
+SWITCHES: dict[str, bool] = {"on": True, "off": False, "true": True, "false": False}
+
+AT_MOST: tuple[tuple[str, str], ...] = (
+    ("backoff_ms", "backoff_max_ms"),
+    ("in_flight_max", "group_in_flight_max"),
+    ("heartbeat_ms", "session_ms"),
+    ("reconnect_grace_ms", "session_ms"),
+)
+"""Pairs of which the first may not be greater than the second. When only one of a pair is given and it passes
+the default of the other, the other moves with it."""
+
+FIXED = ("mode", "ordering")
+"""Options that a group keeps for good: what was promised of messages in flight depends on them."""
+
+_KNOWN = GroupPolicy.__struct_fields__
+_LEASING = (
+    "ordering",
+    "lease_ms",
+    "max_attempts",
+    "max_deliveries",
+    "backoff_ms",
+    "backoff_max_ms",
+    "in_flight_max",
+    "group_in_flight_max",
+    "priority_mode",
+    "starvation_ms",
+    "expired_to_dlq",
+)
+
+
+def parse_policy(options: dict[str, Any], name: str = "") -> GroupPolicy | Refusal:
+    """Check the options of a group; a refusal lists everything that is wrong with them."""
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    for option, given in options.items():
+        value, problem = _value(option, given)
+        if problem:
+            problems.append(problem)
+        else:
+            values[option] = value
+    # A problem with one of them is reported; telling that it does not fit the others would only confuse.
+    if not problems:
+        problems = _together(values)
+    if problems:
+        shown = f"group {name[:80]!r}: " if name else ""
+        return Refusal(InvalidRequest.code, shown + "; ".join(problems), details={"problems": problems})
+    return GroupPolicy(**values)
+
+
+def warnings_of(policy: GroupPolicy) -> list[str]:
+    """What is allowed and may surprise: to be shown to whoever makes the group."""
+    default = GroupPolicy()
+    given = [option for option in _LEASING if getattr(policy, option) != getattr(default, option)]
+    if policy.mode == "stream":
+        ignored = f"a stream group reads the log as it is: {', '.join(given)} has no effect"
+        return [ignored] if given else []
+    warnings = []
+    if policy.ordering == "partition":
+        warnings.append("ordering = 'partition' is strict: priorities are ignored")
+        if policy.assignment == "shared":
+            warnings.append(
+                "ordering = 'partition' with assignment = 'shared': of each partition only one member has "
+                "messages at a time"
+            )
+    return warnings
+
+
+def altered(policy: GroupPolicy, options: dict[str, Any], name: str) -> GroupPolicy | Refusal:
+    """The options of a group after some of them were changed; a refusal lists everything that is wrong.
+
+    An option that still has its default moves along where a pair of `AT_MOST` demands it."""
+    fixed = [option for option in FIXED if option in options]
+    if fixed:
+        problems = [
+            f"{option} is {getattr(policy, option)!r} and cannot be changed: "
+            "delete the group, or make another one"
+            for option in fixed
+        ]
+        text = f"group {name[:80]!r}: " + "; ".join(problems)
+        return Refusal(InvalidRequest.code, text, details={"problems": problems})
+    default = GroupPolicy()
+    chosen = {option: getattr(policy, option) for option in _KNOWN}
+    chosen = {option: value for option, value in chosen.items() if value != getattr(default, option)}
+    return parse_policy({**chosen, **options}, name)
+
+
+def contradictions(policy: GroupPolicy, options: dict[str, Any], name: str) -> Refusal | None:
+    """Why a group with this policy is not the one that these options, checked already, ask for."""
+    wanted = parse_policy(options, name)
+    if isinstance(wanted, Refusal):
+        return wanted
+    others = [option for option in options if getattr(policy, option) != getattr(wanted, option)]
+    if not others:
+        return None
+    problems = [
+        f"{option} is {getattr(policy, option)!r}, not {getattr(wanted, option)!r}" for option in others
+    ]
+    text = f"group {name!r} exists with other options: " + "; ".join(problems) + ". Leave them out"
+    changed = " ".join(f"-o {option}={getattr(wanted, option)}" for option in others if option not in FIXED)
+    if changed:
+        text += f", or change the group: tailrace group alter {name} {changed}"
+    if fixed := [option for option in others if option in FIXED]:
+        text += f" ({' and '.join(fixed)} cannot be changed: for that, use another group)"
+    return Refusal(InvalidRequest.code, text, details={"problems": problems})
+
+
+def _value(option: str, given: Any) -> tuple[Any, str | None]:
+    """The value as stored, or what is wrong with it."""
+    if option not in _KNOWN:
+        close = get_close_matches(option, _KNOWN, 1)
+        return None, f"unknown option {option[:80]!r}" + (f": did you mean {close[0]!r}?" if close else "")
+    if option == "mode" and given == "broadcast":
+        return None, "mode = 'broadcast' has no group: a reader keeps its own place"
+    if option == "expired_to_dlq":
+        if isinstance(given, str) and given in SWITCHES:
+            given = SWITCHES[given]
+        return given, None if isinstance(given, bool) else f"{option} is true or false, not {_shown(given)}"
+    if option in CHOICES:
+        allowed = CHOICES[option]
+        if isinstance(given, str) and given in allowed:
+            return given, None
+        return None, f"{option} is {' or '.join(map(repr, allowed))}, not {_shown(given)}"
+    low, high = RANGES[option]
+    if type(given) is not int:
+        return None, f"{option} is a whole number, not {_shown(given)}"
+    if not low <= given <= high:
+        return None, f"{option} is from {low} to {high}, not {_shown(given)}"
+    return given, None
+
+
+def _shown(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _together(values: dict[str, Any]) -> list[str]:
+    """What concerns more than one option."""
+    problems = []
+    mode = values.get("mode", "queue")
+    if mode != "queue" and values.get("assignment") == "shared":
+        problems.append(
+            f"assignment = 'shared' does not go with mode = {mode!r}: it has one owner a partition"
+        )
+    default = GroupPolicy()
+    for low, high in AT_MOST:
+        least, most = (values.get(option, getattr(default, option)) for option in (low, high))
+        if least <= most:
+            continue
+        if low in values and high in values:
+            problems.append(f"{low} = {least} is more than {high} = {most}")
+        elif low in values:
+            values[high] = min(least, RANGES[high][1])
+        else:
+            values[low] = most
+    attempts = values.get("max_attempts", default.max_attempts)
+    deliveries = values.get("max_deliveries", max(attempts, default.max_deliveries))
+    if 0 < deliveries < attempts:
+        problems.append(
+            f"max_deliveries = {deliveries} is less than max_attempts = {attempts}: every attempt is a "
+            "delivery (0 means no limit)"
+        )
+    else:
+        values["max_deliveries"] = deliveries
+    return problems

@@ -1,0 +1,104 @@
+"""A catalog rebuilt from the folders of topics: for one that is lost, damaged, or older than its topics.
+
+Every topic's folder says in its name which topic it is, and its card says the rest. Topics of releases that
+wrote no cards have lost their options with the catalog; their partitions are counted, and the other options
+are guessed only when somebody allows it. What a catalog still knows counts, but for cards that are newer.
+Topics in memory have no folders: they are not found again, and hold nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from tailrace.core.groups.coordinator import PARTITIONS, TOPIC
+from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.model.inventory import TopicFolder
+from tailrace.core.model.topic_options import TopicOptions, decode_folder
+
+OWN_OPTIONS = TopicOptions(partitions=PARTITIONS, ring_buffer_bytes=0)
+"""Of the topic of groups, whichever broker made it."""
+
+
+class Found(NamedTuple):
+    """What becomes of a folder."""
+
+    folder: str
+    topic: str
+    id: int
+    partitions: int
+    options: str
+    """Where its options are from: `catalog`, `card` or `defaults`; "" when it is left."""
+    state: str
+    """`known` to the catalog before, `registered` now, or `left` as it is."""
+    note: str = ""
+
+
+class RebuiltCatalog(NamedTuple):
+    """The catalog to store, and how each folder fared."""
+
+    catalog: Catalog
+    found: list[Found]
+
+    @property
+    def guessed(self) -> list[Found]:
+        """Those whose options are not known."""
+        return [item for item in self.found if item.options == "defaults"]
+
+
+def rebuild(catalog: Catalog | None, folders: Iterable[TopicFolder], now_us: int) -> RebuiltCatalog:
+    """Register every folder that holds a topic; the catalog is what is left of the old one."""
+    old = catalog or Catalog()
+    topics = dict(old.topics)
+    removing = {removal.folder for removal in old.removing}
+    found: list[Found] = []
+    next_id, sequence = old.next_id, old.sequence
+    # Of two topics of one name the later one counts.
+    for state in sorted(folders, key=lambda item: decode_folder(item.folder)[1], reverse=True):
+        name, number = decode_folder(state.folder)
+        next_id = max(next_id, number + 1)
+        if state.card is not None:
+            sequence = max(sequence, state.card.sequence)
+        entry, options, note = _entry(old, state, now_us)
+        partitions = 0 if entry is None else entry.options.partitions
+        other = topics.get(name)
+        if state.folder in removing or old.was_deleted(number):
+            entry, note = None, "the topic was deleted"
+        elif entry is None:
+            note = note or "its making was interrupted"
+        elif other is not None and other.id != number:
+            entry, note = None, f"{other.folder} has the same name"
+        if entry is None:
+            found.append(Found(state.folder, name, number, partitions, "", "left", note))
+            continue
+        known = other is not None and other == entry
+        topics[name] = entry
+        state_now = "known" if known else "registered"
+        found.append(Found(state.folder, name, number, partitions, options, state_now, note))
+    after = msgspec.structs.replace(
+        old, topics=dict(sorted(topics.items())), next_id=next_id, sequence=sequence + 1
+    )
+    return RebuiltCatalog(after, sorted(found, key=lambda item: item.folder))
+
+
+def _entry(old: Catalog, state: TopicFolder, now_us: int) -> tuple[TopicEntry | None, str, str]:
+    """The topic in a folder, where its options are from, and what is odd about it."""
+    name, number = decode_folder(state.folder)
+    known, card = old.topics.get(name), state.card
+    if known is not None and known.id != number:
+        known = None
+    if card is not None and (card.entry.name, card.entry.id) != (name, number):
+        return known, "catalog", "its card is that of another topic"
+    if card is not None and (known is None or card.sequence > old.sequence):
+        return card.entry, "card", ""
+    if known is not None:
+        return known, "catalog", state.trouble
+    if not state.partitions or (state.unwritten and state.intent is not None):
+        return None, "", ""
+    if name == TOPIC:
+        return TopicEntry(name, number, OWN_OPTIONS, now_us), "card", "made as every broker makes it"
+    options = TopicOptions(partitions=max(state.partitions) + 1)
+    note = state.trouble or "it has no card"
+    return TopicEntry(name, number, options, now_us), "defaults", note

@@ -1,0 +1,1 @@
+"""Appending: idempotent producers, the dedup window, the key index, and the rules of a publish."""

@@ -1,0 +1,212 @@
+"""Room in a partition: what it holds, what all groups are through with, and what goes before more comes in.
+
+On an ephemeral topic a message is kept until every group has settled it. `max_messages` and `max_bytes` bound
+what is kept; the bound holds for [start_offset, end_offset) after every decision:
+
+1. settled messages make room: they are trimmed in the same decision as the append;
+2. if that is not enough, the append is refused, or the oldest messages go with it, as the topic wants.
+
+Bytes are those of stored batches, shared out evenly over the messages of a batch. Very many batches are
+summed up in runs, so that a partition of any size costs a few kilobytes here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.facts import Appended, Scheduled, Trimmed
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import Corrupt, Overloaded, TooLarge
+
+if TYPE_CHECKING:
+    from tailrace.core.partition import Partition
+
+RUNS_MAX = 512
+RETRY_AFTER_MS = 100
+ANY = 1 << 62
+"""More than there ever is."""
+
+
+class Ring:
+    """Sums of bytes over the offsets of one partition, and the rules of ephemeral topics."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._ends: list[int] = []
+        """End offset of each run of batches."""
+        self._sums: list[int] = []
+        """Bytes that were ever appended up to there."""
+        self._first = (0, 0)
+        """Where the first run begins (at the start offset, as far as sums were kept), and the sum there."""
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    @property
+    def total(self) -> int:
+        """Bytes that were ever appended."""
+        return self._sums[-1] if self._sums else self._first[1]
+
+    def nbytes(self, offset: int) -> int:
+        """Bytes of the messages from an offset on."""
+        run = bisect_right(self._ends, offset)
+        if run == len(self._ends):
+            return 0
+        start, before = self._begin(run)
+        rows, size = self._ends[run] - start, self._sums[run] - before
+        return self.total - before - size * max(offset - start, 0) // rows
+
+    def floor(self) -> int:
+        """Every group has settled everything below; where no group is, nobody has settled anything."""
+        partition = self._partition
+        queues = partition.queues
+        places = [place for name in queues.names() if (place := queues.committed(name)) is not None]
+        return max(partition.start_offset, min(places)) if places else partition.start_offset
+
+    def room(self) -> tuple[int, int]:
+        """Messages and bytes that can be appended now, at the expense of what may go for them."""
+        options, end_offset = self._partition.options, self._partition.end_offset
+        if options.max_messages is None and options.max_bytes is None:
+            return ANY, ANY
+        kept = end_offset if options.on_full == "overwrite" else self.floor()
+        messages = ANY if options.max_messages is None else options.max_messages - (end_offset - kept)
+        nbytes = ANY if options.max_bytes is None else options.max_bytes - self.nbytes(kept)
+        return messages, nbytes
+
+    def too_large(self, count: int, nbytes: int) -> Refusal | None:
+        """Why something never fits, however empty the ring is."""
+        options = self._partition.options
+        for name, size, most in (
+            ("max_messages", count, options.max_messages),
+            ("max_bytes", nbytes, options.max_bytes),
+        ):
+            if most is not None and size > most:
+                text = f"{size} {name.removeprefix('max_')} are more than the topic's {name}, {most}"
+                return Refusal(TooLarge.code, text, details={"size": size, "limit": most})
+        return None
+
+    # ---------------------------------------------------------------------------------------------- decide
+
+    def admit(self, decision: Decision, *, accepted: bool = False) -> Decision:
+        """The decision, with the trim that makes room for what it appends; or a refusal instead.
+
+        What was `accepted` earlier (delayed, staged) has to come in some day: if it is larger than the ring,
+        it waits until nothing else is in it.
+        """
+        options = self._partition.options
+        if options.max_messages is None and options.max_bytes is None:
+            return decision
+        count = nbytes = 0
+        for fact in decision.facts:
+            if isinstance(fact, Appended):
+                count += fact.view.count
+                nbytes += fact.view.nbytes
+            elif isinstance(fact, Scheduled):
+                problem = self.too_large(1, fact.view.value_bytes_max)
+                if problem is not None:
+                    return Decision(NOTHING, problem)
+        if not count:
+            return decision
+        problem = None if accepted else self.too_large(count, nbytes)
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        start = self._start_for(count, nbytes)
+        if start <= self._partition.start_offset:
+            return decision
+        floor = self.floor()
+        if start > floor and options.on_full == "refuse":
+            return Decision(NOTHING, self._full())
+        # All that is settled goes at once, so that not every single append has to make room.
+        trimmed = Trimmed(max(start, floor))
+        return msgspec.structs.replace(decision, facts=(*decision.facts, trimmed))
+
+    def _start_for(self, count: int, nbytes: int) -> int:
+        """The lowest start offset that leaves room for so much more; at most the end."""
+        options, end_offset = self._partition.options, self._partition.end_offset
+        start = 0
+        if options.max_messages is not None:
+            start = end_offset + count - options.max_messages
+        if options.max_bytes is not None:
+            start = max(start, self._place(self.total + nbytes - options.max_bytes))
+        return min(start, end_offset)
+
+    def _full(self) -> Refusal:
+        partition = self._partition
+        floor = self.floor()
+        held = f"{partition.end_offset - floor} messages ({self.nbytes(floor)} bytes)"
+        who = "wait for the slowest group" if partition.queues.names() else "are kept: no group is enlisted"
+        text = f"the partition is full: {held} {who}"
+        return Refusal(Overloaded.code, text, details={"retry_after_ms": RETRY_AFTER_MS})
+
+    # ----------------------------------------------------------------------------------------------- apply
+
+    def appended(self, end_offset: int, nbytes: int) -> None:
+        """One more batch is there."""
+        total = self.total + nbytes
+        self._ends.append(end_offset)
+        self._sums.append(total)
+        if len(self._ends) > RUNS_MAX:
+            self._merge(4 * (total - self._first[1]) // RUNS_MAX)
+
+    def _merge(self, grain: int) -> None:
+        """Join neighbours that have no more than `grain` bytes together."""
+        ends, sums = [], []
+        before = self._first[1]
+        for run in range(len(self._ends) - 1):
+            if self._sums[run + 1] - before > grain:
+                ends.append(self._ends[run])
+                sums.append(before := self._sums[run])
+        self._ends, self._sums = [*ends, self._ends[-1]], [*sums, self._sums[-1]]
+
+    def trimmed(self, offset: int) -> None:
+        """Everything below an offset is gone."""
+        if offset > self._first[0]:
+            self._first = offset, self.total - self.nbytes(offset)
+            run = bisect_right(self._ends, offset)
+            del self._ends[:run], self._sums[:run]
+
+    def _begin(self, run: int) -> tuple[int, int]:
+        return (self._ends[run - 1], self._sums[run - 1]) if run else self._first
+
+    def _place(self, total: int) -> int:
+        """The lowest offset below which so many bytes were ever appended; the end when there never were."""
+        if total <= self._first[1]:
+            return self._first[0]
+        run = bisect_left(self._sums, total)
+        if run == len(self._sums):
+            return self._partition.end_offset
+        start, before = self._begin(run)
+        rows, size = self._ends[run] - start, self._sums[run] - before
+        return start - (before - total) * rows // size  # Rounded up.
+
+    # -------------------------------------------------------------------------------------------- snapshot
+
+    def buffers(self) -> list[Buffer]:
+        """The state for a snapshot."""
+        if not self._ends and not self._first[1]:
+            return []
+        return [array("q", (*self._first, *self._ends)).tobytes(), array("q", self._sums).tobytes()]
+
+    def load(self, columns: Sequence[memoryview]) -> None:
+        """The state that a snapshot holds; what was appended before sums were kept counts nothing."""
+        if not columns:
+            self._first = self._partition.end_offset, 0
+            return
+        if len(columns) != 2:
+            raise Corrupt(f"the snapshot has {len(columns)} pieces of sums")
+        places, sums = (memoryview(bytes(column)).cast("q").tolist() for column in columns)
+        self._first, self._ends, self._sums = (places[0], places[1]), places[2:], sums
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        assert len(self._ends) == len(self._sums) <= RUNS_MAX
+        for places in ([self._first[0], *self._ends], [self._first[1], *self._sums]):
+            assert places == sorted(places), "sums grow"
+        assert self._partition.start_offset <= self._first[0]
+        assert (self._ends[-1] if self._ends else self._first[0]) == self._partition.end_offset

@@ -1,0 +1,248 @@
+"""The dedup window: which dedup ids a partition has taken lately, and the offset that each took first.
+
+An id counts for `window_us` by append time; two messages at exactly that distance are both kept. The table
+maps hash to offset; beside it one line per batch has its append time, its first offset, and how many ids
+came before it. Times and offsets grow together, so everything that has expired lies below one offset, the
+*floor*, and an entry is alive when its offset is at or above it.
+
+Nothing is deleted one by one. Entries go to the young table; when everything in the old table lies below
+the floor, it is dropped, the young one becomes the old one, and a new one starts. So there are never more
+entries than those of two windows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.core.collections.hash_table import Buffer, HashTable, Numbers, group_rows, present_rows
+from tailrace.core.model.identifiers import Hashes, Refusal
+from tailrace.errors import Overloaded, TooLarge
+
+if TYPE_CHECKING:
+    from tailrace.core.publish.delayed_dedup import LateIds
+
+ROTATE_MIN = 1024
+"""Smaller young tables are not worth a rotation."""
+
+_COMPACT_MIN = 1024
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Filtered(msgspec.Struct, frozen=True, eq=False):
+    """A batch with duplicates: the rows to keep, and (row, first offset) of the others."""
+
+    keep: Numbers
+    duplicates: list[tuple[int, int]]
+
+
+class DedupWindow:
+    """Dedup ids of one partition; `find` and `recall` only read, `add` is called for appended batches."""
+
+    __slots__ = (
+        "_firsts",
+        "_head",
+        "_old",
+        "_split",
+        "_times",
+        "_total",
+        "_totals",
+        "_young",
+        "entries_max",
+        "window_us",
+    )
+
+    def __init__(self, window_ms: int, entries_max: int) -> None:
+        self.window_us = window_ms * 1000
+        self.entries_max = entries_max
+        # One line per batch; lines before _head have expired.
+        self._times, self._firsts, self._totals = array("q"), array("q"), array("q")
+        self._head = 0
+        self._total = 0
+        self._young, self._old = HashTable(), HashTable()
+        self._split = 0  # every offset in the old table is below, in the young one at or above
+
+    def _head_at(self, time_us: int) -> int:
+        return bisect_right(self._times, time_us - self.window_us, self._head)
+
+    def live(self, time_us: int) -> int:
+        """How many ids count at that time."""
+        return self._live_from(self._head_at(time_us))
+
+    def _live_from(self, head: int) -> int:
+        return self._total - self._totals[head] if head < len(self._totals) else 0
+
+    def _lookup(self, ids: Hashes) -> Numbers:
+        found = self._young.get_many(ids)
+        # An id may be in both when it came again after its window: the later one counts.
+        return np.maximum(found, self._old.get_many(ids)) if len(self._old) else found
+
+    def find(
+        self,
+        ids: Hashes,
+        base_offset: int,
+        time_us: int,
+        *,
+        late: Mask | None = None,
+        others: LateIds | None = None,
+    ) -> Filtered | Refusal | None:
+        """What is a duplicate in a batch that would be appended there and then; None when nothing is.
+
+        `late` are the rows that get no offset yet, and `others` has the ids of earlier ones like that: what
+        is a duplicate of a message that still has no offset is told -1.
+        """
+        present = present_rows(ids)
+        if not len(present):
+            return None
+        given = ids[present]
+        head = self._head_at(time_us)
+        if head < len(self._firsts):
+            first = self._lookup(given)
+            known = first >= self._firsts[head]
+        else:
+            first, known = np.zeros(len(given), np.int64), np.zeros(len(given), np.bool_)
+        delayed = 0
+        if others is not None:
+            delayed = others.live(time_us)
+            again = ~known & others.knows(given, time_us)
+            if again.any():
+                first, known = np.where(again, others.places(given, time_us), first), known | again
+        groups = group_rows(given)
+        duplicate = known | (groups.rank > 0)
+        fresh = len(given) - int(np.count_nonzero(duplicate))
+        if fresh and self._live_from(head) + delayed + fresh > self.entries_max:
+            return self._full(head, fresh, delayed, time_us)
+        if fresh == len(given):
+            return None
+        kept = np.ones(len(ids), np.bool_)
+        kept[present[duplicate]] = False
+        if late is None:
+            offsets = np.cumsum(kept) - 1 + base_offset
+        else:
+            offsets = np.where(late, -1, np.cumsum(kept & ~late) - 1 + base_offset)
+        first = np.where(known, first, offsets[present[groups.first[groups.group]]])
+        rows = present[duplicate].tolist()
+        return Filtered(np.flatnonzero(kept), list(zip(rows, first[duplicate].tolist(), strict=True)))
+
+    def knows(self, given: Hashes, time_us: int) -> Mask:
+        """Which of these ids, all present, count at that time."""
+        head = self._head_at(time_us)
+        if head == len(self._firsts):
+            return np.zeros(len(given), np.bool_)
+        return self._lookup(given) >= self._firsts[head]
+
+    def places(self, ids: Hashes) -> Numbers:
+        """The first offset of each id that is remembered, and -1 for the others."""
+        found = np.full(len(ids), -1, np.int64)
+        given = present_rows(ids)
+        found[given] = self._lookup(ids[given])
+        return found
+
+    def times(self, ids: Hashes) -> Numbers:
+        """When each id was added, as far as that is remembered; else -1."""
+        lines = np.searchsorted(np.array(self._firsts, np.int64), self.places(ids), "right")
+        return np.array([-1, *self._times], np.int64)[lines]
+
+    def _full(self, head: int, fresh: int, delayed: int, time_us: int) -> Refusal:
+        limit = self.entries_max
+        if fresh > limit:
+            return Refusal(
+                TooLarge.code,
+                f"the batch has {fresh} dedup ids, dedup_max is {limit}",
+                details={"limit": limit},
+            )
+        live = self._live_from(head)
+        surplus = live + delayed + fresh - limit
+        wait_us = self.window_us
+        if surplus <= live:
+            # The batch whose end makes enough room, and how long it still counts.
+            enough = bisect_left(self._totals, self._totals[head] + surplus, head + 1)
+            wait_us = self._times[enough - 1] + self.window_us - time_us
+        return Refusal(
+            Overloaded.code,
+            f"the dedup window is full: {live + delayed} ids and {fresh} new ones, dedup_max is {limit}",
+            details={"retry_after_ms": -(-wait_us // 1000), "limit": limit},
+        )
+
+    def recall(self, ids: Hashes, base_offset: int, count: int) -> list[tuple[int, int]]:
+        """(row, first offset) of the rows that were filtered out of a batch when it was first appended.
+
+        `count` rows of it were kept and stand from `base_offset` on; the others had lower offsets, or those
+        of earlier rows of the batch. While all ids are remembered, the answer is the first one again.
+        Otherwise every row is listed, with offset -1 where its place is forgotten.
+        """
+        given = present_rows(ids)
+        found = np.full(len(ids), -1, np.int64)
+        if len(given):
+            found[given] = self._lookup(ids[given])
+            found[found >= base_offset + count] = -1  # the id was forgotten, and came again
+        offsets = found.tolist()
+        duplicates, following = [], base_offset
+        for row, offset in enumerate(offsets):
+            if 0 <= offset < following:
+                duplicates.append((row, offset))
+            else:
+                following += 1
+        if following == base_offset + count and (found[given] >= 0).all():
+            return duplicates
+        return list(enumerate(offsets))
+
+    def add(self, ids: Hashes, base_offset: int, time_us: int) -> None:
+        """Remember the ids of an appended batch, and forget what has expired by then."""
+        present = present_rows(ids)
+        if not len(present):
+            return
+        self._expire(base_offset, time_us)
+        self._young.put_many(ids[present], present + base_offset)
+        self._times.append(time_us)
+        self._firsts.append(base_offset)
+        self._totals.append(self._total)
+        self._total += len(present)
+
+    def _expire(self, next_offset: int, time_us: int) -> None:
+        head = self._head = self._head_at(time_us)
+        floor = self._firsts[head] if head < len(self._firsts) else next_offset
+        if len(self._young) >= ROTATE_MIN and (not len(self._old) or floor >= self._split):
+            self._old, self._young = self._young, HashTable()
+            self._split = next_offset
+        if head > _COMPACT_MIN and head * 2 > len(self._times):
+            for column in (self._times, self._firsts, self._totals):
+                del column[:head]
+            self._head = 0
+
+    def buffers(self) -> list[bytes]:
+        """Copies for a snapshot; what has expired is left out."""
+        numbers = array("q", (self._total, self._split))
+        lines = [column[self._head :].tobytes() for column in (self._times, self._firsts, self._totals)]
+        return [numbers.tobytes(), *lines, *self._young.buffers(), *self._old.buffers()]
+
+    def load(self, buffers: Sequence[Buffer]) -> None:
+        """Take over what `buffers` gave."""
+        numbers, *lines, young, old = buffers
+        self._total, self._split = _numbers(numbers)
+        self._times, self._firsts, self._totals = map(_numbers, lines)
+        self._head = 0
+        self._young, self._old = HashTable.from_buffers([young]), HashTable.from_buffers([old])
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        assert len(self._times) == len(self._firsts) == len(self._totals)
+        assert 0 <= self._head <= len(self._times)
+        for column in (self._times, self._firsts, self._totals):
+            assert list(column) == sorted(column), "times, offsets and totals grow together"
+        self._young.check()
+        self._old.check()
+        assert self._live_from(self._head) <= len(self._young) + len(self._old), "a living id is lost"
+
+
+def _numbers(data: Buffer) -> array[int]:
+    column = array("q")
+    column.frombytes(data)
+    return column

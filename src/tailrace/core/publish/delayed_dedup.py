@@ -1,0 +1,117 @@
+"""Dedup ids of delayed messages of one partition: they count from when the message was stored.
+
+A delayed message has no offset then, so its id is remembered with its ref, the place where it is stored.
+When it is released while its id still counts, its offset is remembered under id and ref together: whoever
+sends it again is told where it is, and a later message with the same id is never taken for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+from tailrace.core.collections.hash_table import Buffer, HashTable, Numbers, present_rows
+from tailrace.core.model.identifiers import Hashes
+from tailrace.core.publish.dedup import DedupWindow, Mask
+
+WINDOW_BUFFERS = 6
+"""A snapshot in which nothing was released has so many, and so have all older ones."""
+
+
+class LateIds:
+    """Ids of delayed messages, and the offsets of those that were released."""
+
+    __slots__ = ("_lines", "_old", "_turned_us", "_young", "waiting")
+
+    def __init__(self, window_ms: int, entries_max: int) -> None:
+        self.waiting = DedupWindow(window_ms, entries_max)
+        """By ref; released and cancelled ones count on."""
+        # Offsets of what was released. When a window has passed since the young table was begun, it becomes
+        # the old one, and what that held is forgotten: no id in it counts any more.
+        self._young, self._old = HashTable(), HashTable()
+        self._turned_us = 0
+        self._lines = array("q")
+        """First offset and time of each release that the tables hold something of."""
+
+    def live(self, time_us: int) -> int:
+        """How many ids count at that time."""
+        return self.waiting.live(time_us)
+
+    def knows(self, given: Hashes, time_us: int) -> Mask:
+        """Which of these ids, all present, count at that time."""
+        return self.waiting.knows(given, time_us)
+
+    def times(self, ids: Hashes) -> Numbers:
+        """When the message with each id was stored, as far as that is remembered; else -1."""
+        return self.waiting.times(ids)
+
+    def places(self, ids: Hashes, time_us: int) -> Numbers:
+        """The offset of each message that was released by that time, and -1 for the others."""
+        found = np.full(len(ids), -1, np.int64)
+        refs = self.waiting.places(ids)
+        rows = np.flatnonzero(refs >= 0)
+        if len(rows) and self._lines:
+            names = _named(ids[rows], refs[rows])
+            offsets = np.maximum(self._young.get_many(names), self._old.get_many(names))
+            lines = np.array(self._lines, np.int64).reshape(-1, 2)
+            released_us = lines[lines[:, 0].searchsorted(offsets, "right") - 1, 1]
+            found[rows] = np.where(released_us <= time_us, offsets, -1)
+        return found
+
+    def add(self, ids: Hashes, ref: int, time_us: int) -> None:
+        """A batch was stored; its first message has this ref."""
+        self.waiting.add(ids, ref, time_us)
+
+    def land(self, ids: Hashes, refs: Numbers, base_offset: int, time_us: int) -> None:
+        """Messages got their offsets. Those whose ids do not count any more are not remembered, so that a
+        flood of old ones takes no memory."""
+        rows = present_rows(ids)
+        rows = rows[self.knows(ids[rows], time_us) & (self.waiting.places(ids[rows]) == refs[rows])]
+        if not len(rows):
+            return
+        if time_us - self._turned_us >= self.waiting.window_us:
+            del self._lines[: 2 * bisect_left(self._lines[1::2], self._turned_us)]
+            self._old, self._young, self._turned_us = self._young, HashTable(), time_us
+        self._young.put_many(_named(ids[rows], refs[rows]), rows + base_offset)
+        self._lines.extend((base_offset, time_us))
+
+    def buffers(self) -> list[bytes]:
+        """Copies for a snapshot; of those that were released only when there are some."""
+        landed: list[bytes] = []
+        if self._lines:
+            numbers = array("q", (self._turned_us, *self._lines))
+            landed = [numbers.tobytes(), *self._young.buffers(), *self._old.buffers()]
+        return [*self.waiting.buffers(), *landed]
+
+    def load(self, buffers: Sequence[Buffer]) -> None:
+        """Take over what `buffers` gave."""
+        self.waiting.load(buffers[:WINDOW_BUFFERS])
+        if len(buffers) > WINDOW_BUFFERS:
+            numbers, young, old = buffers[WINDOW_BUFFERS:]
+            lines = array("q")
+            lines.frombytes(numbers)
+            self._turned_us, self._lines = lines[0], lines[1:]
+            self._young, self._old = HashTable.from_buffers([young]), HashTable.from_buffers([old])
+
+    def landed(self) -> int:
+        """How many offsets are remembered."""
+        return len(self._young) + len(self._old)
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        self.waiting.verify()
+        self._young.check()
+        self._old.check()
+        for column in (self._lines[::2], self._lines[1::2]):
+            assert list(column) == sorted(column), "offsets and times of releases grow together"
+        assert bool(self._lines) == bool(self.landed())
+
+
+def _named(ids: Hashes, refs: Numbers) -> Hashes:
+    """One hash for an id and the place of a message that has it."""
+    names = ids.copy()
+    names[:, 1] ^= refs.view(np.uint64)
+    return names

@@ -1,0 +1,205 @@
+"""Idempotent producers of one partition: the epoch and sequence that each is at, and its last 16 results.
+
+A producer numbers its batches 0, 1, 2, … per partition and epoch. The next number is new; one of the last
+16 is a retry and gets the first result; anything older cannot be answered any more; a number beyond the
+next is a gap, which the client closes by sending in order. A higher epoch starts again at 0 and fences all
+lower ones.
+
+State is columnar: a dict from id to row, and arrays. The result of sequence s lies in slot s % 16 of its
+row. A producer that was idle for seven days by append time is forgotten: it starts again at 0, with any
+epoch. Its row stays until it comes back or somebody new needs the room, and until then a claim still counts
+on from its epoch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import Fenced, InvalidRequest, Overloaded, Unavailable
+
+RESULTS_KEPT = 16
+IDLE_US_MAX = 7 * 24 * 3600 * 1_000_000
+PRODUCERS_MAX = 100_000
+ID_MAX = (1 << 64) - 1
+EPOCH_MAX = (1 << 32) - 1
+SEQUENCE_MAX = (1 << 32) - 1
+"""What frame headers have room for; after that many batches a producer has to claim a new epoch."""
+
+_NUMBERS = 4
+"""Of a result: base offset, count, append time, wall time."""
+_ROW = RESULTS_KEPT * _NUMBERS
+_EMPTY_ROW = array("q", bytes(8 * _ROW))
+
+
+class BatchResult(msgspec.Struct, frozen=True):
+    """What became of a batch: `count` rows stand from `base_offset` on (0 when all were duplicates). Of a
+    batch with delayed rows only those that got offsets count; when none did, `base_offset` is -1. Which rows
+    were delayed follows from the wall time of then."""
+
+    base_offset: int
+    count: int
+    append_time_us: int
+    wall_us: int
+
+
+class Producers:
+    """All idempotent producers of a partition; `check` and `next_epoch` only read."""
+
+    __slots__ = ("_active", "_epochs", "_ids", "_last", "_results", "_rows", "capacity")
+
+    def __init__(self, capacity: int = PRODUCERS_MAX) -> None:
+        self.capacity = capacity
+        self._rows: dict[int, int] = {}
+        self._ids, self._epochs, self._last, self._active = array("Q"), array("q"), array("q"), array("q")
+        self._results = array("q")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def check(
+        self, producer_id: int, epoch: int, sequence: int, time_us: int
+    ) -> BatchResult | Refusal | None:
+        """None: the batch is new. A result: it was stored before, as that. Else the refusal."""
+        if not (0 <= sequence <= SEQUENCE_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= producer_id <= ID_MAX):
+            return _out_of_range(producer_id, epoch, sequence)
+        row = self._rows.get(producer_id)
+        if row is None or time_us - self._active[row] > IDLE_US_MAX:
+            if sequence:
+                return _gap(sequence, 0, "the producer is not known here")
+            return self._room(time_us) if row is None else None
+        current = self._epochs[row]
+        if epoch < current:
+            return Refusal(
+                Fenced.code,
+                f"epoch {epoch} of the producer is fenced by {current}",
+                details={"epoch": current},
+            )
+        last = self._last[row] if epoch == current else -1
+        if sequence == last + 1:
+            return None
+        if sequence > last:
+            return _gap(sequence, last + 1, "an earlier batch is missing")
+        if last - sequence >= RESULTS_KEPT:
+            text = f"batch {sequence} is stored, its result is not kept any more: the producer is at {last}"
+            return Refusal(InvalidRequest.code, text, details={"last": last})
+        at = row * _ROW + sequence % RESULTS_KEPT * _NUMBERS
+        return BatchResult(*self._results[at : at + _NUMBERS])
+
+    def next_epoch(self, producer_id: int, time_us: int) -> int | Refusal:
+        """The epoch that a claim gets: 1 at first, 0 is for those that never claim."""
+        row = self._rows.get(producer_id)
+        epoch = 1 if row is None else self._epochs[row] + 1
+        problem = _out_of_range(producer_id, epoch, 0)
+        if problem is None and row is None:
+            problem = self._room(time_us)
+        return epoch if problem is None else problem
+
+    def _room(self, time_us: int) -> Refusal | None:
+        if len(self._rows) < self.capacity:
+            return None
+        wait_us = int(np.frombuffer(self._active, np.int64).min()) + IDLE_US_MAX - time_us
+        if wait_us < 0:
+            return None
+        text = f"{self.capacity} producers are active on this partition, and that is the most there can be"
+        return Refusal(
+            Overloaded.code, text, details={"retry_after_ms": wait_us // 1000 + 1, "limit": self.capacity}
+        )
+
+    def claim(self, producer_id: int, epoch: int, time_us: int) -> None:
+        """Apply: the epoch starts, nothing is stored in it yet."""
+        row = self._rows.get(producer_id)
+        if row is None:
+            row = self._admit(producer_id)
+        self._epochs[row], self._last[row], self._active[row] = epoch, -1, time_us
+
+    def advance(self, producer_id: int, epoch: int, sequence: int, result: BatchResult) -> None:
+        """Apply: the batch of that sequence had this result."""
+        row = self._rows.get(producer_id)
+        if row is None:
+            row = self._admit(producer_id)
+        if sequence == 0:
+            self._epochs[row] = epoch
+        else:
+            assert self._epochs[row] == epoch, f"epoch {epoch} without a start, at {self._epochs[row]}"
+            assert self._last[row] == sequence - 1, f"sequence {sequence} after {self._last[row]}"
+        self._last[row] = sequence
+        self._active[row] = result.append_time_us
+        at, results = row * _ROW + sequence % RESULTS_KEPT * _NUMBERS, self._results
+        results[at], results[at + 1] = result.base_offset, result.count
+        results[at + 2], results[at + 3] = result.append_time_us, result.wall_us
+
+    def resume(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """Apply, where batches before may be lost: the next one is that of this sequence."""
+        row = self._rows.get(producer_id)
+        if row is None:
+            row = self._admit(producer_id)
+        self._epochs[row], self._last[row] = epoch, sequence - 1
+
+    def _admit(self, producer_id: int) -> int:
+        if len(self._rows) < self.capacity:
+            row = len(self._ids)
+            self._ids.append(producer_id)
+            self._epochs.append(0)
+            self._last.append(-1)
+            self._active.append(0)
+            self._results.extend(_EMPTY_ROW)
+        else:
+            row = int(np.frombuffer(self._active, np.int64).argmin())
+            del self._rows[self._ids[row]]
+            self._ids[row] = producer_id
+        self._rows[producer_id] = row
+        return row
+
+    def buffers(self) -> list[bytes]:
+        """Copies for a snapshot."""
+        columns = (self._ids, self._epochs, self._last, self._active, self._results)
+        return [column.tobytes() for column in columns]
+
+    def load(self, buffers: Sequence[Buffer]) -> None:
+        """Take over what `buffers` gave."""
+        ids, *others = buffers
+        self._ids = array("Q")
+        self._ids.frombytes(ids)
+        self._epochs, self._last, self._active, self._results = (
+            array("q"),
+            array("q"),
+            array("q"),
+            array("q"),
+        )
+        for column, data in zip((self._epochs, self._last, self._active, self._results), others, strict=True):
+            column.frombytes(data)
+        if self._ids and len(self._results) == len(self._ids) * RESULTS_KEPT * (_NUMBERS - 1):
+            # A snapshot of an earlier release: wall time and append time were the same.
+            results = np.frombuffer(self._results, np.int64).reshape(-1, _NUMBERS - 1)
+            self._results = array("q", np.column_stack((results, results[:, 2])).tobytes())
+        self._rows = {producer_id: row for row, producer_id in enumerate(self._ids)}
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        assert len(self._rows) == len(self._ids) <= self.capacity
+        assert len(self._epochs) == len(self._last) == len(self._active) == len(self._ids)
+        assert len(self._results) == _ROW * len(self._ids)
+        assert all(self._ids[row] == producer_id for producer_id, row in self._rows.items())
+        assert all(last >= -1 for last in self._last)
+
+
+def _gap(sequence: int, expected: int, why: str) -> Refusal:
+    text = f"batch {sequence} of the producer came too early: {why}, {expected} is expected"
+    return Refusal(Unavailable.code, text, details={"expected": expected})
+
+
+def _out_of_range(producer_id: int, epoch: int, sequence: int) -> Refusal | None:
+    for name, value, most in (
+        ("producer_id", producer_id, ID_MAX),
+        ("producer_epoch", epoch, EPOCH_MAX),
+        ("producer_sequence", sequence, SEQUENCE_MAX),
+    ):
+        if not 0 <= value <= most:
+            return Refusal(InvalidRequest.code, f"{name} is {value}: it goes from 0 to {most}")
+    return None

@@ -1,0 +1,308 @@
+"""Messages of one group that are neither settled nor leased, and which of them may go next.
+
+State are the `cursor` (nothing at or above it was ever leased or settled), `fresh` (never delivered, below
+the cursor), `back` (delivered before, or opened again) and `dying` (to be dead letters). The rest is derived
+and rebuilt at need: `blockers` (by key, the offsets that later messages of the key wait for), `ready` and
+`renewed` (due and not behind another of their key; delivered before or not), `open` and `held` (messages
+never delivered that may go, or that were found to wait for their key).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from struct import Struct
+
+from tailrace.core.collections.span_blocks import Run
+from tailrace.core.collections.span_map import Runs, SpanSet, pairs
+
+BACK = Struct("<IIQQIQQ")
+"""Deliveries, failures, first and last delivery, last member (a number of `texts`), due time, key."""
+DYING = Struct("<IIQQIQII")
+"""Deliveries, failures, first and last delivery, last member, key, reason, error (numbers of `texts`)."""
+
+
+class Backlog:
+    """See above. Offsets that are given to `put_*` are in none of the sets before."""
+
+    def __init__(self) -> None:
+        self.fresh = SpanSet()
+        self.back = Runs()
+        self.dying = Runs()
+        self.clear(0)
+
+    def clear(self, cursor: int) -> None:
+        """Everything below the cursor is settled."""
+        self.cursor = cursor
+        self.fresh.clear()
+        self.back.clear()
+        self.dying.clear()
+        self.rebuild(0)
+
+    def rebuild(self, time_us: int) -> None:
+        """Derive from the state again, as of a time."""
+        self._open: SpanSet | None = None
+        self.scanned = self.cursor
+        """Everything from the cursor to here is in `open` or `held`."""
+        self.held: dict[int, list[int]] = {}
+        self._look(time_us)
+
+    def _look(self, time_us: int) -> None:
+        """Sort out what waits, as of a time."""
+        self.clock_us = time_us
+        self.ready = SpanSet()
+        self.renewed = SpanSet()
+        self.blockers: dict[int, list[int]] = {}
+        self._dues: list[tuple[int, int, int]] = []
+        for first, end, value in self.dying:
+            self._index(first, end, DYING.unpack(value)[5], dying=True)
+        for first, end, value in self.back:
+            self._index_back(first, end, value)
+
+    @property
+    def open(self) -> SpanSet:
+        """Messages never delivered that may go; the same as `fresh` until one is found to wait."""
+        return self.fresh if self._open is None else self._open
+
+    def _part(self) -> SpanSet:
+        """The open ones in a set of their own."""
+        if self._open is None:
+            self._open = SpanSet()
+            for first, end in self.fresh.spans():
+                self._open.add(first, end)
+        return self._open
+
+    # ---------------------------------------------------------------------------------------------- changes
+
+    def take_new(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Messages that were never delivered are not here any more; those that were. Above the cursor all
+        are, and what is passed over on the way there stays fresh."""
+        taken = []
+        cursor = self.cursor
+        if first < cursor:
+            taken = [(start, stop) for start, stop, _ in self.fresh.cut(first, min(end, cursor))]
+            if taken and self._open:
+                self._open.cut(first, min(end, cursor))
+            first = cursor
+        if first < end:
+            if first > cursor:
+                self.fresh.add(cursor, first)
+                if self._open is not None and self.scanned < first:
+                    self._open.add(self.scanned, first)
+            if self._open is not None and self.scanned > first:
+                self._open.cut(first, end)
+            self.cursor = end
+            if self.scanned < end:
+                self.scanned = end
+            taken.append((first, end))
+        return taken
+
+    def take_many(self, spans: Sequence[int]) -> int:
+        """The same for many spans at once; how many were here."""
+        last = spans[-1]
+        if last > self.cursor:
+            self.fresh.add(self.cursor, last)
+            if self.scanned < last:
+                if self._open is not None:
+                    self._open.add(self.scanned, last)
+                self.scanned = last
+            self.cursor = last
+        if self._open:
+            self._open.cut_many(spans)
+        return self.fresh.cut_many(spans)
+
+    def put_back(self, first: int, end: int, value: bytes, time_us: int) -> None:
+        """Messages wait from `time_us` on."""
+        if time_us > self.clock_us:
+            self.clock_us = time_us
+        self.back.put(first, end, value)
+        self._index_back(first, end, value)
+
+    def take_back(self, first: int, end: int) -> list[Run]:
+        """Messages wait no more; those that did."""
+        taken = self.back.cut(first, end)
+        for start, stop, value in taken:
+            key = BACK.unpack(value)[6]
+            if key:
+                self._unindex(start, stop, key)
+            else:
+                self.ready.cut(start, stop)
+                self.renewed.cut(start, stop)
+        return taken
+
+    def put_dying(self, first: int, end: int, value: bytes) -> None:
+        """Messages are to be buried."""
+        self.dying.put(first, end, value)
+        self._index(first, end, DYING.unpack(value)[5], dying=True)
+
+    def take_dying(self, first: int, end: int) -> list[Run]:
+        """Messages are not to be buried any more; those that were."""
+        taken = self.dying.cut(first, end)
+        for start, stop, value in taken:
+            if key := DYING.unpack(value)[5]:
+                self._unindex(start, stop, key)
+        return taken
+
+    def scan(self, until: int, held: list[tuple[int, int]]) -> None:
+        """Messages that were never delivered were looked at, up to an offset: those in `held`, as (key,
+        offset), wait for their key."""
+        if until > self.scanned:
+            self._part().add(self.scanned, until)
+            self.scanned = until
+        for key, offset in held:
+            self._part().cut(offset, offset + 1)
+            row = self.held.setdefault(key, [])
+            if not row or row[-1] < offset:
+                row.append(offset)
+                continue
+            at = bisect_left(row, offset)
+            if row[at] != offset:
+                row.insert(at, offset)
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    def apart(self, spans: Sequence[int]) -> tuple[list[tuple[int, int]], Sequence[int]]:
+        """Flat spans in two parts: those that hold something that came back, and the others, flat again."""
+        back = self.back
+        if not back or spans[0] >= self.cursor or not back.within(spans[0], spans[-1]):
+            return [], spans
+        holding, others = [], list[int]()
+        for first, end in pairs(spans):
+            if back.within(first, end):
+                holding.append((first, end))
+            else:
+                others += (first, end)
+        return holding, others
+
+    def waits_behind(self, key: int, offset: int) -> bool:
+        """Whether a message that was never delivered has to wait for another of its key."""
+        row = self.blockers.get(key)
+        return row is not None and row[0] < offset
+
+    def next_due_us(self) -> int | None:
+        """When the next message becomes available; it may turn out that it does not wait any more."""
+        return self._dues[0][0] if self._dues else None
+
+    def advance(self, time_us: int) -> None:
+        """Time has passed: what has become due is ready."""
+        if time_us < self.clock_us:
+            self._look(time_us)
+        self.clock_us = time_us
+        dues = self._dues
+        while dues and dues[0][0] <= time_us:
+            due_us, first, end = heappop(dues)
+            for start, stop, value in self.back.within(first, end):
+                deliveries, _, _, _, _, due, key = BACK.unpack(value)
+                if due != due_us:
+                    continue
+                if not key:
+                    (self.ready if deliveries else self.renewed).add(start, stop)
+                    continue
+                row = self.blockers[key]
+                for offset in range(start, stop):
+                    self._promote(row, bisect_left(row, offset))
+
+    # ------------------------------------------------------------------------------------------- internals
+
+    def _index_back(self, first: int, end: int, value: bytes) -> None:
+        deliveries, _, _, _, _, due_us, key = BACK.unpack(value)
+        if due_us > self.clock_us:
+            heappush(self._dues, (due_us, first, end))
+        if key and (end - first > 1 or key in self.blockers):
+            self._index(first, end, key, dying=False)
+            return
+        if key:
+            self.blockers[key] = [first]
+        if due_us <= self.clock_us:
+            (self.ready if deliveries else self.renewed).add(first, end)
+
+    def _index(self, first: int, end: int, key: int, *, dying: bool) -> None:
+        if not key:
+            return
+        row = self.blockers.setdefault(key, [])
+        for offset in range(first, end):
+            at = bisect_left(row, offset)
+            row.insert(at, offset)
+            if dying or not self._promote(row, at):
+                self._demote(row, at + 1)
+
+    def _unindex(self, first: int, end: int, key: int) -> None:
+        row = self.blockers[key]
+        if len(row) == 1:
+            del self.blockers[key]
+            self.ready.cut(first, end)
+            self.renewed.cut(first, end)
+            if key in self.held:
+                self._free(key)
+            return
+        for offset in range(first, end):
+            at = bisect_left(row, offset)
+            del row[at]
+            self.ready.cut(offset, offset + 1)
+            self.renewed.cut(offset, offset + 1)
+            if row:
+                self._promote(row, at)
+        if not row:
+            del self.blockers[key]
+        if key in self.held:
+            self._free(key)
+
+    def _free(self, key: int) -> None:
+        """What came to wait for the key and does not have to any more may go."""
+        held, row = self.held[key], self.blockers.get(key)
+        until = bisect_left(held, row[0]) if row else len(held)
+        for offset in held[:until]:
+            if offset >= self.cursor or offset in self.fresh:
+                self._part().add(offset, offset + 1)
+        del held[:until]
+        if not held:
+            del self.held[key]
+
+    def _promote(self, row: list[int], at: int) -> bool:
+        """Make what is due from a place of a key's row on ready, as far as nothing before it waits. A message
+        that was opened again has its turn with those that were never delivered: what comes behind it waits.
+        Tells whether the one at the place is ready, and does not hold up the others."""
+        if at and row[at - 1] not in self.ready:
+            return False
+        start = at
+        while at < len(row):
+            offset = row[at]
+            if offset in self.ready:
+                break
+            run = self.back.at(offset)
+            if run is None:
+                break
+            deliveries, _, _, _, _, due_us, _ = BACK.unpack(run[2])
+            if due_us > self.clock_us:
+                break
+            if not deliveries:
+                self.renewed.add(offset, offset + 1)
+                break
+            self.ready.add(offset, offset + 1)
+            at += 1
+        return start < len(row) and row[start] in self.ready
+
+    def _demote(self, row: list[int], at: int) -> None:
+        """What lies behind a message that waits has to wait."""
+        while at < len(row):
+            offset = row[at]
+            if not self.ready.remove(offset, offset + 1):
+                self.renewed.cut(offset, offset + 1)
+                break
+            at += 1
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        for runs in (self.fresh, self.back, self.dying, self.ready, self.renewed, self.open):
+            runs.verify()
+        again = Backlog()
+        again.back, again.dying = self.back, self.dying
+        again._look(self.clock_us)
+        assert again.blockers == self.blockers, "the keys held are not those of the messages"
+        assert self.scanned >= self.cursor
+        for ours, theirs in ((self.ready, again.ready), (self.renewed, again.renewed)):
+            for first, end in ours.spans():
+                assert theirs.intersect(first, end) == [(first, end)], f"ready too early: {first}-{end}"
+        for first, end in self.open.spans(0, self.cursor):
+            assert self.fresh.intersect(first, end) == [(first, end)], f"open, not fresh: {first}-{end}"

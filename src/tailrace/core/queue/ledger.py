@@ -1,0 +1,486 @@
+"""One group on one partition: what has become of every message, and how each fact changes it.
+
+Settled messages take no room: settled is what lies below the cursor and is in none of the sets. Everything is
+runs of offsets, so a plain batch of 5,000 costs what a single message does. Facts are trusted: whether
+something may happen was decided before. Nothing here looks at a clock or into a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+
+import mmh3
+import msgspec
+
+from tailrace.core.collections.span_map import Runs, SpanSet, count, flat, pairs
+from tailrace.core.collections.string_pool import Texts
+from tailrace.core.credit import InFlight
+from tailrace.core.model import facts
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.queue.backlog import BACK, DYING, Backlog
+from tailrace.core.queue.leases import KeyRuns, Lease, Receipts
+from tailrace.core.selection.row_selector import Pool
+
+
+def back_off_us(policy: GroupPolicy, group: str, offset: int, failures: int) -> int:
+    """Between half and the whole of the back-off of the policy, as the dice of this failure fall."""
+    longest_us = 1000 * min(policy.backoff_ms << min(failures - 1, 40), policy.backoff_max_ms)
+    dice: int = mmh3.hash(f"{group}/{offset}/{failures}", 0, signed=False)
+    return longest_us - (longest_us // 2) * dice // 0xFFFFFFFF
+
+
+LEASED = Struct("<QIIQ")
+"""Lease, deliveries, failures, time of the first delivery."""
+
+Piece = tuple[int, int, int, int, int, int, str, int]
+"""Messages that leave where they were: first, end, deliveries, failures, first and last delivery, last
+member, key (0: none, or not known)."""
+
+FEW_BOUNDS = 16
+"""Spans with so many bounds are leased one by one."""
+NEAR = 8_192
+"""A stretch of so many offsets is looked through at once; of a longer one mostly the beginning is wanted."""
+MAX_ATTEMPTS, MAX_DELIVERIES = "max_attempts", "max_deliveries"
+
+
+class Counters(msgspec.Struct, array_like=True):
+    """What has happened in a group since it was enlisted, in messages."""
+
+    deliveries: int = 0
+    failures: int = 0
+    acked: int = 0
+    dead_lettered: int = 0
+    lapsed: int = 0
+    collected: int = 0
+    purged: int = 0
+
+
+class Ledger:
+    """State of one group; the methods named after facts are its only mutators."""
+
+    def __init__(self, number: int, name: str, policy: GroupPolicy, start: int) -> None:
+        self.number = number
+        self.name = name
+        self.policy = policy
+        self.member = ""
+        self.generation = 0
+        self.sharing = policy.assignment == "shared"
+        """Whether every member of the group may lease here, and not only the one that it belongs to."""
+        self.paused = False
+        self.id = 0
+        """Tells the group from others of its name."""
+        self.counters = Counters()
+        self.backlog = Backlog()
+        self.backlog.clear(start)
+        self.leased = Runs()
+        self.receipts = Receipts()
+        self.in_flight = InFlight()
+        self.texts = Texts()
+        self.apart = SpanSet()
+        """Of those that were delivered before: the ones that may have ended their members."""
+        self.pool: Pool | None = None
+        """Made when it is first needed, and told everything from then on."""
+        self.keys_of_lease: dict[int, dict[int, int]] = {}
+        """Found in frames after a failure, by lease: the keys of its messages; not state."""
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    @property
+    def cursor(self) -> int:
+        """Nothing at or above it was ever leased or settled."""
+        return self.backlog.cursor
+
+    @property
+    def keyed(self) -> bool:
+        """Whether messages of one key keep their order."""
+        return self.policy.ordering == "key"
+
+    @property
+    def divided(self) -> bool:
+        """Whether keys in flight have to be looked at: several members may lease here, or somebody else than
+        the owner still has leases from a time when several could."""
+        return self.sharing or len(self.in_flight) > (self.member in self.in_flight)
+
+    def committed(self) -> int:
+        """The first unsettled offset."""
+        backlog = self.backlog
+        lowest = backlog.cursor
+        for runs in (backlog.fresh, self.leased, backlog.back, backlog.dying):
+            if runs:
+                first = runs.first
+                if first is not None and first < lowest:
+                    lowest = first
+        return lowest
+
+    def free(self, end_offset: int, time_us: int) -> int:
+        """How many messages below an offset are with nobody and due. Those that were never delivered are all
+        counted, also where they wait for another of their key."""
+        backlog = self.backlog
+        if backlog.back:
+            backlog.advance(max(time_us, backlog.clock_us))
+        many = backlog.fresh.total + backlog.ready.total + backlog.renewed.total + self.apart.total
+        return many + end_offset - backlog.cursor if end_offset > backlog.cursor else many
+
+    def suspects(self) -> list[tuple[int, int, int, int]]:
+        """Messages that are set apart, those delivered least first: (deliveries, offset, failures, key); of
+        a run the first."""
+        found = []
+        for first, end in self.apart.spans():
+            for start, _, value in self.backlog.back.within(first, end):
+                deliveries, failures, _, _, _, _, key = BACK.unpack(value)
+                found.append((deliveries, start, failures, key))
+        return sorted(found)
+
+    def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Spans in [first, end) that are not settled, whatever else they are."""
+        backlog = self.backlog
+        found = [
+            (start, stop)
+            for runs in (backlog.fresh, self.leased, backlog.back, backlog.dying)
+            for start, stop, _ in runs.within(first, end)
+        ]
+        if end > backlog.cursor:
+            found.append((max(first, backlog.cursor), end))
+        return sorted(found)
+
+    def pieces_of(self, lease: Lease, first: int, end: int) -> list[tuple[int, int, int, int]]:
+        """What a lease still holds in [first, end): (first, end, deliveries, failures)."""
+        found = []
+        for start, stop, value in self.leased.within(first, end):
+            number, deliveries, failures, _ = LEASED.unpack(value)
+            if number == lease.id:
+                found.append((start, stop, deliveries, failures))
+        return found
+
+    def left_of(self, lease: Lease) -> list[tuple[int, int, int, int]]:
+        """All that a lease still holds."""
+        return [piece for first, end in pairs(lease.spans) for piece in self.pieces_of(lease, first, end)]
+
+    def next_due_us(self) -> int | None:
+        """When a lease is over or a message becomes available."""
+        deadline_us, due_us = self.receipts.next_deadline_us(), self.backlog.next_due_us()
+        if deadline_us is None or due_us is None:
+            return deadline_us if due_us is None else due_us
+        return min(deadline_us, due_us)
+
+    # ---------------------------------------------------------------------- the view of the pool (LedgerView)
+
+    def fresh_spans(self, first: int, end: int) -> Iterable[tuple[int, int]]:
+        """Spans below the cursor that were never delivered, clipped to [first, end), ascending."""
+        fresh = self.backlog.fresh
+        return fresh.spans(first, end) if end - first > NEAR else fresh.intersect(first, end)
+
+    def back_rows(self) -> Iterable[tuple[int, int, int, Sequence[int]]]:
+        """(first, end, due_us, keys) of runs that were delivered before and are not leased."""
+        for first, end, value in self.backlog.back:
+            due_us, key = BACK.unpack(value)[5:]
+            yield first, end, due_us, [key] * (end - first) if self.keyed else ()
+
+    def leased_rows(self) -> Iterable[tuple[str, int, int, Sequence[int]]]:
+        """(member, first, end, keys) of runs in flight."""
+        for lease in self.receipts.live.values():
+            places, at = {}, 0
+            for first, end in pairs(lease.spans):
+                places[first] = at
+                at += end - first
+                for start, stop, _, _ in self.pieces_of(lease, first, end):
+                    place = places[first] + start - first
+                    yield lease.member, start, stop, lease.keys[place : place + stop - start]
+
+    def dying_rows(self) -> Iterable[tuple[int, int, Sequence[int]]]:
+        """(first, end, keys) of runs on their way to the dead letters."""
+        for first, end, value in self.backlog.dying:
+            key = DYING.unpack(value)[5]
+            yield first, end, [key] * (end - first) if self.keyed else ()
+
+    # --------------------------------------------------------------------------------------------- leases
+
+    def lease(self, fact: facts.Leased) -> None:
+        """Messages went to a member."""
+        spans, time_us = fact.spans, fact.time_us
+        many = count(spans)
+        self.receipts.open(Lease(fact.lease, fact.member, fact.deadline_us, time_us, spans, many, fact.keys))
+        self.in_flight.add(fact.member, many)
+        self.counters.deliveries += many
+        first_time = LEASED.pack(fact.lease, 1, 0, time_us)
+        taken = 0
+        again: Iterable[tuple[int, int]] = pairs(spans)
+        if len(spans) > FEW_BOUNDS:
+            again, new = self.backlog.apart(spans)
+            if new:
+                taken = self.backlog.take_many(new)
+                self.leased.put_many(new, first_time)
+        for first, end in again:
+            if self.backlog.back and first < self.backlog.cursor:
+                for start, stop, deliveries, failures, first_us, *_ in self._from_back(first, end):
+                    value = LEASED.pack(fact.lease, deliveries + 1, failures, first_us or time_us)
+                    self.leased.put(start, stop, value)
+                    taken += stop - start
+            for start, stop in self.backlog.take_new(first, end):
+                self.leased.put(start, stop, first_time)
+                taken += stop - start
+        assert taken == many, f"{many} leased, {taken} of them were free"
+        if self.pool is not None:
+            self.pool.leased(fact.member, spans, fact.keys)
+
+    def extend(self, fact: facts.LeaseExtended) -> None:
+        """Leases have a new deadline."""
+        for number in fact.leases:
+            self.receipts.extend(self.receipts.live[number], fact.deadline_us)
+
+    def expire(self, fact: facts.LeaseExpired) -> None:
+        """What was left of a lease failed; nothing may be left when the rest died."""
+        lease = self.receipts.live.get(fact.lease)
+        if lease is None:
+            return
+        spans = flat((first, end) for first, end, _, _ in self.left_of(lease))
+        self._fail(spans, fact.keys, 0, fact.time_us, fact.apart)
+
+    def ack(self, fact: facts.Acked) -> None:
+        """Messages are settled through their leases."""
+        for number, spans in fact.leases:
+            lease = self.receipts.live.get(number)
+            if lease is None:  # the same twice in one request
+                continue
+            many = self.leased.cut_many(spans)
+            self.counters.acked += many
+            self._leave(lease, many, fact.time_us)
+            if self.pool is not None:
+                self.pool.acked(spans)
+
+    def nack(self, fact: facts.Nacked) -> None:
+        """Messages failed and wait."""
+        self._fail(fact.spans, fact.keys, fact.delay_us, fact.time_us)
+
+    def give_back(self, fact: facts.GivenBack) -> None:
+        """Messages left their leases without a failure; those that no handler got are as if never leased."""
+        pieces = self._unlease(fact.spans, fact.keys, fact.time_us)
+        if fact.unstarted:
+            self.counters.deliveries -= sum(piece[1] - piece[0] for piece in pieces)
+            pieces = [_undelivered(piece) for piece in pieces]
+        self._return(pieces, 0, 0, fact.time_us, fact.apart)
+
+    # ------------------------------------------------------------------------------------ ways to be settled
+
+    def die(self, fact: facts.Dying) -> None:
+        """Messages are to be buried, wherever they were."""
+        failed = fact.reason == MAX_ATTEMPTS
+        if failed:
+            self.counters.failures += count(fact.spans)
+        for piece in self._take(fact.spans, fact.keys, fact.time_us):
+            first, end, deliveries, failures, first_us, last_us, member, key = piece
+            many, texts = end - first, self.texts
+            numbers = (
+                texts.use(member, many),
+                key,
+                texts.use(fact.reason, many),
+                texts.use(fact.error, many),
+            )
+            # Without a delivery, the time of its death tells this death from another after a redrive.
+            value = DYING.pack(deliveries, failures + failed, first_us, last_us or fact.time_us, *numbers)
+            self.backlog.put_dying(first, end, value)
+        if self.pool is not None:
+            self.pool.dying(fact.spans)
+
+    def bury(self, fact: facts.Buried) -> None:
+        """The dead letters have them."""
+        self.counters.dead_lettered += self._drop_dying(fact.spans)
+        if self.pool is not None:
+            self.pool.settled(fact.spans)
+
+    def lapse(self, fact: facts.Lapsed) -> None:
+        """They outlived their time."""
+        self.counters.lapsed += self._settle(fact.spans, fact.time_us)
+
+    def settle_offsets(self, fact: facts.OffsetsSettled) -> None:
+        """An operator settled them, whoever held them."""
+        self.counters.purged += self._settle(fact.spans, fact.time_us)
+
+    def settled_anyhow(self, spans: Sequence[int], time_us: int) -> int:
+        """Settle whatever of these is not, also what is dying; how many there were."""
+        return self._drop_dying(spans) + self._settle(spans, time_us)
+
+    def lose(self, spans: Sequence[int], time_us: int) -> None:
+        """They are lost; a stream comes by them by itself, and is told."""
+        if self.policy.mode != "stream":
+            self.counters.collected += self.settled_anyhow(spans, time_us)
+
+    def trimmed(self, offset: int) -> None:
+        """Everything below is gone from the log."""
+        first = self.committed()
+        if first >= offset:
+            return
+        spans = flat(self.unsettled(first, offset))
+        dying = self._drop_dying(spans)
+        self.counters.collected += dying + self._settle(spans, 0)
+
+    # ---------------------------------------------------------------------------------------- administration
+
+    def grant(self, fact: facts.Granted) -> None:
+        """The partition has another owner, or all members share it; see `facts.Granted`."""
+        if not fact.kept:
+            spans = flat((first, end) for first, end, _ in self.leased)
+            self._return(self._unlease(spans, [], fact.time_us), 0, 0, fact.time_us)
+        self.member, self.generation, self.sharing = fact.member, fact.generation, fact.shared
+
+    def pause(self, fact: facts.GroupPaused) -> None:
+        """No leases for now, or leases again."""
+        self.paused = fact.paused
+
+    def reset(self, fact: facts.GroupReset) -> None:
+        """Start again from an offset."""
+        self.backlog.clear(fact.offset)
+        self.leased.clear()
+        self.receipts.clear()
+        self.texts.clear()
+        self.apart.clear()
+        self.in_flight.end()
+        self.keys_of_lease.clear()
+        self.generation = fact.generation
+        if self.pool is not None:
+            self.pool.forget()
+
+    def reopen(self, fact: facts.Reopened) -> None:
+        """Settled messages wait again, with fresh counters; receipts for them are stale from now on."""
+        keys = KeyRuns(fact.keys)
+        for first, end in pairs(fact.spans):
+            for start, stop, key in keys.runs(first, end):
+                value = BACK.pack(0, 0, 0, 0, 0, fact.time_us, key)
+                self.backlog.put_back(start, stop, value, fact.time_us)
+        for lease in self.receipts.live.values():
+            for first, end in pairs(lease.spans):
+                for start, stop in pairs(fact.spans):
+                    if start < end and stop > first:
+                        lease.taken += (max(first, start), min(end, stop))
+        if self.pool is not None:
+            self.pool.returned([(first, end, fact.time_us) for first, end in pairs(fact.spans)])
+
+    def move_cursor(self, fact: facts.CursorMoved) -> None:
+        """A stream goes on from here."""
+        self.backlog.clear(fact.offset)
+
+    def change_policy(self, policy: GroupPolicy, time_us: int) -> None:
+        """The group has other options; what was decided before stays."""
+        self.policy = policy
+        self.backlog.rebuild(time_us)
+        self.pool = None
+
+    # --------------------------------------------------------------------------------------------- internals
+
+    def _leave(self, lease: Lease, many: int, time_us: int) -> None:
+        """So many messages left a lease."""
+        lease.left -= many
+        self.in_flight.add(lease.member, -many)
+        if not lease.left:
+            self.receipts.end(lease, time_us)
+            if self.keys_of_lease:
+                self.keys_of_lease.pop(lease.id, None)
+
+    def _unlease(self, spans: Sequence[int], keys: Sequence[int], time_us: int) -> list[Piece]:
+        """Take messages away from whatever leases hold them. `keys` has one for each message in the spans."""
+        found: list[Piece] = []
+        known = KeyRuns(keys)
+        for first, end in pairs(spans):
+            pieces = self.leased.cut(first, end)
+            at = first
+            for start, stop, value in pieces:
+                number, deliveries, failures, first_us = LEASED.unpack(value)
+                lease = self.receipts.live[number]
+                lease.taken += (start, stop)
+                known.skip(start - at)
+                for a, b, key in known.runs(start, stop):
+                    found.append((a, b, deliveries, failures, first_us, lease.time_us, lease.member, key))
+                at = stop
+                self._leave(lease, stop - start, time_us)
+            known.skip(end - at)
+        return found
+
+    def _from_back(self, first: int, end: int) -> list[Piece]:
+        """Take messages away from those that wait."""
+        found: list[Piece] = []
+        if self.apart:
+            self.apart.cut(first, end)
+        for start, stop, value in self.backlog.take_back(first, end):
+            deliveries, failures, first_us, last_us, member, _, key = BACK.unpack(value)
+            found.append((start, stop, deliveries, failures, first_us, last_us, self.texts[member], key))
+            self.texts.drop(member, stop - start)
+        return found
+
+    def _take(self, spans: Sequence[int], keys: Sequence[int], time_us: int) -> list[Piece]:
+        """Take messages away from wherever they are, but for the dying ones."""
+        found = self._unlease(spans, keys, time_us) if self.leased else []
+        known = KeyRuns(keys)
+        for first, end in pairs(spans):
+            if self.backlog.back:
+                found += self._from_back(first, end)
+            at = first
+            for start, stop in self.backlog.take_new(first, end):
+                known.skip(start - at)
+                found += [(a, b, 0, 0, 0, 0, "", key) for a, b, key in known.runs(start, stop)]
+                at = stop
+            known.skip(end - at)
+        return found
+
+    def _settle(self, spans: Sequence[int], time_us: int) -> int:
+        pieces = self._take(spans, [], time_us)
+        if self.pool is not None:
+            self.pool.settled(spans)
+        return sum(piece[1] - piece[0] for piece in pieces)
+
+    def _drop_dying(self, spans: Sequence[int]) -> int:
+        many = 0
+        for first, end in pairs(spans):
+            for start, stop, value in self.backlog.take_dying(first, end):
+                _, _, _, _, member, _, reason, error = DYING.unpack(value)
+                for number in (member, reason, error):
+                    self.texts.drop(number, stop - start)
+                many += stop - start
+        return many
+
+    def _fail(
+        self,
+        spans: Sequence[int],
+        keys: Sequence[int],
+        delay_us: int,
+        time_us: int,
+        apart: Sequence[int] = (),
+    ) -> None:
+        pieces = self._unlease(spans, keys, time_us)
+        self.counters.failures += sum(piece[1] - piece[0] for piece in pieces)
+        self._return(pieces, 1, delay_us, time_us, apart)
+
+    def _return(
+        self,
+        pieces: Iterable[Piece],
+        failed: int,
+        delay_us: int,
+        time_us: int,
+        apart: Sequence[int] = (),
+    ) -> None:
+        """Messages wait for another delivery: so long, or (-1) as the policy's back-off says. Of `apart`
+        only those who ask for them know until they have waited for too long."""
+        returned = []
+        for first, end in pairs(apart):
+            self.apart.add(first, end)
+        for first, end, deliveries, failures, first_us, last_us, member, key in pieces:
+            failures += failed
+            due_us = time_us + (
+                back_off_us(self.policy, self.name, first, failures) if delay_us < 0 else delay_us
+            )
+            if apart and first in self.apart:
+                due_us = time_us + self.policy.starvation_ms * 1000
+            number = self.texts.use(member, end - first)
+            value = BACK.pack(deliveries, failures, first_us, last_us, number, due_us, key)
+            self.backlog.put_back(first, end, value, time_us)
+            returned.append((first, end, due_us))
+        if self.pool is not None and returned:
+            self.pool.returned(returned)
+
+
+def _undelivered(piece: Piece) -> Piece:
+    """The same messages without their last delivery."""
+    first, end, deliveries, failures, first_us, last_us, member, key = piece
+    if deliveries == 1:
+        return first, end, 0, failures, 0, 0, "", key
+    return first, end, deliveries - 1, failures, first_us, last_us, member, key

@@ -1,0 +1,402 @@
+"""Messages by lane where no keys matter: each lane looks ahead over the whole backlog on its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT, AtHand, Columns, Times
+from tailrace.core.selection.lanes import EMPTY, LANES, READY, UNKNOWN
+from tailrace.core.selection.selection_terms import LedgerView, Traits, Want
+
+AHEAD_FRAMES = 64
+"""A lane takes rows of a frame that another lane had to look at only while it has rows of fewer frames."""
+BLOCK_ROWS = 128
+NEVER_US = 1 << 62
+LAPSED_MAX = 4_096
+"""More are not lapsed in one selection, so that a long dead backlog does not stop everything else."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+class View:
+    """Everything that one selection looks at."""
+
+    __slots__ = ("at_hand", "lapsed", "source", "traits", "want")
+
+    def __init__(self, want: Want, source: LedgerView, traits: Traits, at_hand: AtHand) -> None:
+        self.want = want
+        self.source = source
+        self.traits = traits
+        self.at_hand = at_hand
+        self.lapsed: dict[int, None] = {}
+
+    def fresh(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """What was never delivered in [first, end), on both sides of the cursor."""
+        cursor = self.source.cursor
+        if first < cursor:
+            yield from self.source.fresh_spans(first, min(end, cursor))
+        if max(first, cursor) < end:
+            yield max(first, cursor), end
+
+    def lane_by_traits(self, offset: int) -> int | None:
+        """The lane of a message, if that is clear without its frame."""
+        lanes, _ = self.traits.lanes(offset)
+        return lanes.bit_length() - 1 if lanes.bit_count() == 1 else None
+
+
+def row_bytes(columns: Columns) -> float:
+    """Bytes of an average row of a frame."""
+    rows = columns.end_offset - columns.base_offset if columns.offsets is None else len(columns.offsets)
+    return columns.nbytes / max(rows, 1)
+
+
+def row_of(columns: Columns, offset: int) -> int:
+    """The row of a frame that an offset is."""
+    if columns.offsets is None:
+        return offset - columns.base_offset
+    return int(columns.offsets.searchsorted(offset))
+
+
+def lane_of(columns: Columns, offset: int) -> int:
+    """The lane of a message by its frame."""
+    return (
+        PRIORITY_DEFAULT if columns.priorities is None else int(columns.priorities[row_of(columns, offset)])
+    )
+
+
+def fresh_rows(columns: Columns, first: int, end: int, view: View) -> npt.NDArray[np.int64]:
+    """The rows of a frame with offsets in [first, end) that were never delivered."""
+    offsets = columns.offsets
+    if offsets is None:
+        offsets = np.arange(columns.base_offset, columns.end_offset, dtype=np.int64)
+    spans = [*view.fresh(first, end)]
+    if len(spans) == 1:
+        low, high = offsets.searchsorted(spans[0])
+        return np.arange(low, high, dtype=np.int64)
+    bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(spans))
+    return np.flatnonzero(_inside(offsets, bounds))
+
+
+def _inside(offsets: Times, bounds: Times) -> Mask:
+    """Which offsets lie in one of the ascending spans: behind a first, and not yet behind its end."""
+    inside: Mask = bounds.ravel().searchsorted(offsets, "right") & 1 == 1
+    return inside
+
+
+class _Chunk:
+    """Rows of one lane in one frame that are free, ascending."""
+
+    __slots__ = ("append_time_us", "expires", "offsets", "row_bytes")
+
+    def __init__(self, columns: Columns, offsets: Times, expires: Times | None) -> None:
+        self.offsets = offsets
+        self.expires = expires
+        self.append_time_us = columns.append_time_us
+        self.row_bytes = row_bytes(columns)
+
+    def cut(self, bounds: Times) -> None:
+        """Rows in these spans are not free any more."""
+        inside = _inside(self.offsets, bounds)
+        if inside.any():
+            self.offsets = self.offsets[~inside]
+            self.expires = None if self.expires is None else self.expires[~inside]
+
+
+class LaneQueues:
+    """Per lane: the free rows found so far, how far it has looked, and what came back."""
+
+    def __init__(self, source: LedgerView) -> None:
+        self._chunks: list[list[_Chunk]] = [[] for _ in range(LANES)]
+        self._looked = [0] * LANES
+        self.latest_us = [0] * LANES
+        """By lane: append time of the last frame that it has looked at."""
+        self._due: dict[int, int] = {}
+        """Messages that came back and when they are due; the lists below may hold others that are gone."""
+        self._waiting: list[tuple[int, int]] = []
+        self._retries: list[list[tuple[int, int]]] = [[] for _ in range(LANES)]
+        self.returned([(first, end, due_us) for first, end, due_us, _ in source.back_rows()])
+
+    # ---------------------------------------------------------------------------------------------- events
+
+    def leased(self, member: str, spans: Sequence[int], keys: Sequence[int]) -> None:
+        """Messages are in flight."""
+        self.settled(spans)
+
+    def acked(self, spans: Sequence[int]) -> None:
+        """Messages that were in flight are settled: they were taken out when they were leased."""
+
+    def dying(self, spans: Sequence[int]) -> None:
+        """Messages are not deliverable any more."""
+        self.settled(spans)
+
+    def settled(self, spans: Sequence[int]) -> None:
+        """Messages are not free any more."""
+        if not spans:
+            return
+        self._drop_back(spans)
+        firsts, ends = spans[::2], spans[1::2]
+        bounds = np.array(spans, np.int64).reshape(-1, 2)
+        for chunks in self._chunks:
+            place = bisect_left(chunks, spans[0], key=_last)
+            beyond = bisect_left(chunks, spans[-1], place, key=_first)
+            emptied = False
+            for chunk in chunks[place:beyond]:
+                at = bisect_right(ends, _first(chunk))
+                if firsts[at] <= _last(chunk):
+                    chunk.cut(bounds[at:])
+                    emptied = emptied or not len(chunk.offsets)
+            if emptied:
+                chunks[place:beyond] = [chunk for chunk in chunks[place:beyond] if len(chunk.offsets)]
+
+    def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Messages are to be delivered again when they are due."""
+        for first, end, due_us in runs:
+            for offset in range(first, end):
+                self._due[offset] = due_us
+                heappush(self._waiting, (due_us, offset))
+
+    def _drop_back(self, spans: Sequence[int]) -> None:
+        due = self._due
+        for first, end in zip(spans[::2], spans[1::2], strict=True):
+            if not due:
+                break
+            if end - first <= len(due):
+                for offset in range(first, end):
+                    due.pop(offset, None)
+            else:
+                for offset in [offset for offset in due if first <= offset < end]:
+                    del due[offset]
+
+    # --------------------------------------------------------------------------------------------- selecting
+
+    def feeds(self, view: View, starved_us: int) -> list[LaneFeed] | int:
+        """The lanes, ready to be drawn from; or the frame that is missing."""
+        missing = self._sort_due(view)
+        if missing is not None:
+            return missing
+        feeds = [LaneFeed(self, lane, view, starved_us) for lane in range(LANES)]
+        for feed in feeds:
+            feed.refill()
+        return feeds
+
+    def _sort_due(self, view: View) -> int | None:
+        """Put what has become due into its lane."""
+        waiting, touched = self._waiting, set()
+        missing = None
+        while waiting and waiting[0][0] <= view.want.now_us:
+            due_us, offset = waiting[0]
+            if self.waits((due_us, offset)):
+                lane = view.lane_by_traits(offset)
+                if lane is None:
+                    columns = view.at_hand.columns(offset)
+                    if columns is None:
+                        missing = offset
+                        break
+                    lane = lane_of(columns, offset)
+                self._retries[lane].append((due_us, offset))
+                touched.add(lane)
+            heappop(waiting)
+        for lane in touched:
+            self._retries[lane] = sorted({row for row in self._retries[lane] if self.waits(row)})
+        if len(waiting) > 2 * len(self._due) + 1_000:
+            self._waiting = [row for row in waiting if self.waits(row)]
+            heapify(self._waiting)
+        return missing
+
+    def waits(self, row: tuple[int, int]) -> bool:
+        """Whether a message (due_us, offset) came back and is still there."""
+        return self._due.get(row[1]) == row[0]
+
+    def retries(self, lane: int) -> list[tuple[int, int]]:
+        """(due_us, offset) of what came back and is due, ascending; some may be gone."""
+        rows = self._retries[lane]
+        gone = 0
+        while gone < len(rows) and not self.waits(rows[gone]):
+            gone += 1
+        del rows[:gone]
+        return rows
+
+    def chunks(self, lane: int) -> list[_Chunk]:
+        """What was found for a lane so far."""
+        return self._chunks[lane]
+
+    def look(self, lane: int, view: View) -> int | None:
+        """Look further for a lane until something is found: the offset where it stopped because the frame is
+        not at hand; None when something was found or the end was reached."""
+        chunks, end_offset = self._chunks[lane], view.want.end_offset
+        known = len(chunks)
+        while len(chunks) == known:
+            place = next(view.fresh(self._looked[lane], end_offset), None)
+            if place is None:
+                self._looked[lane] = max(self._looked[lane], end_offset)
+                return None
+            offset, _ = place
+            lanes, end = view.traits.lanes(offset)
+            if not lanes >> lane & 1:
+                self._looked[lane] = min(end, end_offset)
+                continue
+            columns = view.at_hand.columns(offset)
+            if columns is None:
+                return offset
+            self._absorb(columns, lane, offset, view)
+        return None
+
+    def _absorb(self, columns: Columns, lane: int, first: int, view: View) -> None:
+        """Take the free rows of a frame for a lane, and for those that have come just as far."""
+        end, looked = min(columns.end_offset, view.want.end_offset), self._looked[lane]
+        rows = fresh_rows(columns, first, end, view)
+        priorities = None if columns.priorities is None else columns.priorities[rows]
+        for other in range(LANES):
+            if other != lane and (self._looked[other] != looked or len(self._chunks[other]) >= AHEAD_FRAMES):
+                continue
+            self._looked[other] = end
+            self.latest_us[other] = columns.append_time_us
+            if priorities is not None:
+                mine = rows[priorities == other]
+            else:
+                mine = rows if other == PRIORITY_DEFAULT else rows[:0]
+            if len(mine):
+                offsets = mine + columns.base_offset if columns.offsets is None else columns.offsets[mine]
+                expires = None if columns.expires_us is None else columns.expires_us[mine]
+                self._chunks[other].append(_Chunk(columns, offsets, expires))
+
+
+class LaneFeed:
+    """A lane during one selection: retries as they became due, then what is fresh, in offset order. It waits
+    as long as the one of both that has waited longest, if that starves."""
+
+    __slots__ = (
+        *("_chunk", "_lane", "_queues", "_retries", "_retry", "_row", "_starved_us", "_view"),
+        *("at", "missing", "row_bytes", "rows", "since_us", "state"),
+    )
+
+    def __init__(self, queues: LaneQueues, lane: int, view: View, starved_us: int) -> None:
+        self._queues = queues
+        self._lane = lane
+        self._view = view
+        self._starved_us = starved_us
+        self._retries = queues.retries(lane)
+        self._retry = self._chunk = self._row = 0
+        self.state = EMPTY
+        self.rows: list[int] = []
+        self.at = 0
+        self.since_us = 0
+        self.row_bytes = 0.0
+        self.missing: int | None = None
+
+    def refill(self) -> bool:
+        """Find the next block of rows; other lanes do not change."""
+        self.rows, self.at, self.state, self.since_us = [], 0, UNKNOWN, 0
+        while not self.rows:
+            if len(self._view.lapsed) >= LAPSED_MAX:
+                return False
+            if not (self._next_retries() if self._has_retries() else self._next_fresh()):
+                return False
+        self.state = READY
+        return False
+
+    def _has_retries(self) -> bool:
+        while self._retry < len(self._retries) and not self._queues.waits(self._retries[self._retry]):
+            self._retry += 1
+        return self._retry < len(self._retries)
+
+    def _next_retries(self) -> bool:
+        """A run of retries in one frame with one due time."""
+        due_us, offset = self._retries[self._retry]
+        fresh_us, missing = self._fresh_since()
+        if len(self._view.lapsed) >= LAPSED_MAX:
+            return False
+        self.since_us = min(due_us, fresh_us) if fresh_us <= self._starved_us else due_us
+        if missing is not None and self.since_us < due_us:
+            self.missing = missing
+            return False
+        columns = self._view.at_hand.columns(offset)
+        if columns is None:
+            self.missing = offset
+            return False
+        block = self._retries[self._retry : self._retry + BLOCK_ROWS]
+        run = 0
+        while run < len(block) and block[run][0] == due_us and block[run][1] < columns.end_offset:
+            run += 1
+        self._retry += run
+        rows = [row[1] for row in block[:run] if self._queues.waits(row)]
+        expires = None
+        if columns.expires_us is not None:
+            expires = columns.expires_us[[row_of(columns, row) for row in rows]]
+        self._show(np.array(rows, np.int64), expires)
+        self.row_bytes = row_bytes(columns)
+        return True
+
+    def _fresh_since(self) -> tuple[int, int | None]:
+        """Since when what is fresh waits; since when at the longest, if the frame that is missing has it.
+        What has expired does not wait."""
+        chunks = self._queues.chunks(self._lane)
+        missing = None
+        while missing is None:
+            if self._chunk < len(chunks):
+                chunk = chunks[self._chunk]
+                if not self._pass_lapsed(chunk) or len(self._view.lapsed) >= LAPSED_MAX:
+                    return chunk.append_time_us, None
+                continue
+            missing = self._queues.look(self._lane, self._view)
+            if missing is None and self._chunk == len(chunks):
+                return NEVER_US, None
+        return self._queues.latest_us[self._lane], missing
+
+    def _pass_lapsed(self, chunk: _Chunk) -> bool:
+        """Go on behind the first rows if they have expired; whether nothing of the chunk is left."""
+        if chunk.expires is None:
+            return False
+        expires = chunk.expires[self._row :]
+        left = np.flatnonzero((expires <= 0) | (expires > self._view.want.wall_us))
+        end = self._row + int(left[0]) if len(left) else len(chunk.offsets)
+        self._view.lapsed.update(dict.fromkeys(chunk.offsets[self._row : end].tolist()))
+        self._row = end
+        if end < len(chunk.offsets):
+            return False
+        self._chunk, self._row = self._chunk + 1, 0
+        return True
+
+    def _next_fresh(self) -> bool:
+        chunks = self._queues.chunks(self._lane)
+        if self._chunk == len(chunks):
+            self.missing = self._queues.look(self._lane, self._view)
+            if self._chunk == len(chunks):
+                self.state = EMPTY if self.missing is None else UNKNOWN
+                self.since_us = self._queues.latest_us[self._lane]
+                return False
+        chunk, row = chunks[self._chunk], self._row
+        self.since_us = chunk.append_time_us
+        offsets = chunk.offsets[row : row + BLOCK_ROWS]
+        if self._view.at_hand.columns(int(offsets[0])) is None:
+            self.missing = int(offsets[0])
+            return False
+        self._row += len(offsets)
+        self._show(offsets, None if chunk.expires is None else chunk.expires[row : row + BLOCK_ROWS])
+        self.row_bytes = chunk.row_bytes
+        if self._row == len(chunk.offsets):
+            self._chunk, self._row = self._chunk + 1, 0
+        return True
+
+    def _show(self, offsets: Times, expires: Times | None) -> None:
+        """The rows that are not expired are next; the others have lapsed."""
+        if expires is not None:
+            lapsed = (expires > 0) & (expires <= self._view.want.wall_us)
+            if lapsed.any():
+                self._view.lapsed.update(dict.fromkeys(offsets[lapsed].tolist()))
+                offsets = offsets[~lapsed]
+        self.rows = offsets.tolist()
+
+
+def _first(chunk: _Chunk) -> int:
+    return int(chunk.offsets[0])
+
+
+def _last(chunk: _Chunk) -> int:
+    return int(chunk.offsets[-1])

@@ -1,0 +1,1 @@
+"""Staged writes: batches outside of the readable log, and the versions that were decided."""

@@ -1,0 +1,292 @@
+"""Staged writes on one partition: batches stored outside of the readable log until their version is decided.
+
+A writer stages batches under an *attempt*, then decides a *version* that names the attempts that win (see
+`core.staged_decisions`), and each partition appends what it holds of them:
+
+    StageBatch ──▶ Staged ──ApplyStaged──▶ Appended or Scheduled … + StageApplied   in one group of frames
+                        └──DropStaged────▶ StageDropped                             aborted, lost, too old
+
+Rows that are delayed and not yet due when their version is applied go on to wait in the timetable, like
+those of any delayed publish. Batches of an attempt are numbered, so that a request that is sent again stores
+nothing twice. The version last applied is kept for each writer, so a version is applied at most once, however
+often that is asked for.
+Whether an attempt may be dropped is not known here: only the shell sees the decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.model.commands import Done
+from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.facts import Appended, Fact, Scheduled, StageApplied, Staged, StageDropped, Stored
+from tailrace.core.model.identifiers import (
+    HAS_DEDUP_ID,
+    HAS_OFFSET_DELTA,
+    Refusal,
+    hash128,
+)
+from tailrace.core.model.internal_commands import ApplyStaged, CheckStaged, DropStaged, StageBatch
+from tailrace.core.publish.publish_rules import late_rows, over_limit
+from tailrace.errors import Corrupt, InvalidRequest, NotFound, Overloaded, Unavailable
+
+if TYPE_CHECKING:
+    from tailrace.core.partition import Partition
+
+STAGING_TTL_US = 3_600_000_000
+"""An attempt that nothing was added to for so long, and that is not decided, may be dropped."""
+STAGED_BYTES_MAX = 1024 * 1024 * 1024
+"""Of all attempts of a partition together; they are on the disk, not in memory."""
+BATCH_COST = 64 * 1024
+"""What a batch counts at least: many tiny ones, which are all applied in one turn, are bounded so."""
+WRITERS_MAX = 100_000
+WRITER_IDLE_US = 7 * 86_400_000_000
+"""When there are too many writers, those idle for so long are forgotten."""
+NAME_BYTES_MAX = 245
+
+
+_FORBIDDEN = ((HAS_DEDUP_ID, "dedup_id"), (HAS_OFFSET_DELTA, "offset_delta"))
+
+
+def attempt_number(writer: str, attempt: str) -> int:
+    """What an attempt is called in facts and frames; the length keeps apart what joins to the same text."""
+    name = writer.encode()
+    return hash128(len(name).to_bytes(4, "little") + name + attempt.encode())[0]
+
+
+def bad_name(what: str, name: str) -> Refusal | None:
+    """Why a text cannot be the name of a writer or of an attempt."""
+    if name and name.isprintable() and len(name.encode()) <= NAME_BYTES_MAX:
+        return None
+    return Refusal(InvalidRequest.code, f"{what}: 1 to {NAME_BYTES_MAX} bytes of printable text")
+
+
+class Attempt(msgspec.Struct, array_like=True):
+    """What is stored of an attempt: its frames in order, how much they count, and the time of the last."""
+
+    entries: list[int]
+    nbytes: int
+    time_us: int
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    attempts: list[tuple[int, Attempt]]
+    applied: list[tuple[str, int, int]]
+
+
+class Staging:
+    """Staged writes on one partition."""
+
+    COMMANDS: tuple[type, ...] = (StageBatch, CheckStaged, ApplyStaged, DropStaged)
+    FACTS: tuple[type, ...] = (Staged, StageApplied, StageDropped)
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._attempts: dict[int, Attempt] = {}
+        self._applied: dict[str, tuple[int, int]] = {}
+        """Writer to the version last applied and its time, the latest at the end."""
+        self.nbytes = 0
+        """What all attempts count together."""
+        self.writers_max = WRITERS_MAX
+
+    # ----------------------------------------------------------------------------------------------- views
+
+    def entries(self, attempts: Iterable[int]) -> list[int]:
+        """Frames of the attempts that are stored here, attempt by attempt."""
+        found = (self._attempts.get(number) for number in attempts)
+        return [entry for attempt in found if attempt is not None for entry in attempt.entries]
+
+    def size(self, attempts: Iterable[int]) -> int:
+        """What these attempts count together."""
+        found = (self._attempts.get(number) for number in attempts)
+        return sum(attempt.nbytes for attempt in found if attempt is not None)
+
+    def applied_version(self, writer: str) -> int:
+        """The version last applied for a writer; -1 when there is none."""
+        return self._applied.get(writer, (-1, 0))[0]
+
+    def expired(self, time_us: int) -> list[int]:
+        """Attempts that nothing was added to for a long time."""
+        since = time_us - STAGING_TTL_US
+        return [number for number, attempt in self._attempts.items() if attempt.time_us <= since]
+
+    def lowest_entry(self) -> int | None:
+        """The oldest frame that is still needed; None when none is."""
+        return min((attempt.entries[0] for attempt in self._attempts.values()), default=None)
+
+    # ---------------------------------------------------------------------------------------------- decide
+
+    def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:
+        """What a command leads to."""
+        time_us = max(now_us, self._partition.append_time_us)
+        match command:
+            case StageBatch():
+                return self._stage(command, time_us, wall_us)
+            case CheckStaged():
+                return Decision(NOTHING, self._check(command))
+            case ApplyStaged():
+                return self._apply_version(command, time_us, wall_us)
+            case DropStaged():
+                known = [number for number in command.attempts if number in self._attempts]
+                return Decision((StageDropped(known, time_us),) if known else NOTHING, Done())
+        raise AssertionError(f"not a command of staging: {command!r}")
+
+    def _stage(self, command: StageBatch, time_us: int, wall_us: int) -> Decision:
+        view, partition = command.view, self._partition
+        problem = bad_name("writer", command.writer) or bad_name("attempt", command.attempt)
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        number = attempt_number(command.writer, command.attempt)
+        known = self._attempts.get(number)
+        have = 0 if known is None else len(known.entries)
+        if 0 <= command.number < have:
+            return Decision(NOTHING, Done())
+        if command.number != have:
+            text = f"batch {command.number} of an attempt that has {have} here: it expired, or was dropped"
+            return Decision(NOTHING, Refusal(NotFound.code, text, details={"batches": have}))
+        problem = _unfit(view.columns) or over_limit(view, partition.options, wall_us)
+        if problem is None and view.keys is not None and partition.keys is not None:
+            problem = partition.keys.check(view.keys, None)
+        problem = problem or partition.ring.too_large(view.count, view.nbytes)
+        problem = problem or self._no_room(command, time_us)
+        if problem is not None:
+            return Decision(NOTHING, problem)
+        return Decision((Staged(partition.next_entry, view, time_us, number, have),), Done())
+
+    def _no_room(self, command: StageBatch, time_us: int) -> Refusal | None:
+        size = _cost(command.view.nbytes)
+        if self.nbytes + size > STAGED_BYTES_MAX:
+            text = (
+                f"{self.nbytes} bytes are staged on the partition, {size} more are above {STAGED_BYTES_MAX}"
+            )
+            return Refusal(Overloaded.code, text, details={"retry_after_ms": 1000})
+        if command.writer in self._applied or len(self._applied) < self.writers_max:
+            return None
+        if next(iter(self._applied.values()))[1] <= time_us - WRITER_IDLE_US:
+            return None
+        text = f"{len(self._applied)} writers have written to the partition in the last days, no more can"
+        return Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000})
+
+    def _check(self, command: CheckStaged) -> Done | Refusal:
+        missing = []
+        for number, batches in zip(command.attempts, command.batches, strict=True):
+            attempt = self._attempts.get(number)
+            if attempt is None or batches not in (-1, len(attempt.entries)):
+                missing.append(number)
+        if not missing:
+            return Done()
+        text = f"{len(missing)} attempts are not staged, or not as many batches of them as were said"
+        return Refusal(NotFound.code, text, details={"missing": missing})
+
+    def _apply_version(self, command: ApplyStaged, time_us: int, wall_us: int) -> Decision:
+        if self.applied_version(command.writer) >= command.version:
+            return Decision(NOTHING, Done())
+        numbers = [attempt_number(command.writer, attempt) for attempt in command.attempts]
+        if self.entries(numbers) != command.entries:
+            # Something was added or dropped since the shell has read them: it looks again.
+            return Decision(NOTHING, Refusal(Unavailable.code, "what is staged has changed meanwhile"))
+        facts: list[Stored | Fact] = []
+        offset, entry = self._partition.end_offset, self._partition.next_entry
+        for place, view in enumerate(command.views):
+            if late_rows(view, wall_us) is None:
+                facts.append(Appended(offset, view, time_us, released=True, wall_us=wall_us))
+                offset += view.count
+            else:  # Should some be due since the shell parted them, they are released at the next tick.
+                facts.append(Scheduled(entry + place, view, time_us, released=True, wall_us=wall_us))
+        known = [number for number in numbers if number in self._attempts]
+        facts.append(StageApplied(command.writer, command.version, known, time_us))
+        return self._partition.ring.admit(Decision(tuple(facts), Done()), accepted=True)
+
+    # ----------------------------------------------------------------------------------------------- apply
+
+    def apply(self, fact: Any) -> None:
+        """Let a fact happen."""
+        match fact:
+            case Staged():
+                self._staged(fact)
+                return
+            case StageApplied():
+                self._applied.pop(fact.writer, None)
+                self._forget(fact.time_us)
+                self._applied[fact.writer] = fact.version, fact.time_us
+            case StageDropped():
+                pass
+            case _:
+                raise AssertionError(f"not a fact of staging: {fact!r}")
+        for number in fact.attempts:
+            attempt = self._attempts.pop(number, None)
+            assert attempt is not None, f"attempt {number} is not staged"
+            self.nbytes -= attempt.nbytes
+        self._pass(fact.time_us)
+
+    def _staged(self, fact: Staged) -> None:
+        size = _cost(fact.view.nbytes)
+        attempt = self._attempts.setdefault(fact.attempt, Attempt([], 0, 0))
+        assert fact.number == len(attempt.entries), "batches of an attempt follow each other"
+        attempt.entries.append(fact.entry)
+        attempt.nbytes += size
+        attempt.time_us = fact.append_time_us
+        self.nbytes += size
+        self._pass(fact.append_time_us)
+
+    def known(self, attempts: Iterable[int]) -> list[int]:
+        """Those of the attempts of which something is staged."""
+        return [number for number in attempts if number in self._attempts]
+
+    def follows(self, fact: Staged) -> bool:
+        """Whether a batch is the next of its attempt."""
+        attempt = self._attempts.get(fact.attempt)
+        return fact.number == (0 if attempt is None else len(attempt.entries))
+
+    def _forget(self, time_us: int) -> None:
+        while len(self._applied) >= self.writers_max:
+            writer, (_, idle_since_us) = next(iter(self._applied.items()))
+            if idle_since_us > time_us - WRITER_IDLE_US:
+                return  # Those already on their way when it got full: a few more than the bound.
+            del self._applied[writer]
+
+    def _pass(self, time_us: int) -> None:
+        self._partition.append_time_us = max(self._partition.append_time_us, time_us)
+
+    # -------------------------------------------------------------------------------------------- snapshot
+
+    def buffers(self) -> list[Buffer]:
+        """The state for a snapshot; nothing at all where nobody stages."""
+        if not self._attempts and not self._applied:
+            return []
+        applied = [(writer, version, time_us) for writer, (version, time_us) in self._applied.items()]
+        return [msgspec.msgpack.encode(_State(list(self._attempts.items()), applied))]
+
+    def load(self, columns: Sequence[memoryview]) -> None:
+        """The state that a snapshot holds."""
+        if not columns:
+            return
+        if len(columns) != 1:
+            raise Corrupt(f"the snapshot has {len(columns)} pieces of staged writes")
+        state = msgspec.msgpack.decode(columns[0], type=_State)
+        self._attempts = dict(state.attempts)
+        self._applied = {writer: (version, time_us) for writer, version, time_us in state.applied}
+        self.nbytes = sum(attempt.nbytes for attempt in self._attempts.values())
+
+    def verify(self) -> None:
+        """Assert the invariants."""
+        assert self.nbytes == sum(attempt.nbytes for attempt in self._attempts.values()) <= STAGED_BYTES_MAX
+        for attempt in self._attempts.values():
+            assert attempt.entries
+            assert attempt.entries == sorted(set(attempt.entries)), "frames of an attempt in order"
+        assert all(version >= 0 for version, _ in self._applied.values())
+
+
+def _cost(nbytes: int) -> int:
+    return max(nbytes, BATCH_COST)
+
+
+def _unfit(columns: int) -> Refusal | None:
+    for bit, name in _FORBIDDEN:
+        if columns & bit:
+            return Refusal(InvalidRequest.code, f"{name}: not with staged writes")
+    return None

@@ -1,0 +1,1 @@
+"""The history of messages, as a fold over facts."""

@@ -1,0 +1,1 @@
+"""Writing with Spark: rows are staged by tasks, and one decision makes them messages."""

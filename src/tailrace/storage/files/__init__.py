@@ -1,0 +1,1 @@
+"""Logs in segment files: appended, synced, opened after a crash, searched, scrubbed, repaired."""

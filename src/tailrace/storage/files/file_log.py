@@ -1,0 +1,592 @@
+"""The log of a partition in segment files: one vectored write per append, group sync, never a silent cut.
+
+The order of steps is the safety argument. An append is durable when its bytes are synced in a file whose name
+is synced in its folder. Rolling syncs the old segment before the new file exists, so a segment with a
+successor is durable as a whole. Whatever takes bytes away (truncating, cutting a torn tail) first lowers the
+durable mark, then cuts, then syncs the cut, so that stale bytes can neither come back nor be missed.
+
+Two threads work on a log: one appends, and another one may `flush` beside it. A sync that fails fences the
+log (see `log_folder`). Whoever syncs, cuts, removes or changes the active file holds the lock and looks at
+the fence when it has the lock, not before: otherwise it would sync the same file again, and the kernel would
+call that a success. An append writes without the lock. It is refused with outcome `none` as long as nothing
+of it is written, or when what was written was cut off again durably; everything later is `unknown`, also when
+it was the other thread whose sync failed.
+
+Opening reads what the disk holds, not what the page cache shows: first the cache of everything that no sync
+proves is dropped, then the log is read and judged, then what no sync proves is written again and synced, then
+the mark says so. Dropping is advice, and pages in use stay; that is why writing again is needed too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault
+from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
+from tailrace.ports import Clock, Disk, KeyPlaces, LogStats, Recovery, Scrubbed, Snapshot
+from tailrace.storage.continuity import first_numbers, numbers_after
+from tailrace.storage.files.frame_scan import Glanced, entry_at, scan_frames
+from tailrace.storage.files.key_rows import KEYS_SUFFIX, KeyRows, encode_keys
+from tailrace.storage.files.key_search import KeySearch
+from tailrace.storage.files.log_folder import (
+    NO_SPACE,
+    QUARANTINE_NAME,
+    TEMPORARY,
+    LogFolder,
+    MarkFile,
+    refused,
+)
+from tailrace.storage.files.log_reader import LogReader
+from tailrace.storage.files.lost_ranges import LOSS_NAME, read_intent
+from tailrace.storage.files.mark import Mark
+from tailrace.storage.files.opening import Opened, drop_cache, inspect_folder, shortened
+from tailrace.storage.files.reservation import least_of, reserve
+from tailrace.storage.files.scan import CHUNK, barrier
+from tailrace.storage.files.scrub import scrub_piece
+from tailrace.storage.files.segment import Segment, encode_index
+from tailrace.storage.snapshots import KEPT, SnapshotShelf
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+MARK_INTERVAL_US = 1_000_000
+CACHED_SEGMENTS = 4
+"""Sealed segments further back than this are not worth the memory that caches them: readers at the end are
+served from the hot tail, and those far behind read whole segments anyway."""
+
+
+class FileLog:
+    """See `PartitionLog`; the port is the contract. Entry indexes and offsets of appended frames must follow
+    on."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        clock: Clock,
+        *,
+        segment_bytes: int,
+        nonce: Callable[[], int],
+        known: bool = False,
+    ) -> None:
+        self._known = known
+        self._disk = disk
+        self._folder = LogFolder(disk, folder, clock)
+        self._reader = LogReader(disk, folder, self._found)
+        self._flushing = threading.Lock()
+        """Held by whoever syncs the active file, closes it, removes files, or changes which one is active."""
+        self._key_search = KeySearch(self._reader, self._folder, self._flushing)
+        self._tell: Callable[[Corrupt], None] = lambda error: None
+        self._segment_bytes = segment_bytes
+        self._least = least_of(folder)
+        self._make_nonce = nonce
+        self._state = "new"
+        self._mark: MarkFile | None = None
+        self._active: Segment | None = None
+        self._handle = -1
+        self._nonce = 0
+        self._origin: int | None = None
+        """The entry with which the log began; 0 when it began with a snapshot; None before its first
+        frame."""
+        self._end_entry = 0
+        self._end_offset = 0
+        self._synced = 0
+        """Position in the active segment up to which it is known to be on the disk."""
+        self._allocated = 0
+        self._snapshots = SnapshotShelf(self._folder)
+
+    # ---------------------------------------------------------------------------------- opening, closing
+
+    def recover(self) -> Recovery:
+        """See `PartitionLog.recover`.
+
+        Sealed segments are checked while `frames` is read: it raises `Corrupt` when one turns out to be
+        damaged, and the log is quarantined from then on."""
+        if self._state != "new":
+            raise InvalidRequest(f"{self._folder.folder} was opened before: take a new log from the store")
+        with self._folder.guarded("opening", untouched=True):
+            if not self._known:
+                self._disk.make_folder(self._folder.folder)
+            drop_cache(self._disk, self._folder.folder)
+            opened = inspect_folder(self._disk, self._folder.folder, known=self._known)
+            self._state = "open"
+            self._take_over(opened)
+        newest = opened.snapshots[0] if opened.snapshots else None
+        after = newest.entry if newest else -1
+        frames = self._reader.replay(after) if opened.follows else iter(())
+        fault = opened.fault.message if opened.fault else None
+        lost = read_intent(self._disk, self._folder.folder) if opened.fault is None else []
+        return Recovery(newest, frames, self._end_entry, self._end_offset, opened.cut_bytes, fault, lost)
+
+    def _take_over(self, opened: Opened) -> None:
+        self._snapshots.known = [(snapshot.entry, snapshot.offset) for snapshot in opened.snapshots]
+        self._end_entry, self._end_offset = opened.end_entry, opened.end_offset
+        self._origin = opened.origin
+        if opened.segments and not opened.segments[-1].sealed:
+            opened.segments[-1].unkeyed = opened.segments[-1].size
+        self._reader.publish(tuple(opened.segments))
+        self._reader.lost = opened.lost
+        if opened.fault is not None:
+            self._folder.quarantine(opened.fault)
+            return
+        self._tidy(opened)
+        self._mark = MarkFile(self._folder, opened.mark)
+        if opened.untouched:
+            return
+        # the names that were found may not be durable yet, and trimming will rely on them
+        self._folder.sync_names()
+        if opened.last is None:
+            self._write_mark(both=True)
+            return
+        self._active, self._nonce = opened.last.segment, opened.last.nonce or self._make_nonce()
+        self._origin = opened.origin or 0
+        self._handle = self._disk.open(self._reader.path(self._active))
+        self._settle(self._active, opened)
+
+    def _tidy(self, opened: Opened) -> None:
+        """Remove what an interrupted step left: temporary files, stale indexes, a note whose damage is
+        gone."""
+        sealed = {segment.index_name for segment in opened.segments[:-1]}
+        sealed |= {segment.keys_name for segment in opened.segments[:-1]}
+        for name in self._disk.list(self._folder.folder):
+            stale = name.endswith((".idx", KEYS_SUFFIX)) and name not in sealed
+            if stale or name.endswith(TEMPORARY) or name in (QUARANTINE_NAME, opened.leftover):
+                self._disk.remove(self._folder.path(name))
+        for segment in opened.segments[:-1]:
+            if segment.points is not None:
+                self._restore_index(segment)
+
+    def _restore_index(self, segment: Segment) -> None:
+        """Store an index that had to be rebuilt; without space it stays in memory, until the next time."""
+        try:
+            self._folder.write_whole(segment.index_name, [encode_index(segment)])
+            segment.points = None
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+
+    def _settle(self, active: Segment, opened: Opened) -> None:
+        """Cut the torn tail and make the rest durable.
+
+        What nothing proves to be synced is written again: after a failed sync the kernel may show pages that
+        never reached the disk, and would not write them at the next sync."""
+        assert opened.last is not None
+        file_bytes, size, mark = opened.last.file_bytes, active.size, opened.mark
+        self._synced, self._allocated = opened.synced, size
+        here = (active.first_entry, size)
+        if mark is not None and (mark.segment, mark.position) == here and file_bytes == size:
+            return
+        if mark is None or (mark.segment, mark.position) > here:
+            self._write_mark(both=True)
+        # also when only zeros follow: the file must not keep what this crash left and the next one could show
+        self._disk.truncate(self._handle, size)
+        self._write_again(self._synced, size)
+        self._sync_active(active)
+        self._write_mark()
+
+    def _write_again(self, position: int, end: int) -> None:
+        """Write what is there once more: after a failed sync the kernel may show pages that never reached the
+        disk, and would not write them at the next sync.
+        """
+        while position < end:
+            chunk = self._disk.read(self._handle, position, min(CHUNK, end - position))
+            self._disk.write(self._handle, [chunk], position)
+            position += len(chunk)
+
+    def close(self) -> None:
+        """See `PartitionLog.close`. A log that is fenced or quarantined is only let go."""
+        with self._flushing:
+            self._close()
+
+    def _close(self) -> None:
+        if self._state != "open":
+            self._state = "closed"
+            return
+        try:
+            if self._folder.fault is None and self._active is not None:
+                with self._folder.guarded("closing"):
+                    self._sync_active(self._active)
+                    self._disk.truncate(self._handle, self._active.size)
+                    self._write_mark()
+        finally:
+            self._state = "closed"
+            if self._handle >= 0:
+                self._disk.close(self._handle)
+            if self._mark is not None:
+                self._mark.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the log has been let go."""
+        return self._state == "closed"
+
+    def _require_writable(self, outcome: Outcome = "none") -> None:
+        self._folder.require_usable(outcome=outcome)
+        if self._state != "open":
+            raise StorageFault(f"{self._folder.folder} is not open", outcome=outcome)
+
+    # ---------------------------------------------------------------------------------- writing
+
+    def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
+        """See `PartitionLog.append`. A group of frames ends within its append."""
+        self._require_writable()
+        if not frames:
+            if sync:
+                self.sync()
+            return
+        entry, offset = self._end_entry, self._end_offset
+        if self._origin is None and not self._snapshots.known:
+            entry, offset = first_numbers(frames)
+        first_entry, first_offset, size = entry, offset, HEADER_BYTES
+        entry, offset = numbers_after(self._folder.folder, frames, entry, offset)
+        parts: list[Buffer] = [b""]
+        for frame in frames:
+            parts += frame.parts()
+            size += frame.header.size
+        try:
+            segment = self._room_for(size, first_entry, first_offset)
+            origin = self._origin or 0
+            parts[0] = barrier(first_entry, first_offset, self._synced, self._nonce, origin)
+            try:
+                self._disk.write(self._handle, parts, segment.size)
+            except OSError as error:
+                self._undo(segment)
+                raise refused(f"writing {size} bytes to {self._reader.path(segment)}", error) from error
+        except OSError as error:
+            raise self._folder.fence("writing to", error) from error
+        position = segment.size + HEADER_BYTES
+        for frame in frames:
+            segment.note(frame.header, position)
+            if frame.keys is not None:
+                if segment.keys is None:
+                    segment.keys = KeyRows()
+                segment.keys.note(frame.keys, frame.header.base_offset, position)
+            position += frame.header.size
+        self._end_entry, self._end_offset = entry, offset
+        segment.size = position
+        if sync:
+            self.sync()
+        else:
+            self._require_writable("unknown")  # a flush beside it may have failed
+
+    def room(self) -> int:
+        """See `PartitionLog.room`."""
+        if self._active is None or self._folder.fault is not None or self._state != "open":
+            return 0
+        end = min(self._allocated, self._segment_bytes)
+        return max(end - self._active.size - HEADER_BYTES, 0)
+
+    def _room_for(self, size: int, entry: int, offset: int) -> Segment:
+        """The segment that takes the next bytes: rolled, and its space reserved, as needed."""
+        segment = self._active
+        if segment is None:
+            with self._flushing:
+                return self._start_segment(entry, offset, size)
+        if segment.size and segment.size + size > self._segment_bytes:
+            return self._roll(segment, size)
+        if segment.size + size > self._allocated:
+            try:
+                self._allocated = reserve(
+                    self._disk, self._handle, segment.size + size, self._segment_bytes, self._least
+                )
+            except OSError as error:
+                self._undo(segment)
+                raise refused(f"reserving space for {self._reader.path(segment)}", error) from error
+        return segment
+
+    def _undo(self, segment: Segment) -> None:
+        """Take a failed write back for good, so that no part of it can appear after a crash."""
+        with self._flushing:
+            self._require_writable("unknown")
+            self._disk.truncate(self._handle, segment.size)
+            self._allocated = segment.size
+            self._sync_active(segment)
+
+    def _roll(self, old: Segment, size: int) -> Segment:
+        """Seal the active segment and start the next; when the disk is full, the active one stays as it
+        is."""
+        with self._flushing:
+            self._require_writable()
+            new = self._seal(old, size)
+        segments = self._reader.segments
+        if len(segments) > CACHED_SEGMENTS:
+            self._disk.uncache(self._reader.path(segments[-CACHED_SEGMENTS - 1]))
+        return new
+
+    def _seal(self, old: Segment, size: int) -> Segment:
+        handle = self._handle
+        self._sync_active(old)
+        try:
+            self._folder.write_whole(old.index_name, [encode_index(old)])
+        except OSError as error:
+            raise refused(f"writing the index of {self._reader.path(old)}", error) from error
+        self._seal_keys(old)
+        new = self._start_segment(old.end_entry, old.end_offset, size)
+        self._disk.truncate(handle, old.size)
+        self._disk.close(handle)
+        old.sealed, old.points = True, None
+        old.early = old.keys = None
+        return new
+
+    def _seal_keys(self, old: Segment) -> None:
+        """Store the keys of a segment, if all of them are in memory. Where they are not, or the disk is full,
+        they are read from the frames when somebody asks for one."""
+        rows = old.key_rows()
+        if rows is None:
+            return
+        try:
+            self._folder.put_derived(old.keys_name, encode_keys(old.first_entry, old.size, rows))
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise refused(f"writing the keys of {self._reader.path(old)}", error) from error
+
+    def _start_segment(self, entry: int, offset: int, size: int) -> Segment:
+        segment = Segment(entry, offset)
+        path = self._reader.path(segment)
+        try:
+            handle = self._disk.open(path, create=True)
+        except OSError as error:
+            raise refused(f"starting {path}", error) from error
+        try:
+            self._disk.truncate(handle, 0)
+            wanted = reserve(self._disk, handle, size, self._segment_bytes, self._least)
+        except OSError as error:
+            self._disk.close(handle)
+            self._folder.remove(segment.name)
+            raise refused(f"starting {path}", error) from error
+        self._folder.sync(handle)
+        self._folder.sync_names()
+        if self._origin is None:
+            self._origin = 0 if self._snapshots.known else entry
+        self._nonce = self._make_nonce()
+        self._active, self._handle = segment, handle
+        self._allocated, self._synced = wanted, 0
+        self._end_entry, self._end_offset = entry, offset
+        self._reader.publish((*self._reader.segments, segment))
+        self._write_mark()
+        return segment
+
+    def sync(self) -> None:
+        """See `PartitionLog.sync`. The durable mark follows at most once a second."""
+        with self._flushing:
+            self._require_writable("unknown")
+            active = self._active
+            if active is None or self._synced == active.size:
+                return
+            with self._folder.guarded("syncing"):
+                self._sync_active(active)
+                if self._mark_due():
+                    self._write_mark()
+
+    def flush(self) -> None:
+        """See `PartitionLog.flush`. Only what changes the active segment or its file waits for it."""
+        with self._flushing:
+            if self._state == "closed":
+                return  # what was there went with the close
+            self._require_writable("unknown")
+            active = self._active
+            if active is None:
+                return
+            size = active.size  # grows only when the bytes are written, so all of it goes with the sync
+            if self._synced >= size:
+                return
+            with self._folder.guarded("syncing"):
+                self._folder.sync(self._handle)
+                self._synced = max(self._synced, size)
+                if self._mark_due():
+                    self._write_mark(beside_append=True)
+
+    def _mark_due(self) -> bool:
+        return (
+            self._mark is not None and self._folder.clock.now_us() - self._mark.written_us >= MARK_INTERVAL_US
+        )
+
+    def _sync_active(self, active: Segment) -> None:
+        self._folder.sync(self._handle)
+        self._synced = active.size
+
+    def _write_mark(self, *, both: bool = False, beside_append: bool = False) -> None:
+        assert self._mark is not None, "the mark is open while the log is"
+        active, origin = self._active, self._origin or 0
+        if active is None:
+            mark = Mark(0, 0, 0, self._end_entry, self._end_offset, 0, origin, self._end_entry)
+        else:
+            # Beside an append the end is moving: only the synced position is certain.
+            whole = self._synced == active.size and not beside_append
+            entry = active.end_entry if whole else active.first_entry
+            offset = active.end_offset if whole else active.base_offset
+            first = self._reader.segments[0].first_entry
+            mark = Mark(0, active.first_entry, self._synced, entry, offset, self._nonce, origin, first)
+        self._mark.write(mark, both=both)
+
+    # ---------------------------------------------------------------------------------- taking away
+
+    def trim(self, offset: int, floor: int | None = None) -> None:
+        """See `PartitionLog.trim`. With fewer than two snapshots nothing goes: the previous one is the
+        fallback."""
+        self._require_writable()
+        known = self._snapshots.known  # a snapshot may be saved meanwhile: that only allows more
+        if len(known) < KEPT:
+            return
+        needed = known[1][0] + 1
+        if floor is not None:
+            needed = min(needed, floor)
+        with self._flushing, self._folder.guarded("trimming"):
+            self._require_writable()
+            segments = self._reader.segments
+            gone: list[Segment] = []
+            for oldest in segments[:-1]:
+                if oldest.end_offset > offset or oldest.end_entry > needed:
+                    break
+                gone.append(oldest)
+            if not gone:
+                return
+            self._reader.publish(segments[len(gone) :], shrunk=True)
+            # before the files go: a log that begins behind what the mark says has lost some
+            self._write_mark(both=True)
+            for oldest in gone:
+                # one at a time, each durable before the next: a crash never leaves a gap
+                self._folder.remove(oldest.name, oldest.index_name, oldest.keys_name)
+
+    def truncate(self, entry: int) -> None:
+        """See `PartitionLog.truncate`. Snapshots that know of later entries go too."""
+        self._require_writable()
+        segments = self._reader.segments
+        if entry >= self._end_entry:
+            return
+        if not segments or entry < segments[0].first_entry:
+            raise InvalidRequest(f"{self._folder.folder} begins behind entry {entry}: it cannot be cut there")
+        first = segments[0].first_entry
+        if first > (self._origin or 0) and not any(
+            first <= at + 1 <= entry for at, _ in self._snapshots.known
+        ):
+            raise InvalidRequest(
+                f"{self._folder.folder} cannot be cut at entry {entry}: "
+                "only later snapshots know what was trimmed"
+            )
+        kept = [segment for segment in segments if segment.first_entry <= entry]
+        with self._flushing, self._folder.guarded("cutting"):
+            self._require_writable()
+            self._snapshots.drop(lambda at: at >= entry)
+            self._cut(kept, segments[len(kept) :], entry)
+
+    def _cut(self, kept: list[Segment], gone: Sequence[Segment], entry: int) -> None:
+        old = kept[-1]
+        short, nonce = shortened(self._disk, self._reader.path(old), old, entry)
+        short.unkeyed = short.size
+        if gone:
+            self._disk.close(self._handle)
+            self._handle = self._disk.open(self._reader.path(old))
+        self._active, self._nonce = short, nonce or self._nonce
+        self._end_entry, self._end_offset = short.end_entry, short.end_offset
+        self._synced = short.size if gone else min(self._synced, short.size)
+        self._write_mark(both=True)
+        self._reader.publish((*kept[:-1], short), shrunk=True)
+        for segment in reversed(gone):
+            self._folder.remove(segment.name, segment.index_name, segment.keys_name)
+        self._folder.remove(old.index_name, old.keys_name)
+        self._disk.truncate(self._handle, short.size)
+        self._allocated = short.size
+        self._sync_active(short)
+
+    # ---------------------------------------------------------------------------------- snapshots
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """See `PartitionLog.save_snapshot`. The log is flushed first: no snapshot knows more than the disk.
+
+        On a log that never held a frame, the snapshot sets where it begins."""
+        self._require_writable()
+        if self._active is not None and snapshot.entry >= self._end_entry:
+            raise InvalidRequest(f"a snapshot as of {snapshot.entry}: the log ends before {self._end_entry}")
+        self.flush()
+        with self._folder.guarded("saving a snapshot in"):
+            self._snapshots.save(snapshot)
+        if self._active is None:
+            newest, self._end_offset = self._snapshots.known[0]
+            self._end_entry = newest + 1
+
+    def scrub(self, entry: int, bytes_max: int) -> Scrubbed:
+        """See `PartitionLog.scrub`."""
+        return scrub_piece(self._reader, entry, bytes_max)
+
+    def loss_recorded(self) -> None:
+        """See `PartitionLog.loss_recorded`."""
+        self._require_writable()
+        with self._folder.guarded("recording a loss in"):
+            self._folder.remove(LOSS_NAME)
+
+    # ---------------------------------------------------------------------------------- reading
+
+    def on_damage(self, tell: Callable[[Corrupt], None]) -> None:
+        """See `PartitionLog.on_damage`."""
+        self._tell = tell
+
+    def _found(self, error: Corrupt) -> None:
+        """A read came upon damage: quarantine the log, if nothing has stopped it yet, and say so once. What
+        was written before is as good as it was, so it is made durable first."""
+        with self._flushing:
+            if self._folder.fault is not None or self._state != "open":
+                return
+            if self._active is not None:
+                size = self._active.size  # Appends go on beside this.
+                try:
+                    self._folder.sync(self._handle)
+                    self._synced = max(self._synced, size)
+                except StorageFault as trouble:
+                    text = f"{error.message}; what was written last could not be synced: {trouble.message}"
+                    error = Corrupt(text, **error.details)
+            self._folder.quarantine(error)
+        self._tell(error)
+
+    def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
+        """See `PartitionLog.read`. Frames of other kinds may stand between the data frames of a buffer."""
+        return self._reader.read(offset, end, bytes_max)
+
+    def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
+        """See `PartitionLog.read_entries`."""
+        return self._reader.read_entries(entries)
+
+    def find_key(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
+        """See `PartitionLog.find_key`."""
+        return self._key_search.find(key_hash, begin, end, skip, count)
+
+    def read_places(self, places: KeyPlaces, bytes_max: int) -> list[Frame]:
+        """See `PartitionLog.read_places`."""
+        return self._key_search.read(places, bytes_max)
+
+    def index_keys(self, bytes_max: int) -> bool:
+        """See `PartitionLog.index_keys`."""
+        return self._key_search.index(bytes_max)
+
+    def scan(self, entry: int, end: int) -> Iterator[Glanced]:
+        """See `PartitionLog.scan`."""
+        return scan_frames(self._reader, entry, end)
+
+    def entry_at(self, append_time_us: int) -> int:
+        """See `PartitionLog.entry_at`."""
+        found = entry_at(self._reader, append_time_us)
+        return self._end_entry if found is None else found
+
+    def find_time(self, timestamp_us: int) -> int | None:
+        """See `PartitionLog.find_time`."""
+        return self._reader.find_time(timestamp_us)
+
+    def retention_offset(
+        self, *, bytes_max: int | None, append_time_us: int | None, count_max: int | None
+    ) -> int:
+        """See `PartitionLog.retention_offset`. Bytes are those of whole data frames, count is that of
+        offsets."""
+        found = self._reader.retention_offset(bytes_max, append_time_us, count_max)
+        return self._end_offset if found is None else found
+
+    def stats(self) -> LogStats:
+        """See `PartitionLog.stats`."""
+        segments, folder = self._reader.segments, self._folder
+        return LogStats(
+            start_offset=segments[0].base_offset if segments else self._end_offset,
+            end_offset=self._end_offset,
+            bytes=sum(segment.size for segment in segments),
+            segments=len(segments),
+            syncs=folder.syncs,
+            sync_seconds=folder.sync_us / 1e6,
+            fault=folder.fault.message if folder.fault else None,
+        )

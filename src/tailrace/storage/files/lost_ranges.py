@@ -1,0 +1,486 @@
+"""Lost ranges of a log: found without a change, and accepted in an order of steps that a crash cannot hurt.
+
+`find_losses` walks through every segment. At a bad place it goes on behind the frame, when its header is
+well; else at the next barrier of the segment, which carries the segment's number, so that no message body can
+pose as one. What lies between is a *lost range*: so many entries, so many offsets. Every frame outside of it
+stays byte for byte where it is. A LOST frame takes the place of the range, so the log has no gap in its
+numbers, and no offset is ever used again. Where nothing says how many messages there were (the end of the log
+is gone), an upper bound is taken: no message takes less than a byte.
+
+`accept_losses` is durable step by step:
+
+1. the damaged bytes are copied aside (`lost-…`), for whoever wants to save more than this can;
+2. the file `loss` says which offsets are lost: the intent;
+3. each damaged segment is replaced by its repaired copy, one rename each, after its index is gone;
+4. the durable mark follows, where the end of the log is another; a snapshot that cannot be used is renamed;
+5. the quarantine note goes.
+
+Before step 5 ends the log opens as damaged, or it opens well with `Recovery.lost` set; nothing is lost from
+sight either way, and accepting again goes on. The owner of the log then appends a fact about the loss; when
+that is durable, `loss` goes (`PartitionLog.loss_recorded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tailrace.errors import Corrupt
+from tailrace.format.frame import (
+    ALIGNMENT,
+    BARRIER,
+    DATA,
+    HEADER_BYTES,
+    LENGTH_MAX,
+    LOST,
+    Header,
+    crc32c,
+    pack,
+    padded,
+    parse,
+)
+from tailrace.ports import Disk, Losses, LostRange
+from tailrace.storage.files.key_rows import keys_name
+from tailrace.storage.files.log_folder import QUARANTINE_NAME, LogFolder
+from tailrace.storage.files.mark import MARK_NAME, SLOT_BYTES, Mark, encode
+from tailrace.storage.files.opening import read_mark
+from tailrace.storage.files.scan import CHUNK, barrier, barriers_in, damaged, look_behind, scan
+from tailrace.storage.files.segment import decode_index, first_entry, index_name, log_name
+from tailrace.storage.snapshots import load_snapshot, snapshot_entry
+
+LOSS_NAME = "loss"
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """The file `loss`: offsets whose loss was accepted and is not a fact in the log yet."""
+
+    spans: list[int]
+
+
+class Hole(msgspec.Struct):
+    """Bytes of a segment file that are to be replaced."""
+
+    position: int
+    end: int
+    """Of the bytes that are there."""
+    why: str
+    first_entry: int
+    end_entry: int
+    first_offset: int
+    end_offset: int
+    exact: bool = True
+    barrier: bool = False
+    """Only a barrier is damaged: nothing is lost."""
+
+
+class Walked(msgspec.Struct):
+    """One segment file as it was found."""
+
+    first: int
+    file_bytes: int
+    entry: int
+    offset: int
+    holes: list[Hole]
+    base: int = 0
+    """The offset with which it begins."""
+    nonce: int = 0
+    origin: int = 0
+    end: int = 0
+    """Behind the last thing that is well."""
+    used: int = 0
+    """Behind the last byte that is not zero."""
+    synced: int = 0
+    open_end: str = ""
+    """Why it could not be read to its end, if so."""
+
+
+class Plan(msgspec.Struct):
+    """What is wrong with a log, and what its files are to become."""
+
+    segments: list[Walked]
+    ranges: list[LostRange]
+    snapshots: list[str]
+    """Names of snapshot files that are put aside."""
+    mark: Mark | None = None
+    new_end: bool = False
+
+
+def find_losses(
+    disk: Disk, folder: str, entries: Collection[int], snapshots: Collection[int], bound: int
+) -> Plan:
+    """What of a log is lost; reads only. `entries` are frames that are whole and of no use, `snapshots` those
+    of snapshots; an offset `bound` is above everything that the log can have had, should nothing be left."""
+    names = disk.list(folder)
+    firsts = sorted(entry for name in names if (entry := first_entry(name)) is not None)
+    mark = read_mark(disk, folder) if MARK_NAME in names else None
+    nonces = {mark.segment: mark.nonce} if mark is not None and mark.nonce else {}
+    plan = Plan([], [], [name for name in names if snapshot_entry(name) in snapshots], mark)
+    known = list(_good_snapshots(disk, folder, [name for name in names if name not in plan.snapshots]))
+    offset: int | None = None
+    for first, following in pairwise([*firsts, None]):
+        assert first is not None
+        base = _base_offset(disk, folder, first)
+        walked = _walk(
+            disk, f"{folder}/{log_name(first)}", first, base if base is not None else offset, nonces, entries
+        )
+        if following is not None:
+            _close(walked, following, _base_offset(disk, folder, following))
+        plan.segments.append(walked)
+        offset = walked.offset
+    _in_front(plan, known)
+    _at_the_end(plan, known, bound)
+    for walked in plan.segments:
+        for hole in walked.holes:
+            if not hole.barrier:
+                path = f"{folder}/{log_name(walked.first)}"
+                place = (path, hole.position, max(0, min(hole.end, walked.file_bytes) - hole.position))
+                numbers = (hole.first_entry, hole.end_entry, hole.first_offset, hole.end_offset)
+                plan.ranges.append(LostRange(*numbers, *place, hole.why, hole.exact))
+    return plan
+
+
+def accept_losses(disk: Disk, folder: LogFolder, plan: Plan, nonce: int) -> Losses:
+    """Repair a log that nobody has open, as planned."""
+    if not disk.list(folder.folder):
+        disk.make_folder(folder.folder)
+    kept = []
+    for walked in plan.segments:
+        for hole in walked.holes:
+            end = min(hole.end, walked.file_bytes)
+            if end > hole.position:
+                name = f"lost-{walked.first:020d}-{hole.position}.bytes"
+                folder.save(name, [_bytes(disk, folder.path(log_name(walked.first)), hole.position, end)])
+                kept.append(folder.path(name))
+    spans = [(lost.first_offset, lost.end_offset) for lost in plan.ranges]
+    spans += _pairs(read_intent(disk, folder.folder))
+    if lost := _joined(spans):
+        folder.save(LOSS_NAME, [msgspec.json.encode(Intent(lost))])
+    for walked in plan.segments:
+        if walked.holes:
+            folder.remove(index_name(walked.first), keys_name(walked.first))
+            folder.save(log_name(walked.first), _repaired(disk, folder, walked, nonce))
+    if plan.new_end:
+        folder.save(MARK_NAME, _marks(plan, nonce))
+    for name in plan.snapshots:
+        disk.rename(folder.path(name), folder.path(f"lost-{name}"))
+        kept.append(folder.path(f"lost-{name}"))
+    folder.sync_names()
+    folder.remove(QUARANTINE_NAME)
+    return Losses(plan.ranges, kept)
+
+
+def read_intent(disk: Disk, folder: str) -> list[int]:
+    """The offsets whose loss was accepted and is not a fact yet, flat."""
+    if LOSS_NAME not in disk.list(folder):
+        return []
+    handle = disk.open(f"{folder}/{LOSS_NAME}")
+    try:
+        raw = disk.read(handle, 0, disk.size(handle))
+        return msgspec.json.decode(raw, type=Intent).spans
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{folder}/{LOSS_NAME} cannot be read: {error}", path=LOSS_NAME, position=0) from error
+    finally:
+        disk.close(handle)
+
+
+# ------------------------------------------------------------------------------------------------ walking
+
+
+def _good_snapshots(disk: Disk, folder: str, names: Sequence[str]) -> Iterator[tuple[int, int]]:
+    for name in names:
+        if snapshot_entry(name) is not None:
+            try:
+                snapshot = load_snapshot(disk, f"{folder}/{name}")
+            except Corrupt:
+                continue
+            yield snapshot.entry, snapshot.offset
+
+
+def _base_offset(disk: Disk, folder: str, first: int) -> int | None:
+    """The offset with which a segment begins, as its first barrier or its index says; None when neither can
+    be read."""
+    handle = disk.open(f"{folder}/{log_name(first)}")
+    try:
+        header = parse(disk.read(handle, 0, HEADER_BYTES))
+        if header.kind == BARRIER and header.entry == first:
+            return header.base_offset
+    except Corrupt:
+        pass  # The index may know.
+    finally:
+        disk.close(handle)
+    if index_name(first) not in disk.list(folder):
+        return None
+    handle = disk.open(f"{folder}/{index_name(first)}")
+    try:
+        segment = decode_index(disk.read(handle, 0, disk.size(handle)))
+        return segment.base_offset if segment.first_entry == first else None
+    except Corrupt:
+        return None
+    finally:
+        disk.close(handle)
+
+
+def _walk(
+    disk: Disk, path: str, first: int, offset: int | None, nonces: dict[int, int], unfit: Collection[int]
+) -> Walked:
+    handle = disk.open(path)
+    try:
+        file_bytes = disk.size(handle)
+        walked = Walked(first, file_bytes, first, offset or 0, [], offset or 0, nonces.get(first, 0))
+        start = 0
+        while start < file_bytes:
+            try:
+                _walk_frames(disk, handle, path, start, walked, unfit)
+                break
+            except Corrupt as error:
+                bad = error.position
+                behind = look_behind(disk, handle, bad, file_bytes, walked.nonce or None)
+                walked.synced = max(walked.synced, behind.synced)
+                if behind.used == bad:
+                    break  # Nothing but the zeros of reserved space.
+                hole = _resumed(disk, handle, bad, walked, error.message)
+                if hole is None:
+                    walked.used, walked.open_end = behind.used, error.message
+                    break
+                walked.holes.append(hole)
+                walked.entry, walked.offset, start = hole.end_entry, hole.end_offset, hole.end
+                walked.end = hole.end
+        walked.used = max(walked.used, walked.end)
+        return walked
+    finally:
+        disk.close(handle)
+
+
+def _walk_frames(
+    disk: Disk, handle: int, path: str, start: int, walked: Walked, unfit: Collection[int]
+) -> None:
+    for header, position, _ in scan(disk, handle, path, start, walked.file_bytes):
+        if header.entry != walked.entry:
+            raise damaged(path, position, f"entry {header.entry} stands where {walked.entry} belongs")
+        if header.kind == BARRIER:
+            walked.nonce = walked.nonce or header.producer_id
+            walked.origin = header.leader_epoch
+            walked.synced = max(walked.synced, header.append_time_us)
+            walked.end = position + header.size
+            continue
+        if position == 0:
+            raise damaged(path, position, "the segment does not begin with a barrier")
+        if header.kind == DATA and header.base_offset != walked.offset:
+            text = f"offset {header.base_offset} stands where {walked.offset} belongs"
+            raise damaged(path, position, text)
+        entry, offset = walked.entry, walked.offset
+        walked.entry, walked.offset = _after(header, offset)
+        walked.end = position + header.size
+        if entry in unfit:
+            why = f"entry {entry} cannot be applied"
+            numbers = (entry, walked.entry, offset, walked.offset)
+            walked.holes.append(Hole(position, walked.end, why, *numbers))
+
+
+def _after(header: Header, offset: int) -> tuple[int, int]:
+    """Entry and offset behind a frame."""
+    if header.kind == LOST:
+        return header.entry + header.producer_id, header.timestamp_max_us
+    return header.entry + 1, header.end_offset if header.kind == DATA else offset
+
+
+def _resumed(disk: Disk, handle: int, bad: int, walked: Walked, why: str) -> Hole | None:
+    """The hole between a bad place and where the segment can be read again; None when nowhere."""
+    raw = disk.read(handle, bad, HEADER_BYTES)
+    entry, offset = walked.entry, walked.offset
+    header = _parsed(raw)
+    if header is not None and header.entry == entry and header.kind != BARRIER and bad:
+        end = bad + header.size
+        right = header.kind != DATA or header.base_offset == offset
+        if right and (end == walked.file_bytes or _parsed(disk.read(handle, end, HEADER_BYTES)) is not None):
+            return Hole(bad, end, why, entry, _after(header, offset)[0], offset, _after(header, offset)[1])
+    if header is None and len(raw) == HEADER_BYTES:
+        kind, number = raw[5], int.from_bytes(raw[56:64], "little")  # As far as they are well.
+        behind = _parsed(disk.read(handle, bad + HEADER_BYTES, HEADER_BYTES))
+        numbered = walked.nonce != 0 and number == walked.nonce
+        fits = behind is not None and behind.kind != BARRIER and behind.entry == entry
+        if (numbered or kind == BARRIER) and fits:
+            return Hole(bad, bad + HEADER_BYTES, why, entry, entry, offset, offset, barrier=True)
+    position = bad + ALIGNMENT
+    while position < walked.file_bytes:
+        chunk = disk.read(handle, position, min(CHUNK + HEADER_BYTES, walked.file_bytes - position))
+        for at, found in barriers_in(chunk, position, walked.nonce or None):
+            if found.entry >= entry and found.base_offset >= offset and at - bad >= 2 * HEADER_BYTES:
+                return Hole(bad, at, why, entry, found.entry, offset, found.base_offset)
+        position += CHUNK
+    return None
+
+
+def _parsed(raw: bytes) -> Header | None:
+    try:
+        return parse(raw)
+    except Corrupt:
+        return None
+
+
+# ------------------------------------------------------------------------------------------ whole segments
+
+
+def _close(walked: Walked, following: int, base: int | None) -> None:
+    """A segment with a successor has to reach up to it."""
+    offset = max(walked.offset, base) if base is not None else walked.offset
+    if walked.entry < following or walked.open_end:
+        why = walked.open_end or f"entries {walked.entry} to {following - 1} are missing"
+        end = max(padded(walked.used), walked.end + HEADER_BYTES)
+        exact = base is not None
+        numbers = (walked.entry, following, walked.offset, offset)
+        walked.holes.append(Hole(walked.end, end, why, *numbers, exact))
+        walked.entry, walked.offset, walked.end, walked.open_end = following, offset, end, ""
+    elif offset > walked.offset:
+        text = f"a segment ends at offset {walked.offset}, the next begins at {offset}"
+        raise Corrupt(f"{text}: this cannot be repaired here", path=log_name(walked.first), position=0)
+
+
+def _in_front(plan: Plan, known: Sequence[tuple[int, int]]) -> None:
+    """Segments that are missing in front: a file of nothing but a LOST frame stands for them."""
+    mark, segments = plan.mark, plan.segments
+    if not segments:
+        return
+    first = segments[0]
+    origin = first.origin or (mark.origin if mark is not None else 0)
+    start = max((entry + 1 for entry, _ in known), default=origin)
+    if mark is not None and mark.nonce and mark.first is not None:
+        start = min(start, mark.first) if first.first > mark.first else start
+    if first.first > start:
+        segments.insert(0, _made(start, first.first, 0, first.base, "the files in front are missing", origin))
+
+
+def _made(entry: int, end_entry: int, offset: int, end_offset: int, why: str, origin: int) -> Walked:
+    hole = Hole(0, 2 * HEADER_BYTES, why, entry, end_entry, offset, end_offset, exact=False)
+    return Walked(entry, 0, end_entry, end_offset, [hole], origin=origin, end=2 * HEADER_BYTES)
+
+
+def _at_the_end(plan: Plan, known: Sequence[tuple[int, int]], bound: int) -> None:
+    """The last segment has to reach as far as the durable mark and the snapshots say."""
+    mark, segments = plan.mark, plan.segments
+    entry = max((at + 1 for at, _ in known), default=0)
+    offset = max((at for _, at in known), default=0)
+    if not segments:
+        if mark is not None and mark.nonce:
+            entry, offset = max(entry, mark.entry), max(offset, mark.offset) + mark.position
+        why = "all segments are missing" if mark is not None or known else "the whole log is missing"
+        origin = mark.origin if mark is not None else 0
+        start = min((at + 1 for at, _ in known), default=origin)
+        first_offset = min((at for _, at in known), default=0)
+        end_offset = max(offset, bound if mark is None and not known else offset)
+        segments.append(_made(start, max(entry, start + 1), first_offset, end_offset, why, origin))
+        plan.new_end = True
+        return
+    last = segments[-1]
+    exact, used = True, last.used
+    named = mark is not None and bool(mark.nonce) and mark.segment >= last.first
+    synced = last.synced
+    if mark is not None and named:
+        here = mark.segment == last.first
+        synced = max(synced, mark.position if here else last.end + 1)
+        entry, offset = max(entry, mark.entry), max(offset, mark.offset)
+        whole = mark.entry > mark.segment or not mark.position
+        unknown = max(used - mark.position, 0) if here and whole else max(used - last.end, mark.position)
+        if synced > last.end and unknown:
+            exact, offset = False, max(offset, last.offset) + unknown
+    elif synced > last.end:
+        exact, offset = False, max(offset, last.offset) + used - last.end
+    if synced <= last.end and entry <= last.entry:
+        return  # What may be behind it is a torn tail.
+    why = last.open_end or f"entries from {last.entry} on are missing at the end"
+    end = max(padded(used), last.end + HEADER_BYTES)
+    entry = max(entry, last.entry + (0 if exact else (end - last.end) // HEADER_BYTES))
+    offset = max(offset, last.offset)
+    last.holes.append(
+        Hole(last.end, end, why, last.entry, max(entry, last.entry + 1), last.offset, offset, exact)
+    )
+    last.entry, last.offset, last.end = max(entry, last.entry + 1), offset, end
+    plan.new_end = True
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def _repaired(disk: Disk, folder: LogFolder, walked: Walked, nonce: int) -> list[bytes]:
+    """The bytes of a segment with LOST frames in its holes; everything else stays where it is."""
+    path, parts, at = folder.path(log_name(walked.first)), [], 0
+    for hole in walked.holes:
+        if hole.position > at:
+            parts.append(_bytes(disk, path, at, hole.position))
+        parts.append(_filling(walked, hole, walked.nonce or nonce))
+        at = hole.end
+    if at < walked.file_bytes:
+        parts.append(_bytes(disk, path, at, walked.file_bytes))
+    return parts
+
+
+def _filling(walked: Walked, hole: Hole, nonce: int) -> bytes:
+    size, made = hole.end - hole.position, b""
+    if hole.barrier or not hole.position:
+        made = barrier(hole.first_entry, hole.first_offset, 0, nonce, walked.origin)
+        if hole.barrier:
+            return made
+    while len(made) < size:
+        room = size - len(made) - HEADER_BYTES
+        length = room if room <= LENGTH_MAX else LENGTH_MAX - HEADER_BYTES
+        last = length == room
+        entries = hole.end_entry - hole.first_entry if last else 0
+        end_offset = hole.end_offset if last else hole.first_offset
+        body = bytes(length)
+        made += pack(
+            Header(
+                LOST,
+                0,
+                length,
+                crc32c(body),
+                hole.first_entry,
+                hole.first_offset,
+                producer_id=entries,
+                timestamp_max_us=end_offset,
+            )
+        )
+        made += body
+    return made
+
+
+def _marks(plan: Plan, nonce: int) -> list[bytes]:
+    last, sequence = plan.segments[-1], plan.mark.sequence if plan.mark is not None else 0
+    mark = Mark(
+        0,
+        last.first,
+        last.end,
+        last.entry,
+        last.offset,
+        last.nonce or nonce,
+        last.origin,
+        plan.segments[0].first,
+    )
+    slots = [bytes(SLOT_BYTES), bytes(SLOT_BYTES)]
+    for number in (sequence + 1, sequence + 2):
+        raw, position = encode(number, mark)
+        slots[position // SLOT_BYTES] = raw + bytes(SLOT_BYTES - len(raw))
+    return slots
+
+
+def _bytes(disk: Disk, path: str, start: int, end: int) -> bytes:
+    handle = disk.open(path)
+    try:
+        return disk.read(handle, start, end - start)
+    finally:
+        disk.close(handle)
+
+
+def _pairs(spans: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(spans[::2], spans[1::2], strict=True))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[int]:
+    found: list[int] = []
+    for first, end in sorted(span for span in spans if span[0] < span[1]):
+        if found and first <= found[-1]:
+            found[-1] = max(found[-1], end)
+        else:
+            found += (first, end)
+    return found

@@ -1,0 +1,332 @@
+"""Opening a log: read what a crash or damage left, decide where the log ends, change nothing yet.
+
+`inspect_folder` reads only. `FileLog.recover` then acts on what it found: it cuts a torn tail, or it
+quarantines.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+
+from tailrace.errors import Corrupt
+from tailrace.format.frame import BARRIER, DATA, LOST, MORE, Header
+from tailrace.ports import Disk, Snapshot
+from tailrace.storage.files import mark as marks
+from tailrace.storage.files.log_folder import QUARANTINE_NAME
+from tailrace.storage.files.mark import MARK_NAME, SLOT_BYTES, Mark
+from tailrace.storage.files.scan import damaged, look_behind, scan
+from tailrace.storage.files.segment import Segment, decode_index, first_entry, index_name, log_name
+from tailrace.storage.snapshots import load_snapshot, snapshot_entry
+
+
+class Checked(msgspec.Struct, eq=False):
+    """A segment file read from its start: `segment` covers the whole groups of good frames."""
+
+    segment: Segment
+    position: int
+    """Where reading stopped: the first bad place, or the end of the file."""
+    file_bytes: int
+    reason: Corrupt | None = None
+    synced: int = 0
+    """What the barriers up to there say about syncs."""
+    used: int = 0
+    """Position behind the last byte that is not zero."""
+    nonce: int | None = None
+    origin: int | None = None
+
+
+class Opened(msgspec.Struct, eq=False):
+    """What stands in the folder of a log."""
+
+    segments: list[Segment]
+    end_entry: int
+    end_offset: int
+    mark: Mark | None
+    snapshots: list[Snapshot]
+    """The good ones, newest first."""
+    last: Checked | None = None
+    leftover: str | None = None
+    """A segment file that was made and never written."""
+    origin: int | None = None
+    synced: int = 0
+    """Position in the last segment up to which something proves that it was synced."""
+    fault: Corrupt | None = None
+    lost: Corrupt | None = None
+    """Segments are missing in front: what lies below the first that is there cannot be read."""
+    untouched: bool = False
+    """Nothing is there but the mark that was synced when the log was made."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the segments go on where the newest good snapshot, or the beginning of the log, ends."""
+        start = self.snapshots[0].entry + 1 if self.snapshots else self.origin or 0
+        return not self.segments or self.segments[0].first_entry <= start
+
+    @property
+    def cut_bytes(self) -> int:
+        """Bytes of the torn tail."""
+        return max(self.last.used - self.last.segment.size, 0) if self.last and not self.fault else 0
+
+
+def check_segment(disk: Disk, path: str, first: int, base_offset: int | None, nonce: int | None) -> Checked:
+    """Read and check a whole segment file."""
+    handle = disk.open(path)
+    try:
+        file_bytes = disk.size(handle)
+        checked = Checked(Segment(first, base_offset or 0), file_bytes, file_bytes)
+        try:
+            _check_frames(disk, handle, path, checked, base_offset)
+        except Corrupt as error:
+            checked.reason, checked.position = error, error.position
+        tail = look_behind(
+            disk, handle, checked.position, file_bytes, checked.nonce if nonce is None else nonce
+        )
+        checked.used = max(tail.used, checked.position) if checked.reason else checked.position
+        if checked.reason and tail.used == checked.position:
+            checked.reason = None  # nothing but zeros: the space that was reserved, not a bad frame
+        checked.synced = max(checked.synced, tail.synced)
+        return checked
+    finally:
+        disk.close(handle)
+
+
+def _check_frames(disk: Disk, handle: int, path: str, checked: Checked, base_offset: int | None) -> None:
+    segment = checked.segment
+    entry, offset = segment.first_entry, base_offset
+    group: list[tuple[Header, int]] = []
+    for header, position, _ in scan(disk, handle, path, 0, checked.file_bytes):
+        if header.entry != entry:
+            raise damaged(path, position, f"entry {header.entry} stands where {entry} belongs")
+        if header.kind == BARRIER:
+            if offset is None:
+                offset = segment.base_offset = segment.end_offset = header.base_offset
+            if checked.nonce is None:
+                checked.nonce, checked.origin = header.producer_id, header.leader_epoch
+            checked.synced = max(checked.synced, header.append_time_us)
+            continue
+        if position == 0:
+            raise damaged(path, position, "the segment does not begin with a barrier")
+        entry += header.producer_id if header.kind == LOST else 1
+        if header.kind == LOST:
+            offset = header.timestamp_max_us
+        if header.kind == DATA:
+            if header.base_offset != offset:
+                raise damaged(path, position, f"offset {header.base_offset} stands where {offset} belongs")
+            offset = header.end_offset
+        if header.flags & MORE:
+            group.append((header, position))
+            continue
+        for earlier, place in group:
+            segment.note(earlier, place)
+        group.clear()
+        segment.note(header, position)
+        segment.size = position + header.size
+
+
+def shortened(disk: Disk, path: str, segment: Segment, entry: int) -> tuple[Segment, int | None]:
+    """The figures of a segment without the frames from `entry` on, and the number in its barriers."""
+    short, nonce = Segment(segment.first_entry, segment.base_offset), None
+    handle = disk.open(path)
+    try:
+        for header, position, _ in scan(disk, handle, path, 0, segment.size):
+            if position == 0:
+                nonce = header.producer_id
+            if header.entry >= entry:
+                break
+            if header.kind != BARRIER:
+                short.note(header, position)
+                short.size = position + header.size
+    finally:
+        disk.close(handle)
+    return short, nonce
+
+
+def drop_cache(disk: Disk, folder: str) -> None:
+    """Let what is read next come from the disk: after a failed sync the page cache shows what never got
+    there, until it forgets. Of the segments only the last one can hold such pages, behind the durable mark:
+    all others were synced before they had a successor."""
+    names = disk.list(folder)
+    if names == [MARK_NAME]:
+        return  # Nothing was ever acknowledged that could be missing on the disk.
+    for name in names:
+        if name == MARK_NAME or first_entry(name) is None:
+            disk.uncache(f"{folder}/{name}")
+    entries = [entry for name in names if (entry := first_entry(name)) is not None]
+    if entries:
+        mark = read_mark(disk, folder) if MARK_NAME in names else None
+        synced = mark.position if mark is not None and mark.segment == max(entries) else 0
+        disk.uncache(f"{folder}/{log_name(max(entries))}", synced)
+
+
+def inspect_folder(disk: Disk, folder: str, *, known: bool = False) -> Opened:
+    """Everything that a log's folder holds, judged; reads only. A log that is `known` was made durably
+    before: where nothing of it is left it is lost, not new."""
+    names = disk.list(folder)
+    entries = sorted(entry for name in names if (entry := first_entry(name)) is not None)
+    opened = Opened(
+        [],
+        0,
+        0,
+        read_mark(disk, folder) if MARK_NAME in names else None,
+        _load_snapshots(disk, folder, names),
+    )
+    if opened.mark and opened.mark.nonce:
+        opened.origin = opened.mark.origin
+    opened.untouched = names == [MARK_NAME] and opened.mark is not None and opened.mark.first_of_all
+    if _never_written(disk, folder, entries, opened):
+        opened.leftover, entries = log_name(entries[0]), []
+    try:
+        suspect, noted = _suspect(disk, folder) if QUARANTINE_NAME in names else (None, 0)
+        for entry, following in pairwise(entries):
+            offset = opened.segments[-1].end_offset if opened.segments else None
+            opened.segments.append(_sealed(disk, folder, entry, following, offset, suspect))
+        if entries:
+            _judge_last(disk, folder, entries[-1], opened, noted if suspect == log_name(entries[-1]) else -1)
+        if known and opened.mark is None and not entries:
+            reason = "the files of this log are missing" if names else "the folder of this log is missing"
+            raise _Damage(damaged(folder, 0, reason))
+        _judge_whole(folder, opened)
+    except _Damage as damage:
+        if damage.segment is not None:
+            opened.segments.append(damage.segment)
+        opened.fault = damage.error
+    if opened.segments:
+        opened.end_entry, opened.end_offset = opened.segments[-1].end_entry, opened.segments[-1].end_offset
+    elif opened.snapshots:
+        opened.end_entry, opened.end_offset = opened.snapshots[0].entry + 1, opened.snapshots[0].offset
+    return opened
+
+
+def _never_written(disk: Disk, folder: str, entries: list[int], opened: Opened) -> bool:
+    """Whether the only segment is one whose making a crash interrupted: the mark does not know of it yet, and
+    no frame is written before the mark knows."""
+    if len(entries) != 1 or opened.snapshots or opened.mark is None or opened.mark.nonce:
+        return False
+    return check_segment(disk, f"{folder}/{log_name(entries[0])}", entries[0], None, None).used == 0
+
+
+class _Damage(Exception):
+    """Damage that ends the readable part of a log; `segment` is what is good of the damaged file."""
+
+    def __init__(self, error: Corrupt, segment: Segment | None = None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.segment = segment
+
+
+def read_mark(disk: Disk, folder: str) -> Mark | None:
+    """The durable mark of a log; None when it is missing or damaged."""
+    handle = disk.open(f"{folder}/{MARK_NAME}")
+    try:
+        return marks.decode(disk.read(handle, 0, 2 * SLOT_BYTES))
+    finally:
+        disk.close(handle)
+
+
+def _load_snapshots(disk: Disk, folder: str, names: list[str]) -> list[Snapshot]:
+    found = []
+    for name in reversed(names):
+        if snapshot_entry(name) is None:
+            continue
+        try:
+            found.append(load_snapshot(disk, f"{folder}/{name}"))
+        except Corrupt:
+            continue  # the previous one is there for this; `verify_log` reports it
+    return found
+
+
+def _suspect(disk: Disk, folder: str) -> tuple[str, int]:
+    """The file and the position that a quarantine note names."""
+    handle = disk.open(f"{folder}/{QUARANTINE_NAME}")
+    try:
+        name, _, rest = disk.read(handle, 0, disk.size(handle)).decode(errors="replace").partition("\n")
+    finally:
+        disk.close(handle)
+    number = rest.partition("\n")[0].removeprefix("position ")
+    return name, int(number) if number.isdigit() else 0
+
+
+def _sealed(
+    disk: Disk, folder: str, entry: int, following: int, offset: int | None, suspect: str | None
+) -> Segment:
+    """A segment that has a successor: from its index, or checked whole. It was synced before the successor
+    was made."""
+    path = f"{folder}/{log_name(entry)}"
+    if suspect != log_name(entry):
+        handle = disk.open(path)
+        try:
+            file_bytes = disk.size(handle)
+        finally:
+            disk.close(handle)
+        try:
+            handle = disk.open(f"{folder}/{index_name(entry)}")
+            try:
+                segment = decode_index(disk.read(handle, 0, disk.size(handle)))
+            finally:
+                disk.close(handle)
+            if (
+                (segment.first_entry, segment.end_entry) == (entry, following)
+                and segment.size <= file_bytes
+                and offset in (None, segment.base_offset)
+            ):
+                segment.points = None
+                return segment
+        except (Corrupt, FileNotFoundError):
+            pass  # derived data: the frames decide
+    checked = check_segment(disk, path, entry, offset, None)
+    if checked.reason is not None:
+        raise _Damage(checked.reason, checked.segment)
+    if checked.segment.end_entry != following:
+        reason = f"entries {checked.segment.end_entry} to {following - 1} are missing"
+        raise _Damage(damaged(path, checked.position, reason), checked.segment)
+    checked.segment.sealed = True
+    return checked.segment
+
+
+def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened, noted: int) -> None:
+    """The last segment: tell a torn tail from damage. What is `noted` was found by a running broker, so it is
+    none, whether or not anything proves a sync."""
+    path = f"{folder}/{log_name(entry)}"
+    mark = opened.mark if opened.mark and opened.mark.segment == entry else None
+    if opened.segments:
+        offset: int | None = opened.segments[-1].end_offset
+    else:
+        offset = mark.offset if mark and mark.position == 0 else None
+    checked = check_segment(disk, path, entry, offset, mark.nonce if mark else None)
+    if checked.nonce is None and offset is None and opened.snapshots:
+        checked.segment.base_offset = checked.segment.end_offset = opened.snapshots[0].offset
+    if mark and checked.nonce is None:
+        checked.nonce = mark.nonce
+    synced = max(checked.synced, mark.position if mark else 0)
+    if max(synced, noted + 1) > checked.position:
+        reason = checked.reason or damaged(path, checked.position, "frames that were synced are missing")
+        raise _Damage(reason, checked.segment)
+    opened.last = checked
+    opened.origin = opened.origin if checked.origin is None else checked.origin
+    opened.synced = min(synced, checked.segment.size)
+    opened.segments.append(checked.segment)
+
+
+def _judge_whole(folder: str, opened: Opened) -> None:
+    """Is anything missing in front or behind?"""
+    mark, segments = opened.mark, opened.segments
+    if mark and mark.nonce and mark.first is not None and segments and segments[0].first_entry > mark.first:
+        path = f"{folder}/{log_name(mark.first)}"
+        opened.lost = damaged(path, 0, f"entries below {segments[0].first_entry} are missing, never trimmed")
+        raise _Damage(opened.lost)
+    if mark and mark.nonce and (not segments or mark.segment > segments[-1].first_entry):
+        path = f"{folder}/{log_name(mark.segment)}"
+        raise _Damage(damaged(path, 0, "the file is missing, and the durable mark names it"))
+    if not segments:
+        return
+    newest = opened.snapshots[0].entry if opened.snapshots else -1
+    if not opened.follows:
+        first = segments[0]
+        reason = f"the log was trimmed up to entry {first.first_entry}, and no snapshot is usable"
+        raise _Damage(damaged(f"{folder}/{first.name}", 0, reason))
+    if newest >= segments[-1].end_entry:
+        path = f"{folder}/{segments[-1].name}"
+        reason = f"the log ends before entry {segments[-1].end_entry}, a snapshot is as of {newest}"
+        raise _Damage(damaged(path, segments[-1].size, reason))
