@@ -7,14 +7,17 @@ Each port is small, and each has one conformance suite that every implementation
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.model.catalog import Catalog
-from tailrace.core.model.commands import Reply, Request
+from tailrace.core.model.commands import (
+    Reply,
+    Request,
+)
 from tailrace.core.model.inventory import TopicCard, TopicFolder
 from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer, Frame, Header
@@ -485,4 +488,80 @@ class BrokerVerbs(Protocol):
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """Take a request; `respond` is called exactly once, later or at once, in the caller's thread."""
+        ...
+
+
+class Gate(Protocol):
+    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling
+    memory.
+    """
+
+    def blocked(self, resume: Callable[[], None]) -> bool:
+        """False: go on. True: there is no room, `resume` will be called."""
+        ...
+
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
+        """Whether there is room for bytes from the disk; if so they count until `release`, else `resume` will
+        be called.
+        """
+        ...
+
+    def release(self, nbytes: int) -> None:
+        """Bytes that were reserved have been handed over, or are not needed."""
+        ...
+
+    fetches: dict[Waiting, None]
+    """Fetches and leases under way; a receiver that goes away drops them."""
+    answered_us: dict[str, int]
+    """When data was last handed over, by topic; kept by the fetches themselves."""
+
+
+Finished = Callable[[Any, Exception | None], None]
+"""What a finished piece of storage work calls: with its result, or with the exception that ended it."""
+
+
+class Threads(Protocol):
+    """Storage work off the loop (`storage.threads`): ordered per log for writes, free for reads."""
+
+    def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Finished) -> None:
+        """Append behind everything queued for this log."""
+        ...
+
+    def run(self, log: Any, work: Callable[[], object], done: Finished) -> None:
+        """Any other work, in order with the appends of this log."""
+        ...
+
+    def read(self, work: Callable[[], object], done: Finished) -> None:
+        """Work on the reader threads."""
+        ...
+
+    def tell(self, done: Finished, result: object) -> None:
+        """From any thread: let the owner call `done(result, None)`, before what is finished after this."""
+        ...
+
+    def forget(self, log: Any) -> None:
+        """Drop what is kept for a log that is gone."""
+        ...
+
+    def completed(self) -> Sequence[tuple[Finished, Any, Exception | None]]:
+        """Take what has finished since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is queued and stop."""
+        ...
+
+
+Verb = Callable[[Any, Buffer, Respond, Gate], None]
+
+
+class Waiting(Protocol):
+    """A request of a receiver that waits for something to hand over."""
+
+    def hang_up(self) -> None:
+        """The receiver sends nothing more."""
+        ...
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more."""
         ...

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from tailrace.broker.groups.deletion_carrier import Delisting
-from tailrace.core.groups.coordinator import home_of
 from tailrace.core.model.catalog import Catalog
 from tailrace.core.model.commands import Done
 from tailrace.core.model.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import Delist
+from tailrace.core.model.internal_topic import home_of
 from tailrace.format.catalog_text import CatalogText, decode_catalog
 from tests.sim.catalog_world import CatalogWorld
 

@@ -17,14 +17,13 @@ from tailrace.broker.delay.delay_verbs import Delays
 from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.groups.cron_runner import Cron
 from tailrace.broker.groups.group_directory import Coordinators
-from tailrace.broker.groups.group_metrics import figures_of
-from tailrace.broker.groups.group_reports import GroupReports
+from tailrace.broker.groups.group_reports import GroupReports, stats_of_all
 from tailrace.broker.groups.group_verbs import Coordination
 from tailrace.broker.metrics import Metrics, Strays
 from tailrace.broker.queue.key_reads import KeyReading
 from tailrace.broker.queue.lease_verbs import Leasing
 from tailrace.broker.runtime.partition_runtime import Shard
-from tailrace.broker.runtime.pump import Pump, Threads
+from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.replay_debt import ReplayBounds, due
 from tailrace.broker.staged.staged_verbs import StagedWrites
 from tailrace.broker.topics import Topics, kept_text
@@ -33,7 +32,7 @@ from tailrace.broker.trace.trace_verbs import Tracing
 from tailrace.broker.upkeep.loss_acceptance import LossAcceptance
 from tailrace.broker.upkeep.scrub_runner import Scrubbing
 from tailrace.broker.upkeep.space_watch import SpaceWatch
-from tailrace.ports import Clock, Coordinator, LogStats, LogStore, SpaceGauge
+from tailrace.ports import Clock, Coordinator, LogStats, LogStore, SpaceGauge, Threads
 
 log = logging.getLogger("tailrace.engine")
 
@@ -65,7 +64,7 @@ class Engine:
     ) -> None:
         self.replay_bounds = replay_bounds or ReplayBounds()
         self._sync_check_us = sync_check_us
-        self.metrics = Metrics(self._figures, lambda: figures_of(self.topics), self._strays)
+        self.metrics = Metrics(self._figures, lambda: stats_of_all(self.topics), self._strays)
         self.pump = Pump(clock, threads, wake, arm)
         self.space = SpaceWatch(self.pump, self.metrics, gauge, free_bytes_low, self._give_back)
         self.stores = stores

@@ -7,13 +7,12 @@ never raises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.fetch_request import FetchJob, Gate, OpenGate
+from tailrace.broker.queue.fetch_request import FetchJob, OpenGate
+from tailrace.broker.queue.time_lookup import locate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import TopicHost, Topics
@@ -41,22 +40,13 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import PublishBatch
 from tailrace.core.model.queue_commands import Stage
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
-from tailrace.format import batch, frame
+from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.format.small import measure
-from tailrace.ports import PartitionLog, Respond
+from tailrace.ports import Gate, Respond, Verb
 
 log = logging.getLogger("tailrace.gateway")
 FETCH_PARTITIONS_MAX = 10_000
-
-
-Verb = Callable[[Any, Buffer, Respond, Gate], None]
-
-
-class VerbPart(Protocol):
-    """A part of the broker that answers some of the requests."""
-
-    verbs: dict[type[Any], Verb]
 
 
 _TAKES_SPACE = frozenset((Publish, Stage, CreateTopic))
@@ -218,15 +208,7 @@ class Gateway:
         respond(self._topics.describe(request.name), NOTHING)
 
 
-def locate(log: PartitionLog, start: int, end: int, timestamp_us: int) -> int:
-    """First committed offset whose timestamp, as a running maximum, is at or above a time; else the end."""
-    base = log.find_time(timestamp_us)
-    if base is None or base >= end:
-        return end
-    for part in log.read(base, end, 1):
-        for header, body in frame.walk(part, check=False):
-            if header.kind == frame.DATA and header.timestamp_max_us >= timestamp_us:
-                times = batch.decode(body, header.columns).column("timestamp").cast("int64")
-                row = int(np.argmax(np.asarray(times) >= timestamp_us))
-                return max(start, header.base_offset + row)
-    return end
+class VerbPart(Protocol):
+    """A part of the broker that answers some of the requests."""
+
+    verbs: dict[type[Any], Verb]

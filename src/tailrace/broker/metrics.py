@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from tailrace.broker.groups.group_metrics import GroupFigures, group_families
+from tailrace.broker.group_metrics import GroupFigures, group_families
 
 if TYPE_CHECKING:
     from tailrace.ports import LogStats

@@ -15,10 +15,10 @@ from tailrace.broker.runtime.frame_cache import COLD_BYTES_TOTAL
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.state_machines import COORDINATOR, DATA_PARTITION
-from tailrace.core.groups import coordinator as groups
 from tailrace.core.model import catalog as core
 from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_topic import TOPIC as GROUPS
 from tailrace.core.model.inventory import Kept, Step, TopicCard, take_stock
 from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault
 from tailrace.ports import Coordinator, LogStore, Respond, TopicFolders
@@ -162,7 +162,7 @@ class Topics:
     def _shard(self, entry: core.TopicEntry, partition: int, *, known: bool) -> Shard:
         store = self._stores[entry.options.storage]
         name = f"{entry.folder}/{partition}"
-        machine = COORDINATOR if entry.name == groups.TOPIC else DATA_PARTITION
+        machine = COORDINATOR if entry.name == GROUPS else DATA_PARTITION
         shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics, machine, known=known)
         if shard.fault is not None:
             log.error("%s/%d is quarantined: %s", entry.name, partition, shard.fault.message)

@@ -12,9 +12,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tailrace.core.model.commands import Published, TopicInfo
+from tailrace.core.model.commands import (
+    EARLIEST,
+    LATEST,
+    Published,
+    TopicInfo,
+)
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT
-from tailrace.errors import TailraceError
+from tailrace.errors import InvalidRequest, TailraceError
 from tailrace.format import tabular
 from tailrace.format.frame import Header
 
@@ -340,3 +345,15 @@ def public_batch(rows: Rows, first: int) -> pa.RecordBatch:
     """A read batch with its place in the log, as `Reader.batches` gives it."""
     batch = tabular.with_positions(rows.batch, rows.header, rows.topic, rows.partition)
     return batch.slice(first) if first else batch
+
+
+def point(at: str | int | datetime) -> int:
+    """A point in a log as the broker's verbs name it."""
+    if at == "earliest":
+        return EARLIEST
+    if at == "latest":
+        return LATEST
+    if isinstance(at, str):
+        raise InvalidRequest(f'a point in the log is "earliest", "latest" or a time, not {at!r}')
+    time_us = to_us(at, "time", InvalidRequest)
+    return max(0, time_us)

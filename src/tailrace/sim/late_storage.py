@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tailrace.broker.runtime.pump import Done
 from tailrace.errors import Full, StorageFault
 from tailrace.format.frame import MORE, Frame
-from tailrace.ports import PartitionLog
+from tailrace.ports import Finished, PartitionLog
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 
 Later = Callable[[int, Callable[[], None]], None]
@@ -78,7 +77,7 @@ class Work(NamedTuple):
     frames: Sequence[Frame] | None
     sync: bool
     run: Callable[[], object]
-    done: Done
+    done: Finished
 
 
 class Lane:
@@ -103,30 +102,30 @@ class LateThreads:
         self._notify = notify
         self._seen = seen
         self._lanes: dict[int, Lane] = {}
-        self._finished: list[tuple[Done, object, Exception | None]] = []
+        self._finished: list[tuple[Finished, object, Exception | None]] = []
         self.full = self.sync_fails = 0.0
         """How likely an append fails."""
         self.delays_us: tuple[int, ...] = (50, 500, 2_000, 20_000, 300_000)
         """How long a piece of work may take."""
 
-    def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
+    def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Finished) -> None:
         """See `Threads.append`."""
         self._submit(log, Work(frames, sync, lambda: None, done))
 
-    def run(self, log: object, work: Callable[[], object], done: Done) -> None:
+    def run(self, log: object, work: Callable[[], object], done: Finished) -> None:
         """See `Threads.run`."""
         self._submit(log, Work(None, False, work, done))
 
-    def read(self, work: Callable[[], object], done: Done) -> None:
+    def read(self, work: Callable[[], object], done: Finished) -> None:
         """See `Threads.read`."""
         self._seen["cold read"] += 1
         self._later(self._delay_us(), lambda: self._finish([self._act(Work(None, False, work, done))]))
 
-    def tell(self, done: Done, result: object) -> None:
+    def tell(self, done: Finished, result: object) -> None:
         """See `Threads.tell`."""
         self._finish([(done, result, None)])
 
-    def completed(self) -> list[tuple[Done, object, Exception | None]]:
+    def completed(self) -> list[tuple[Finished, object, Exception | None]]:
         """See `Threads.completed`."""
         finished, self._finished = self._finished, []
         return finished
@@ -162,7 +161,7 @@ class LateThreads:
 
     def _work(self, lane: Lane) -> None:
         items, lane.waiting = list(lane.waiting), deque()
-        finished: list[tuple[Done, object, Exception | None]] = []
+        finished: list[tuple[Finished, object, Exception | None]] = []
         joined: list[Work] = []
         for item in items:
             if item.frames is not None:
@@ -177,11 +176,11 @@ class LateThreads:
         if lane.busy:
             self._later(self._delay_us(), lambda: self._work(lane))
 
-    def _finish(self, finished: list[tuple[Done, object, Exception | None]]) -> None:
+    def _finish(self, finished: list[tuple[Finished, object, Exception | None]]) -> None:
         self._finished += finished
         self._later(self._random.choice((0, 100, 5_000)), self._notify)
 
-    def _write(self, log: object, joined: list[Work]) -> list[tuple[Done, object, Exception | None]]:
+    def _write(self, log: object, joined: list[Work]) -> list[tuple[Finished, object, Exception | None]]:
         """One write and at most one sync for all; when it fails, it failed for all."""
         if not joined:
             return []
@@ -212,7 +211,7 @@ class LateThreads:
         self._store.spoil(log, self._random)
         log.fail_next(StorageFault("fdatasync failed"))
 
-    def _act(self, item: Work) -> tuple[Done, object, Exception | None]:
+    def _act(self, item: Work) -> tuple[Finished, object, Exception | None]:
         log = getattr(item.run, "__self__", None)
         flushed = log if isinstance(log, MemoryLog) and getattr(item.run, "__name__", "") == "flush" else None
         if flushed is not None and not flushed.closed and self._random.random() < self.sync_fails:

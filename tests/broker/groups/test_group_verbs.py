@@ -11,7 +11,6 @@ from tailrace.broker.engine import Engine
 from tailrace.broker.runtime import maintenance
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.broker.runtime.partition_runtime import Shard
-from tailrace.core.groups.coordinator import TOPIC, home_of
 from tailrace.core.model.commands import (
     EARLIEST,
     AlterTopic,
@@ -38,6 +37,7 @@ from tailrace.core.model.group_commands import (
 )
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import GrantTo, PassTime
+from tailrace.core.model.internal_topic import TOPIC, home_of
 from tailrace.core.model.queue_commands import Ack, Lease
 from tailrace.errors import Full, StorageFault
 from tailrace.storage.files.file_store import FileStore

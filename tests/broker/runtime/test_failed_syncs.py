@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.groups.group_metrics import figures_of
-from tailrace.core.groups.coordinator import TOPIC, home_of
+from tailrace.broker.groups.group_reports import stats_of_all
 from tailrace.core.model.commands import LATEST, Fetch, FindOffsets, Offsets, Published, Reply, TrimTopic
 from tailrace.core.model.group_commands import DescribeGroup, Heartbeat, ListGroups, PauseGroup, ResetGroup
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_topic import TOPIC, home_of
 from tailrace.core.model.queue_commands import (
     Ack,
     CancelScheduled,
@@ -98,7 +98,7 @@ def test_everything_but_fetches_of_what_was_synced_is_refused_as_unknown() -> No
     (row,) = broker.ask(DescribeGroup("g")).partitions
     assert (row["committed"], row["lag"], row["in_flight"]) == (None, None, None)
     assert BROKEN in row["fault"]
-    assert list(figures_of(broker.engine.topics)) == []
+    assert list(stats_of_all(broker.engine.topics)) == []
 
 
 @pytest.mark.parametrize("request_of_all", [Committed("t", "g"), ListScheduled("t"), Trace("t", key=b"k")])

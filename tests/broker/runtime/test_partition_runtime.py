@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tailrace.broker.runtime.clock import ManualClock
-from tailrace.core.groups.coordinator import home_of
 from tailrace.core.model.commands import (
     Claimed,
     ClaimProducer,
@@ -29,6 +28,7 @@ from tailrace.core.model.group_commands import (
 )
 from tailrace.core.model.group_facts import MemberLeft
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_topic import home_of
 from tailrace.errors import Full, StorageFault
 from tailrace.format import codec, frame
 from tailrace.ports import Snapshot

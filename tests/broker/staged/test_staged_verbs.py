@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tailrace.broker.staged import staged_apply
-from tailrace.core.groups.coordinator import TOPIC, home_of
 from tailrace.core.model.commands import AlterTopic, DeleteTopic, Done, Reply, TrimTopic
 from tailrace.core.model.identifiers import Refusal, hash128
+from tailrace.core.model.internal_topic import TOPIC, home_of
 from tailrace.core.model.queue_commands import (
     AbortStaged,
     CancelScheduled,

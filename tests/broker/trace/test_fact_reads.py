@@ -10,9 +10,9 @@ import pytest
 import tailrace
 from tailrace.broker.trace import fact_reads
 from tailrace.client.read.fact_feed import FactPiece, piece_of, read_facts
-from tailrace.core.groups.coordinator import TOPIC
 from tailrace.core.model import facts as f
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_topic import TOPIC
 from tailrace.core.model.queue_commands import DecideStaged, ReadFacts, Stage
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c

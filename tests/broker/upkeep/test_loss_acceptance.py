@@ -187,8 +187,8 @@ def test_a_bad_fact_is_given_up_and_what_was_settled_stays_settled(broker: HeldE
 
 
 def test_a_coordinator_is_opened_again_without_the_fact_that_it_cannot_apply() -> None:
-    from tailrace.core.groups.coordinator import home_of
     from tailrace.core.model.group_facts import MemberLeft
+    from tailrace.core.model.internal_topic import home_of
 
     broker = HeldEngine()
     broker.create()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.groups.assignment import assign
-from tailrace.core.groups.coordinator import PARTITIONS, Coordinator, home_of
+from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.groups.group_state import Group
 from tailrace.core.model.commands import Done
 from tailrace.core.model.group_commands import DeleteSchedule, Place, PutSchedule
@@ -28,6 +28,7 @@ from tailrace.core.model.internal_commands import (
     SetPaused,
     TickDone,
 )
+from tailrace.core.model.internal_topic import PARTITIONS, home_of
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format import codec

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tailrace.core.collections.timing_wheel import AT, NEVER, REF, ROW_BITS
 from tailrace.core.model.commands import Done
 from tailrace.core.model.facts import Appended, Fact, Scheduled, StageApplied, Staged, StageDropped
+from tailrace.core.model.group_facts import Target
 from tailrace.core.model.identifiers import HAS_DEDUP_ID, HAS_DELIVER_AT, HAS_KEY, BatchView, Refusal
 from tailrace.core.model.internal_commands import ApplyStaged, CheckStaged, DropStaged, ReleaseDue, StageBatch
 from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
@@ -20,7 +21,7 @@ from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tailrace.core.staged import staged_batches, staged_versions
 from tailrace.core.staged.staged_batches import attempt_number
-from tailrace.core.staged.staged_versions import FinishStaged, StagedDecisions, Target, grouped_of, targets_of
+from tailrace.core.staged.staged_versions import FinishStaged, StagedDecisions, grouped_of, targets_of
 from tests.mixtures import mixtures
 
 T0 = 1_700_000_000_000_000

@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.gateway import Verb
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX, Leasing
 from tailrace.broker.runtime.partition_runtime import Shard
 from tailrace.broker.topics import Topics
@@ -33,7 +31,7 @@ from tailrace.core.queue.lease_decision import LEASE_MS_MAX
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format import batch
 from tailrace.format.frame import Buffer, crc32c
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond, Verb
 
 MARK_BYTES_MAX = 512
 """Room for the header that names the group of a copy, beyond what the headers of a message may have."""

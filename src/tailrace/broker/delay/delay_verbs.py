@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 from tailrace.broker.delay.delay_prefetch import TooMuch, pick
-from tailrace.broker.gateway import Verb
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import together
@@ -17,7 +15,7 @@ from tailrace.core.collections.timing_wheel import AT, NEVER, REF
 from tailrace.core.model.queue_commands import CancelScheduled, ListScheduled, ScheduledList
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format.frame import Buffer
-from tailrace.ports import PartitionLog, Respond
+from tailrace.ports import Gate, PartitionLog, Respond, Verb
 
 LIST_MAX = 1000
 LIST_BYTES = 4 * 1024 * 1024

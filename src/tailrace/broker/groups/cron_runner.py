@@ -23,7 +23,6 @@ from cronsim import CronSimError
 
 from tailrace.broker.groups.cron_times import latest_tick_us, next_tick_us, zone_of
 from tailrace.broker.groups.group_directory import Coordinators
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.topics import Topics
@@ -46,7 +45,7 @@ from tailrace.format import batch
 from tailrace.format.builder import make_ids
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.format.small import measure
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond
 
 log = logging.getLogger("tailrace.cron")
 

@@ -18,12 +18,12 @@ from tailrace.broker.groups.group_directory import Coordinators
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.coordinator import home_of
 from tailrace.core.groups.group_deletions import Deletion
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import ConfirmForgotten, Delist, Look
+from tailrace.core.model.internal_topic import home_of
 from tailrace.ports import Respond
 
 log = logging.getLogger("tailrace.groups")

@@ -8,9 +8,10 @@ from typing import Any, cast
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
 from tailrace.broker.runtime.turn import error_of
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.coordinator import PARTITIONS, TOPIC, Coordinator, home_of
+from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.model.commands import CreateTopic, Reply
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_topic import PARTITIONS, TOPIC, home_of
 from tailrace.errors import Corrupt
 from tailrace.ports import Respond
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from tailrace.broker.gateway import locate
+from tailrace.broker.group_metrics import Place
 from tailrace.broker.groups.group_verbs import Coordination, info_of
-from tailrace.broker.queue.fetch_request import Gate
+from tailrace.broker.queue.time_lookup import locate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import TopicHost, Topics
@@ -30,7 +30,7 @@ from tailrace.core.model.internal_commands import Look, ResetTo
 from tailrace.errors import InvalidRequest, NotFound, StorageFault
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import PartitionLog, Respond
+from tailrace.ports import Gate, PartitionLog, Respond
 
 _FIGURES = (
     "in_flight",
@@ -305,3 +305,21 @@ def _appended_or_fault(log: PartitionLog, offset: int, end: int) -> int | Storag
         return appended_us(log, offset, end)
     except StorageFault as fault:
         return fault
+
+
+def stats_of_all(topics: Topics) -> Iterator[Place]:
+    """The figures of every group on every partition."""
+    for host in topics.hosts():
+        for partition, shard in enumerate(host.shards):
+            if not shard.machine.delivers:
+                continue
+            queues = shard.state.queues
+            for group in queues.names():
+                figures = queues.figures(group)
+                age_s = None
+                if figures["lag"]:
+                    time_us = shard.at_hand.append_time_us(figures["committed"])
+                    age_s = None if time_us is None else max(0, shard.time_us() - time_us) / 1e6
+                else:
+                    age_s = 0.0
+                yield group, host.info.name, partition, figures, age_s

@@ -15,11 +15,9 @@ from tailrace.broker.groups.deletion_carrier import Delisting
 from tailrace.broker.groups.grant_carrier import Granting
 from tailrace.broker.groups.group_directory import Coordinators
 from tailrace.broker.groups.member_sessions import Presence, Seats
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.coordinator import TOPIC, home_of
 from tailrace.core.groups.group_state import Group
 from tailrace.core.model import group_commands as verbs
 from tailrace.core.model.commands import Done, Reply
@@ -39,10 +37,11 @@ from tailrace.core.model.internal_commands import (
     SetPaused,
     Sizes,
 )
+from tailrace.core.model.internal_topic import TOPIC, home_of
 from tailrace.core.model.topic_options import NAME_MAX, check_name
 from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout, Unavailable
 from tailrace.format.frame import Buffer
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond
 
 log = logging.getLogger("tailrace.groups")
 

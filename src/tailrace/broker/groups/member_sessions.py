@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import Heartbeat, Membership, Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond
 
 WAIT_MS_MAX = 60_000
 STALL_US = 2_000_000

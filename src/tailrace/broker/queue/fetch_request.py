@@ -7,7 +7,7 @@ partitions commits more, when its receiver has room again, and at its deadline; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
@@ -17,7 +17,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond, Waiting
 
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 WAIT_MS_MAX = 60_000
@@ -26,43 +26,6 @@ PACE_US = 1_000
 thousands of small appends a second, an answer for each would cost more than the appends themselves."""
 PACE_BYTES = 64 * 1024
 _DROPPED = Refusal("unavailable", "the receiver is gone")
-
-
-class Waiting(Protocol):
-    """A request of a receiver that waits for something to hand over."""
-
-    def hang_up(self) -> None:
-        """The receiver sends nothing more."""
-        ...
-
-    def drop(self) -> None:
-        """Nobody waits for the answer any more."""
-        ...
-
-
-class Gate(Protocol):
-    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling
-    memory.
-    """
-
-    def blocked(self, resume: Callable[[], None]) -> bool:
-        """False: go on. True: there is no room, `resume` will be called."""
-        ...
-
-    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
-        """Whether there is room for bytes from the disk; if so they count until `release`, else `resume` will
-        be called.
-        """
-        ...
-
-    def release(self, nbytes: int) -> None:
-        """Bytes that were reserved have been handed over, or are not needed."""
-        ...
-
-    fetches: dict[Waiting, None]
-    """Fetches and leases under way; a receiver that goes away drops them."""
-    answered_us: dict[str, int]
-    """When data was last handed over, by topic; kept by the fetches themselves."""
 
 
 class OpenGate:

@@ -28,9 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from tailrace.broker.gateway import Verb
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
@@ -40,7 +38,7 @@ from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format.batch import stored
 from tailrace.format.frame import Buffer, Frame
 from tailrace.format.gathering import hash_of_key, pick
-from tailrace.ports import KeyPlaces, PartitionLog, Respond
+from tailrace.ports import Gate, KeyPlaces, PartitionLog, Respond, Verb
 
 READ_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of frames that are read for one answer."""

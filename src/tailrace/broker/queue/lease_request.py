@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailrace.broker.queue.fetch_request import PACE_BYTES, PACE_US, WAIT_MS_MAX, Gate
+from tailrace.broker.queue.fetch_request import PACE_BYTES, PACE_US, WAIT_MS_MAX
 from tailrace.broker.queue.lease_waiters import Late
 from tailrace.broker.runtime.partition_runtime import Shard, refuse
 from tailrace.broker.runtime.pump import Timer
@@ -27,7 +27,7 @@ from tailrace.core.selection.lanes import LANES
 from tailrace.errors import Full, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.format.gathering import gather
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond
 
 if TYPE_CHECKING:
     from tailrace.broker.queue.lease_verbs import Leasing

@@ -11,7 +11,6 @@ import msgspec
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.queue.credit_waiters import Credit
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.queue.hunger import Hunger
 from tailrace.broker.queue.lease_request import LeaseJob
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
@@ -35,7 +34,7 @@ from tailrace.core.queue.lease_decision import LEASE_MS_MAX
 from tailrace.core.selection.lanes import LANES
 from tailrace.errors import Fenced, InvalidRequest, NotFound
 from tailrace.format.frame import Buffer
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond
 
 PARTITIONS_MAX = 10_000
 COUNT_MAX = 100_000

@@ -8,49 +8,13 @@ pump runs on asyncio, in tests with virtual time, and in simulation.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from tailrace.format.frame import Frame
-from tailrace.ports import Clock, PartitionLog
+from tailrace.ports import Clock, Threads
 
 PRUNE_MIN = 1024
 """So many timers are kept before the cancelled ones among them are looked for."""
-
-Done = Callable[[Any, Exception | None], None]
-"""What a finished piece of storage work calls: with its result, or with the exception that ended it."""
-
-
-class Threads(Protocol):
-    """Storage work off the loop (`storage.threads`): ordered per log for writes, free for reads."""
-
-    def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
-        """Append behind everything queued for this log."""
-        ...
-
-    def run(self, log: Any, work: Callable[[], object], done: Done) -> None:
-        """Any other work, in order with the appends of this log."""
-        ...
-
-    def read(self, work: Callable[[], object], done: Done) -> None:
-        """Work on the reader threads."""
-        ...
-
-    def tell(self, done: Done, result: object) -> None:
-        """From any thread: let the owner call `done(result, None)`, before what is finished after this."""
-        ...
-
-    def forget(self, log: Any) -> None:
-        """Drop what is kept for a log that is gone."""
-        ...
-
-    def completed(self) -> Sequence[tuple[Done, Any, Exception | None]]:
-        """Take what has finished since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Finish what is queued and stop."""
-        ...
 
 
 class Turnable(Protocol):

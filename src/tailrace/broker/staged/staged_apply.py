@@ -24,11 +24,12 @@ from tailrace.broker.runtime.partition_runtime import Shard
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Reply
+from tailrace.core.model.group_facts import Target
 from tailrace.core.model.identifiers import HAS_DELIVER_AT, BatchView, Refusal
 from tailrace.core.model.internal_commands import ApplyStaged
 from tailrace.core.publish.publish_rules import late_rows
 from tailrace.core.staged.staged_batches import attempt_number
-from tailrace.core.staged.staged_versions import FinishStaged, Target
+from tailrace.core.staged.staged_versions import FinishStaged
 from tailrace.errors import NotFound
 from tailrace.format import batch
 from tailrace.format.frame import Buffer, Header, crc32c

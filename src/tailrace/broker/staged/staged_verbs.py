@@ -21,26 +21,25 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.gateway import Verb
 from tailrace.broker.groups.group_directory import Coordinators
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import error_of
 from tailrace.broker.staged.staged_apply import RollForward
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.coordinator import TOPIC, home_of
 from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.group_facts import Target
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import CheckStaged, DropStaged, StageBatch
+from tailrace.core.model.internal_topic import TOPIC, home_of
 from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, Stage, StagedDecision
 from tailrace.core.staged.staged_batches import attempt_number
-from tailrace.core.staged.staged_versions import ChooseStaged, Settled, Target, malformed, targets_of
+from tailrace.core.staged.staged_versions import ChooseStaged, Settled, malformed, targets_of
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.format.small import measure
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond, Verb
 
 log = logging.getLogger("tailrace.staged")
 

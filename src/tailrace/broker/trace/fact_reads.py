@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.broker.gateway import Verb
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.read_queue import ReadTurns, Work
 from tailrace.broker.runtime.turn import error_of
@@ -17,7 +15,7 @@ from tailrace.core.model.queue_commands import FactsRead, ReadFacts
 from tailrace.errors import Corrupt, InvalidRequest, NotFound
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, Frame
-from tailrace.ports import PartitionLog, Respond
+from tailrace.ports import Gate, PartitionLog, Respond, Verb
 
 WAITING_MAX = 256
 BYTES_MAX = 8 * 1024 * 1024

@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.gateway import Verb
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.read_queue import ReadTurns, Work
@@ -20,7 +18,7 @@ from tailrace.core.trace.message_history import STATUSES
 from tailrace.errors import Corrupt, InvalidRequest, NotFound
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import HEADER_BYTES_MAX
-from tailrace.ports import Respond
+from tailrace.ports import Gate, Respond, Verb
 
 WAITING_MAX = 64
 COUNT_MAX = 1_000

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
 from tailrace.broker.runtime.repair import accept_loss, find_losses
 from tailrace.broker.topics import Topics
@@ -22,7 +21,7 @@ from tailrace.core.model.damage_commands import AcceptLoss, LossReport
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import NotFound, Unavailable
 from tailrace.format.frame import Buffer
-from tailrace.ports import Losses, Respond
+from tailrace.ports import Gate, Losses, Respond
 
 
 class LossAcceptance:

@@ -15,14 +15,13 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.fetch_request import Gate
 from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.damage_commands import Scrub, ScrubState
 from tailrace.errors import NotFound, StorageFault
 from tailrace.format.frame import Buffer
-from tailrace.ports import LogStore, Respond, Scrubbed
+from tailrace.ports import Gate, LogStore, Respond, Scrubbed
 
 log = logging.getLogger("tailrace.scrub")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.client.admin.topic_admin import point
+from tailrace.client.messages import point
 from tailrace.client.rpc.calls import ask
 from tailrace.core.model.group_commands import (
     AlterGroup,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from tailrace.client.messages import Topic, to_us
+from tailrace.client.messages import Topic, point
 from tailrace.client.rpc.calls import ask
 from tailrace.core.model.commands import (
-    EARLIEST,
-    LATEST,
     AlterTopic,
     CreateTopic,
     DeleteTopic,
@@ -22,7 +20,6 @@ from tailrace.core.model.commands import (
     TrimTopic,
 )
 from tailrace.core.model.damage_commands import AcceptLoss, LossReport, Scrub, ScrubState
-from tailrace.errors import InvalidRequest
 from tailrace.ports import BrokerVerbs
 
 
@@ -110,15 +107,3 @@ class Admin:
         reply = await ask(self._verbs, FindOffsets(name, point(at)), self._time(timeout))
         assert isinstance(reply, Offsets)
         return reply.offsets
-
-
-def point(at: str | int | datetime) -> int:
-    """A point in a log as the broker's verbs name it."""
-    if at == "earliest":
-        return EARLIEST
-    if at == "latest":
-        return LATEST
-    if isinstance(at, str):
-        raise InvalidRequest(f'a point in the log is "earliest", "latest" or a time, not {at!r}')
-    time_us = to_us(at, "time", InvalidRequest)
-    return max(0, time_us)

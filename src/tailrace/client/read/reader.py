@@ -15,8 +15,7 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from tailrace.client.admin.topic_admin import point
-from tailrace.client.messages import Message, Rows, public_batch
+from tailrace.client.messages import Message, Rows, point, public_batch
 from tailrace.client.rpc.calls import ask, error_of
 from tailrace.client.rpc.retries import Retries
 from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo

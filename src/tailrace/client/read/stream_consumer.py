@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from types import TracebackType
 from typing import Any
 
-from tailrace.client.admin.topic_admin import point
-from tailrace.client.messages import Message
+from tailrace.client.messages import Message, point
 from tailrace.client.queue.consumer_options import ConsumerOptions
 from tailrace.client.queue.membership import Member, client_name
 from tailrace.client.queue.threaded_handlers import PlainHandler, is_async, runs_here

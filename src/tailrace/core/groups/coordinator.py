@@ -18,20 +18,13 @@ from tailrace.core.groups.group_membership import Groups
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.group_commands import PutSchedule
-from tailrace.core.model.identifiers import AtHand, partition_of
+from tailrace.core.model.identifiers import AtHand
 from tailrace.core.model.internal_commands import Look
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.staged.staged_versions import StagedDecisions
 from tailrace.errors import Corrupt
 
-TOPIC = "_groups"
-PARTITIONS = 16
 SNAPSHOT_VERSION = 1
-
-
-def home_of(name: str) -> int:
-    """The partition of the internal topic that coordinates a group, a schedule or a writer."""
-    return partition_of(name.encode(), PARTITIONS)
 
 
 class Part(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.core.model.group_options import GroupPolicy
-from tailrace.core.staged.staged_versions import StagedDecisionFact
 
 
 class GroupCreated(msgspec.Struct, frozen=True, array_like=True, tag=101):
@@ -193,6 +192,39 @@ class ScheduleTicked(msgspec.Struct, frozen=True, array_like=True, tag=113):
     time_us: int
 
 
+Target = tuple[str, int, str]
+"""Topic, partition, attempt."""
+
+
+TargetGroup = tuple[str, str, list[int]]
+"""Attempt, topic, partitions: the targets that follow each other with the same attempt and topic. So a job of
+200 tasks that write to 100 partitions is 200 groups, not 20,000 targets."""
+
+
+class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
+    """Hard. These attempts are the writer's version."""
+
+    writer: str
+    version: int
+    attempts: list[Target]
+    """Only of releases that knew no groups."""
+    time_us: int
+    grouped: list[TargetGroup] = []
+    attempt: str = ""
+    """Of a decision without targets: whose it is."""
+    topic_ids: dict[str, int] = {}
+    """Which topics the names meant: one that is made again under its name is another."""
+
+
+class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
+    """Soft. Every target has confirmed the writer's last version; losing this means to ask them again."""
+
+    writer: str
+    version: int
+    time_us: int
+
+
+StagedDecisionFact = StagedDecided | StagedDone
 GroupFact = (
     GroupCreated
     | TopicsEnlisted

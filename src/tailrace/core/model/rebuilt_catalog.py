@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace.core.groups.coordinator import PARTITIONS, TOPIC
 from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.model.internal_topic import PARTITIONS, TOPIC
 from tailrace.core.model.inventory import TopicFolder
 from tailrace.core.model.topic_options import TopicOptions, decode_folder
 

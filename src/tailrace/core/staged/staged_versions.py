@@ -16,16 +16,11 @@ import msgspec
 
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
+from tailrace.core.model.group_facts import StagedDecided, StagedDone, Target, TargetGroup
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
 from tailrace.core.staged.staged_batches import bad_name
 from tailrace.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
-
-Target = tuple[str, int, str]
-"""Topic, partition, attempt."""
-Group = tuple[str, str, list[int]]
-"""Attempt, topic, partitions: the targets that follow each other with the same attempt and topic. So a job of
-200 tasks that write to 100 partitions is 200 groups, not 20,000 targets."""
 
 VERSION_MAX = (1 << 63) - 1
 TARGETS_MAX = 50_000
@@ -36,32 +31,6 @@ MEMORY_BYTES_MAX = 4 * 1024 * 1024
 """Writers and the attempts of their last decisions, together, on one coordinator."""
 WRITER_IDLE_US = 7 * 86_400_000_000
 """When there are too many, writers idle for so long are forgotten."""
-
-
-class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
-    """Hard. These attempts are the writer's version."""
-
-    writer: str
-    version: int
-    attempts: list[Target]
-    """Only of releases that knew no groups."""
-    time_us: int
-    grouped: list[Group] = []
-    attempt: str = ""
-    """Of a decision without targets: whose it is."""
-    topic_ids: dict[str, int] = {}
-    """Which topics the names meant: one that is made again under its name is another."""
-
-
-class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
-    """Soft. Every target has confirmed the writer's last version; losing this means to ask them again."""
-
-    writer: str
-    version: int
-    time_us: int
-
-
-StagedDecisionFact = StagedDecided | StagedDone
 
 
 class ChooseStaged(msgspec.Struct, frozen=True):
@@ -86,7 +55,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
     """Only in snapshots of releases that knew no groups; see `targets`."""
     time_us: int
     done: bool
-    grouped: list[Group] = []
+    grouped: list[TargetGroup] = []
     attempt: str = ""
     topic_ids: dict[str, int] = {}
 
@@ -224,14 +193,14 @@ class StagedDecisions:
         assert self._bytes == sum(_size(writer, last) for writer, last in self._last.items())
 
 
-def targets_of(attempts: Iterable[Target], grouped: Iterable[Group]) -> list[Target]:
+def targets_of(attempts: Iterable[Target], grouped: Iterable[TargetGroup]) -> list[Target]:
     """All targets one by one: the listed ones, then those of the groups."""
     return [*attempts, *((topic, place, attempt) for attempt, topic, places in grouped for place in places)]
 
 
-def grouped_of(targets: Iterable[Target]) -> list[Group]:
+def grouped_of(targets: Iterable[Target]) -> list[TargetGroup]:
     """The same targets in the same order, in as few groups as that allows."""
-    groups: list[Group] = []
+    groups: list[TargetGroup] = []
     for topic, partition, attempt in targets:
         if groups and groups[-1][:2] == (attempt, topic):
             groups[-1][2].append(partition)
@@ -269,7 +238,7 @@ def _size(writer: str, last: Settled) -> int:
     return 64 + len(writer) + len(last.attempt) + _names(last.attempts, last.grouped)
 
 
-def _names(attempts: Iterable[Target], grouped: Iterable[Group]) -> int:
+def _names(attempts: Iterable[Target], grouped: Iterable[TargetGroup]) -> int:
     listed = sum(len(topic) + len(attempt) + 16 for topic, _, attempt in attempts)
     return listed + sum(
         len(topic) + len(attempt) + 16 + 5 * len(places) for attempt, topic, places in grouped

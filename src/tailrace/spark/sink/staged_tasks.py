@@ -20,8 +20,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
+from tailrace.core.model.group_facts import Target
 from tailrace.core.model.queue_commands import AbortStaged, Stage
-from tailrace.core.staged.staged_versions import Target, grouped_of
+from tailrace.core.staged.staged_versions import grouped_of
 from tailrace.errors import NotFound, Overloaded, TailraceError
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.spark.link import Link

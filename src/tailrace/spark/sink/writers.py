@@ -18,9 +18,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tailrace.client.rpc.calls import PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.core.model.group_facts import TargetGroup
 from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
 from tailrace.core.staged.staged_batches import bad_name
-from tailrace.core.staged.staged_versions import TARGET_BYTES_MAX, TARGETS_MAX, Group, grouped_of
+from tailrace.core.staged.staged_versions import TARGET_BYTES_MAX, TARGETS_MAX, grouped_of
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Timeout, TooLarge
 from tailrace.spark.link import Link, link_to
 from tailrace.spark.options import WriteOptions
@@ -207,7 +208,7 @@ def _whole(messages: Sequence[WriterCommitMessage | None], version: int) -> list
     return staged
 
 
-def _require_room(grouped: Sequence[Group], tasks: int) -> None:
+def _require_room(grouped: Sequence[TargetGroup], tasks: int) -> None:
     places = sum(len(partitions) for _, _, partitions in grouped)
     nbytes = sum(len(attempt) + len(topic) + 16 + 5 * len(places) for attempt, topic, places in grouped)
     share = max(places / TARGETS_MAX, nbytes / TARGET_BYTES_MAX)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-if TYPE_CHECKING:
-    from tailrace.broker.topics import Topics
 
 PLACES_MAX = 2_000
 """So many pairs of group and partition are told of; monitoring would drown in more."""
@@ -31,24 +28,6 @@ _COUNTERS = {
     "collected": "Messages that retention took before they were settled",
 }
 _LABELS = ("group", "topic", "partition")
-
-
-def figures_of(topics: Topics) -> Iterator[Place]:
-    """The figures of every group on every partition."""
-    for host in topics.hosts():
-        for partition, shard in enumerate(host.shards):
-            if not shard.machine.delivers:
-                continue
-            queues = shard.state.queues
-            for group in queues.names():
-                figures = queues.figures(group)
-                age_s = None
-                if figures["lag"]:
-                    time_us = shard.at_hand.append_time_us(figures["committed"])
-                    age_s = None if time_us is None else max(0, shard.time_us() - time_us) / 1e6
-                else:
-                    age_s = 0.0
-                yield group, host.info.name, partition, figures, age_s
 
 
 def group_families(places: Iterable[Place]) -> Iterator[Metric]:

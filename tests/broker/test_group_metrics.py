@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.groups import group_metrics
+from tailrace.broker import group_metrics
 from tests.broker.queue_engine import QueueEngine
 
 

@@ -1,0 +1,22 @@
+"""From a time to an offset: the first message of a log whose timestamp is not before it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailrace.format import batch, frame
+from tailrace.ports import PartitionLog
+
+
+def locate(log: PartitionLog, start: int, end: int, timestamp_us: int) -> int:
+    """First committed offset whose timestamp, as a running maximum, is at or above a time; else the end."""
+    base = log.find_time(timestamp_us)
+    if base is None or base >= end:
+        return end
+    for part in log.read(base, end, 1):
+        for header, body in frame.walk(part, check=False):
+            if header.kind == frame.DATA and header.timestamp_max_us >= timestamp_us:
+                times = batch.decode(body, header.columns).column("timestamp").cast("int64")
+                row = int(np.argmax(np.asarray(times) >= timestamp_us))
+                return max(start, header.base_offset + row)
+    return end
