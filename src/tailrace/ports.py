@@ -491,31 +491,6 @@ class BrokerVerbs(Protocol):
         ...
 
 
-class Gate(Protocol):
-    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling
-    memory.
-    """
-
-    def blocked(self, resume: Callable[[], None]) -> bool:
-        """False: go on. True: there is no room, `resume` will be called."""
-        ...
-
-    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
-        """Whether there is room for bytes from the disk; if so they count until `release`, else `resume` will
-        be called.
-        """
-        ...
-
-    def release(self, nbytes: int) -> None:
-        """Bytes that were reserved have been handed over, or are not needed."""
-        ...
-
-    fetches: dict[Waiting, None]
-    """Fetches and leases under way; a receiver that goes away drops them."""
-    answered_us: dict[str, int]
-    """When data was last handed over, by topic; kept by the fetches themselves."""
-
-
 Finished = Callable[[Any, Exception | None], None]
 """What a finished piece of storage work calls: with its result, or with the exception that ended it."""
 
@@ -552,9 +527,6 @@ class Threads(Protocol):
         ...
 
 
-Verb = Callable[[Any, Buffer, Respond, Gate], None]
-
-
 class Waiting(Protocol):
     """A request of a receiver that waits for something to hand over."""
 
@@ -564,4 +536,46 @@ class Waiting(Protocol):
 
     def drop(self) -> None:
         """Nobody waits for the answer any more."""
+        ...
+
+
+class Gate(Protocol):
+    """Whether a receiver has room for more data; a slow one keeps its fetches waiting instead of filling
+    memory.
+    """
+
+    def blocked(self, resume: Callable[[], None]) -> bool:
+        """False: go on. True: there is no room, `resume` will be called."""
+        ...
+
+    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
+        """Whether there is room for bytes from the disk; if so they count until `release`, else `resume` will
+        be called.
+        """
+        ...
+
+    def release(self, nbytes: int) -> None:
+        """Bytes that were reserved have been handed over, or are not needed."""
+        ...
+
+    fetches: dict[Waiting, None]
+    """Fetches and leases under way; a receiver that goes away drops them."""
+    answered_us: dict[str, int]
+    """When data was last handed over, by topic; kept by the fetches themselves."""
+
+
+Verb = Callable[[Any, Buffer, Respond, Gate], None]
+"""What does the work of one kind of request."""
+
+
+class Verbs(Protocol):
+    """The broker as a listener sees it: requests in, answers whenever they are due."""
+
+    def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate) -> None:
+        """Do what a request asks for; `respond` is called once, unless the receiver is gone by then."""
+        ...
+
+    def gather(self, gathering: bool, later: bool = False) -> None:
+        """Between `gather(True)` and `gather(False)` requests only gather; then they share a turn, at once or
+        (`later`) in the next round of the event loop."""
         ...

@@ -14,11 +14,11 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
-from tailrace.core.model.commands import Reply, Request
+from tailrace.core.model.commands import Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.format import codec
@@ -33,7 +33,7 @@ from tailrace.format.wire import (
     WireReader,
     prefix,
 )
-from tailrace.ports import Clock, Respond
+from tailrace.ports import Clock, Verbs
 
 log = logging.getLogger("tailrace.native")
 
@@ -70,27 +70,6 @@ class Limits(msgspec.Struct, frozen=True):
     connection_in_flight_bytes_max: int = 2 * 1024 * 1024
     idle_ms: int = 90_000
     drain_ms: int = 10_000
-
-
-class Gate(Protocol):
-    """See `broker.delivery.Gate`: whether a receiver has room."""
-
-    answered_us: dict[str, int]
-    fetches: dict[Any, None]
-
-    def blocked(self, resume: Callable[[], None]) -> bool: ...
-
-    def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool: ...
-
-    def release(self, nbytes: int) -> None: ...
-
-
-class Verbs(Protocol):
-    """The broker behind the listener."""
-
-    def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate) -> None: ...
-
-    def gather(self, gathering: bool, later: bool = False) -> None: ...
 
 
 class Listener:
