@@ -462,7 +462,7 @@ class LogStore(Protocol):
         ...
 
 
-class Coordinator(Protocol):
+class Registry(Protocol):
     """Keeps the catalog; on one node a file, in a cluster etcd."""
 
     def load(self) -> Catalog | None:

@@ -5,13 +5,13 @@ from typing import Any
 
 from tailrace.broker.engine import Engine
 from tailrace.broker.runtime.clock import ManualClock
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.core.model.commands import CreateTopic, Fetch, Publish, Reply, Request, TopicInfo
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import crc32c
-from tailrace.ports import Coordinator, LogStore
+from tailrace.ports import LogStore, Registry
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 
 
@@ -64,7 +64,7 @@ class HeldThreads:
 class HeldEngine:
     """A broker in hand: requests in, replies out, time as the test wants it."""
 
-    def __init__(self, store: LogStore | None = None, coordinator: Coordinator | None = None) -> None:
+    def __init__(self, store: LogStore | None = None, coordinator: Registry | None = None) -> None:
         self.clock = ManualClock()
         self.threads = HeldThreads()
         self.store = store if store is not None else MemoryStore()
@@ -131,7 +131,7 @@ class HeldEngine:
         partition = fields.pop("partition", 0)
         return self.submit(Publish(topic, partition, columns, crc32c(body), **fields), body)
 
-    def shard(self, topic: str = "t", partition: int = 0) -> Shard:
+    def shard(self, topic: str = "t", partition: int = 0) -> PartitionRuntime:
         """A partition at work."""
         return self.engine.topics.get(topic).shards[partition]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.core.model.group_commands import (
     DescribeGroup,
     GroupInfo,
@@ -68,5 +68,5 @@ class Members:
         return self.broker.ask(Lease("t", group, member, [(number, generation)]))
 
 
-def coordinators(group: Members) -> list[Shard]:
+def coordinators(group: Members) -> list[PartitionRuntime]:
     return group.broker.engine.coordinators.shards()

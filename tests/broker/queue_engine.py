@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.core.model.commands import Publish, Published, Reply
 from tailrace.core.model.group_commands import JoinGroup, Membership
-from tailrace.core.model.queue_commands import Ack, Grant, Lease, Leases, Nack, Reject, Settled
+from tailrace.core.model.queue_commands import Ack, Grant, Lease, Leases, Nack, RejectMessages, Settled
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tests.broker.held_engine import HeldEngine
@@ -84,7 +84,7 @@ class QueueEngine(HeldEngine):
     def reject(self, message: Got, group: str = "g", topic: str = "t", **fields: Any) -> None:
         """Send a message to the dead letters."""
         span = [message.offset, message.offset + 1]
-        reply = self.ask(Reject(topic, message.partition, group, message.lease, span, **fields))
+        reply = self.ask(RejectMessages(topic, message.partition, group, message.lease, span, **fields))
         assert reply == Settled(), reply
 
 

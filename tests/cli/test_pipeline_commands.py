@@ -14,7 +14,7 @@ from tailrace.cli.commands.pipeline import _print, told, words
 from tailrace.cli.output import Output
 from tailrace.errors import EDGES, Full, NotFound, TailraceError
 from tailrace.spark.pipelines import NAMES, CommonOptions, options_of, parse_options, pipeline
-from tailrace.spark.pipelines.progress import Standing
+from tailrace.spark.pipelines.progress import PipelineStanding
 from tests.cli.conftest import Broker, environment, invoke
 
 
@@ -210,9 +210,9 @@ def test_a_full_disk_below_a_pipeline_is_told_as_such(error: Exception) -> None:
 
 
 def test_words_of_progress() -> None:
-    assert words(Standing("reading [a]")) == "reading \\[a]"
-    assert words(Standing("reading", rows=1000)) == "reading, 1,000 rows"
-    standing = Standing("reading", rows=5, rows_expected=10, tasks=4, tasks_done=1)
+    assert words(PipelineStanding("reading [a]")) == "reading \\[a]"
+    assert words(PipelineStanding("reading", rows=1000)) == "reading, 1,000 rows"
+    standing = PipelineStanding("reading", rows=5, rows_expected=10, tasks=4, tasks_done=1)
     assert words(standing) == "reading, 5 of 10 rows, 1 of 4 tasks"
 
 

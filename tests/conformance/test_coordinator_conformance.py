@@ -1,4 +1,4 @@
-"""One suite for every `Coordinator`: what was saved last is loaded, whole, or the failure is told."""
+"""One suite for every `Registry`: what was saved last is loaded, whole, or the failure is told."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from tailrace.core.model.catalog import Catalog, TopicEntry
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format.frame import crc32c
-from tailrace.ports import Coordinator
+from tailrace.ports import Registry
 from tailrace.sim.sim_disk import Crash, SimDisk
 from tailrace.storage.disk import RealDisk
 
 
 @pytest.fixture(params=["file on a real disk", "file on a simulated disk", "memory"])
-def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Coordinator:
+def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Registry:
     if request.param == "memory":
         return MemoryCoordinator()
     return FileCoordinator(RealDisk(tmp_path) if "real" in request.param else SimDisk(1))
@@ -27,11 +27,11 @@ def catalog(count: int) -> Catalog:
     return Catalog({entry.name: entry for entry in entries}, count + 1, deleted=((9, 12),), sequence=count)
 
 
-def test_there_is_none_at_first(coordinator: Coordinator) -> None:
+def test_there_is_none_at_first(coordinator: Registry) -> None:
     assert coordinator.load() is None
 
 
-def test_the_catalog_as_last_saved_is_loaded(coordinator: Coordinator) -> None:
+def test_the_catalog_as_last_saved_is_loaded(coordinator: Registry) -> None:
     for count in (1, 40, 0, 3):
         coordinator.save(catalog(count))
         assert coordinator.load() == catalog(count)

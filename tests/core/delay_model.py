@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrace.core.delay.delay_queue import Timetable
-from tailrace.core.model.facts import Scheduled
+from tailrace.core.delay.delay_queue import DelayQueue
+from tailrace.core.model.facts import Delayed
 from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
 from tests.core.delivery_model import Letter
 
@@ -15,7 +15,7 @@ WAITS, CANCELLED, RELEASED = "waits", "cancelled", "released"
 
 
 @dataclass
-class Delayed:
+class WaitingRow:
     """One delayed message; `ref` is where it is stored."""
 
     letter: Letter
@@ -29,7 +29,7 @@ class DelayModel:
     """All of a partition."""
 
     def __init__(self) -> None:
-        self.rows: list[Delayed] = []
+        self.rows: list[WaitingRow] = []
         self._ids = 0
 
     def halves(self, count: int) -> tuple[list[bytes], np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]:
@@ -39,16 +39,16 @@ class DelayModel:
         pairs = [(int.from_bytes(one[:8], "big"), int.from_bytes(one[8:], "big")) for one in ids]
         return ids, np.array(pairs, np.uint64).reshape(-1, 2)
 
-    def schedule(self, fact: Scheduled, letters: list[Letter], ids: list[bytes], times: list[int]) -> None:
+    def schedule(self, fact: Delayed, letters: list[Letter], ids: list[bytes], times: list[int]) -> None:
         for row, (letter, name, time_us) in enumerate(zip(letters, ids, times, strict=True)):
-            self.rows.append(Delayed(letter, name, time_us, fact.entry << 20 | row))
+            self.rows.append(WaitingRow(letter, name, time_us, fact.entry << 20 | row))
 
-    def waiting(self) -> list[Delayed]:
+    def waiting(self) -> list[WaitingRow]:
         """In the order of their release."""
         rows = [row for row in self.rows if row.state == WAITS]
         return sorted(rows, key=lambda row: (row.deliver_at_us, row.ref))
 
-    def due(self, timetable: Timetable, now_us: int, limit: int) -> tuple[list[Delayed], int, int]:
+    def due(self, timetable: DelayQueue, now_us: int, limit: int) -> tuple[list[WaitingRow], int, int]:
         """What the partition says is due: exactly what is."""
         refs, until_us, until_ref = timetable.due(now_us, limit)
         rows = [row for row in self.waiting() if row.deliver_at_us <= now_us][:limit]
@@ -70,7 +70,7 @@ class DelayModel:
             else:
                 assert done, "a cancelled message was forgotten"
 
-    def check(self, timetable: Timetable) -> None:
+    def check(self, timetable: DelayQueue) -> None:
         rows = self.waiting()
         next_us = timetable.next_due_us()
         if rows:

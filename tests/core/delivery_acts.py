@@ -247,7 +247,9 @@ class DeliveryActs:
 
     def reject(self, group: str, member: str, offsets: str) -> list[str]:
         words = offsets.split()
-        return self._decide(wire.Reject("t", 0, group, self.receipt(group, member, words), flat(words)), [])
+        return self._decide(
+            wire.RejectMessages("t", 0, group, self.receipt(group, member, words), flat(words)), []
+        )
 
     def extend(self, group: str, member: str, until: str) -> list[str]:
         lease = [number for (_, who, _), number in self.receipts.items() if who == member][-1]
@@ -296,7 +298,7 @@ class DeliveryActs:
                 return f"{who} {'pauses' if fact.paused else 'goes on'}"
             case logged.OffsetsSettled():
                 return f"{who} settled {ranges(fact.spans)} without a lease"
-            case logged.Scheduled():
+            case logged.Delayed():
                 return f"scheduled {fact.view.count}"
             case logged.Released():
                 return "released them"

@@ -366,7 +366,7 @@ class DeliveryModel:
             if silent and (state.deliveries >= 3 or last):
                 self._set_apart(state, now_us)
 
-    def reject(self, command: wire.Reject, reply: Reply, now_us: int) -> None:
+    def reject(self, command: wire.RejectMessages, reply: Reply, now_us: int) -> None:
         mine, lost, either = self.sort_out(command.lease, numbers(command.spans), now_us)
         self._lost(reply, command.lease, lost, either)
         for offset in mine:

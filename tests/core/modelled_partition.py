@@ -15,7 +15,7 @@ from tailrace.core.model import internal_commands as inner
 from tailrace.core.model import queue_commands as wire
 from tailrace.core.model.commands import Done, Publish, Published, TrimTopic
 from tailrace.core.model.decision import Decision
-from tailrace.core.model.facts import Appended, Scheduled, Staged
+from tailrace.core.model.facts import Appended, Delayed, Staged
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import (
     HAS_DELIVER_AT,
@@ -199,7 +199,7 @@ class ModelledPartition:
         assert isinstance(decision.reply, Published), decision.reply
         assert (decision.reply.scheduled or []) == late
         for fact in decision.facts:
-            if isinstance(fact, Scheduled):
+            if isinstance(fact, Delayed):
                 self.delays.schedule(
                     fact,
                     [letters[row] for row in late],
@@ -232,7 +232,7 @@ class ModelledPartition:
         decision = self.decide(command)
         assert decision.reply == Done(), decision.reply
         for fact in decision.facts:
-            if isinstance(fact, Scheduled):
+            if isinstance(fact, Delayed):
                 assert fact.entry == self._entries() - len(parts)
                 rows = [(letters[row], ids[row], times[row]) for row in late]
                 self.delays.schedule(fact, *(list(column) for column in zip(*rows, strict=True)))
@@ -243,7 +243,7 @@ class ModelledPartition:
 
     def _entries(self) -> int:
         """How many frames with a body there are."""
-        return sum(isinstance(fact, Appended | Scheduled | Staged) for fact in self.facts)
+        return sum(isinstance(fact, Appended | Delayed | Staged) for fact in self.facts)
 
     def _grow(self, letters: list[Letter]) -> None:
         """Messages were appended that are not on the shelf yet."""
@@ -348,7 +348,7 @@ class ModelledPartition:
         self.after(decision)
 
     def reject(self, group: str, lease: int, spans: list[int]) -> None:
-        command = wire.Reject("t", 0, group, lease, spans)
+        command = wire.RejectMessages("t", 0, group, lease, spans)
         decision = self.decide(command)
         self.groups[group].reject(command, decision.reply, self.now_us)
         self.after(decision)

@@ -11,7 +11,7 @@ from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Columns
 from tailrace.core.selection.lane_queues import LAPSED_MAX
 from tailrace.core.selection.lanes import LANES, STRICT, WEIGHTED
-from tailrace.core.selection.row_selector import Pool, Selection, Want
+from tailrace.core.selection.row_selector import RowSelector, Selection, Want
 
 T0 = 1_700_000_000_000_000
 SECOND_US = 1_000_000
@@ -58,7 +58,7 @@ class World:
         self.here: set[int] = set()
         self.frame_of: list[int] = []
         self.now_us = T0
-        self.pool = Pool(policy)
+        self.pool = RowSelector(policy)
         self.pattern = STRICT if policy.priority_mode == "strict" else WEIGHTED
         self.position = 0
         self.loads = 0

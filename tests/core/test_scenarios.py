@@ -30,7 +30,7 @@ import pytest
 
 from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, Published, Reply, TrimTopic
 from tailrace.core.model.decision import Decision
-from tailrace.core.model.facts import Appended, ProducerAdvanced, ProducerClaimed, Scheduled, Staged, Trimmed
+from tailrace.core.model.facts import Appended, Delayed, ProducerAdvanced, ProducerClaimed, Staged, Trimmed
 from tailrace.core.model.identifiers import HAS_DELIVER_AT, HAS_EXPIRES_AT, HAS_PRIORITY, Refusal
 from tailrace.core.model.internal_commands import PublishBatch, Sweep
 from tailrace.core.model.topic_options import TopicOptions, parse_options
@@ -170,7 +170,7 @@ class Stage:
             if isinstance(fact, Appended):
                 kept = range(len(rows)) if self.decision.keep is None else self.decision.keep.tolist()
                 self.acts.appended([letters[row] for row in kept], [messages[row] for row in kept])
-            elif isinstance(fact, Scheduled):
+            elif isinstance(fact, Delayed):
                 late = range(len(rows)) if self.decision.late is None else self.decision.late.tolist()
                 waiting = [Waiting(messages[row], letters[row], deliver_at_us, ids[row]) for row in late]
                 self.acts.scheduled(fact.entry, waiting)
@@ -180,7 +180,7 @@ class Stage:
         decision = self.decision = self.acts.decided(command)
         for fact in decision.facts:
             self.partition.apply(fact)
-            self.entry += isinstance(fact, Appended | Scheduled | Staged)
+            self.entry += isinstance(fact, Appended | Delayed | Staged)
         self.facts += decision.facts
         self.partition.check()
         return [f"log:   {self.told(fact)}" for fact in decision.facts] + [

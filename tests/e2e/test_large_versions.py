@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.core.model.commands import CreateTopic
-from tailrace.core.model.queue_commands import DecideStaged, Stage, StagedDecision
+from tailrace.core.model.queue_commands import DecideStaged, StagedDecision, StageRows
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
-from tailrace.spark.link import Link
+from tailrace.spark.link import BrokerLink
 from tests.e2e.broker_process import BrokerProcess, eventually
 
 ROWS = 5_000
@@ -21,14 +21,14 @@ GROWTH_MB = 32
 """What the broker's own memory may grow by while it applies a hundred megabytes."""
 
 
-def stage(link: Link, attempt: str) -> DecideStaged:
+def stage(link: BrokerLink, attempt: str) -> DecideStaged:
     """A hundred megabytes; the request that decides them."""
     now_us = time.time_ns() // 1000
     ids = arrow.make_ids(ROWS, now_us // 1000, 1, 1)
     columns, body = arrow.encode([random.randbytes(200)] * ROWS, ids=ids, timestamps=now_us)
     crc, window = crc32c(body), []
     for number in range(BATCHES):
-        window.append(link.begin(Stage("t", 0, "w", attempt, columns, crc, number), body))
+        window.append(link.begin(StageRows("t", 0, "w", attempt, columns, crc, number), body))
         if len(window) == 8:
             window.pop(0).result()
     for answer in window:
@@ -40,7 +40,7 @@ def stage(link: Link, attempt: str) -> DecideStaged:
 @pytest.mark.timeout(240)
 def test_a_large_version_takes_little_memory(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data").start() as broker:
-        link = Link(broker.url, 120)
+        link = BrokerLink(broker.url, 120)
         link.ask(CreateTopic("t", {"partitions": 1}))
         request = stage(link, "x")
         before = broker.anonymous_mb()
@@ -62,7 +62,7 @@ def test_a_large_version_takes_little_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.3, 1.0])
 def test_a_large_version_is_whole_after_a_kill(tmp_path: Path, delay_s: float) -> None:
     with BrokerProcess(tmp_path / "data").start() as broker:
-        link = Link(broker.url, 120)
+        link = BrokerLink(broker.url, 120)
         link.ask(CreateTopic("t", {"partitions": 1}))
         request = stage(link, "x")
         decided = link.begin(request)

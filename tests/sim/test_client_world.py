@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, Turn
-from tailrace.client.publish.partition_flow import Batch, PartitionFlow
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, Turn
+from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.rpc.retries import Retries
 from tailrace.core.model.commands import Published
 from tailrace.format import frame
@@ -49,7 +49,7 @@ def _first_caught() -> int | None:
 def _identity_kept_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is given up in doubt, and the next one gets its number."""
 
-    def renumber(self: PartitionFlow, numbered: list[Batch]) -> None:
+    def renumber(self: PartitionFlow, numbered: list[PendingBatch]) -> None:
         waiting = [batch for batch in numbered if not batch.done]
         used = [batch.sequence for batch in numbered if batch.sequence is not None]
         self._next_sequence = min([*used, self._next_sequence - 1])
@@ -63,7 +63,7 @@ def _identity_kept_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
 def _resent_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = PartitionFlow._answered
 
-    def hasty(self: PartitionFlow, batch: Batch, reply: Any) -> None:
+    def hasty(self: PartitionFlow, batch: PendingBatch, reply: Any) -> None:
         answered(self, batch, reply)
         if self._recovering and self.flight:
             self._recover()
@@ -99,14 +99,14 @@ def _stored_ones_before_a_hole_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _certain_in_spite_of_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = Batch.settle
+    settle = PendingBatch.settle
 
-    def trusting(self: Batch, stored: Any, error: Any) -> None:
+    def trusting(self: PendingBatch, stored: Any, error: Any) -> None:
         if error is not None and error.code in ("fenced", "unavailable"):
             error.outcome = "none"
         settle(self, stored, error)
 
-    monkeypatch.setattr(Batch, "settle", trusting)
+    monkeypatch.setattr(PendingBatch, "settle", trusting)
 
 
 def _fenced_one_claims_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,21 +127,21 @@ def _fenced_one_claims_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Shard._write
+    write = PartitionRuntime._write
 
-    def early(self: Shard, turn: Turn) -> None:
+    def early(self: PartitionRuntime, turn: Turn) -> None:
         replies, turn.replies = turn.replies, []
         write(self, turn)
         for respond, reply in replies:
             respond(reply, NOTHING)
 
-    monkeypatch.setattr(Shard, "_write", early)
+    monkeypatch.setattr(PartitionRuntime, "_write", early)
 
 
 def _delivered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Shard._write
+    write = PartitionRuntime._write
 
-    def early(self: Shard, turn: Turn) -> None:
+    def early(self: PartitionRuntime, turn: Turn) -> None:
         for item in turn.frames:
             if item.header.kind == frame.DATA:
                 self.tail.push(item)
@@ -150,14 +150,14 @@ def _delivered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
         write(self, turn)
         del self.tail.__dict__["push"]
 
-    monkeypatch.setattr(Shard, "_write", early)
+    monkeypatch.setattr(PartitionRuntime, "_write", early)
 
 
 def _decided_on_what_is_not_stored_yet(wanted: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that need no write leave at once, although they speak of what is being written."""
-    turn = Shard.turn
+    turn = PartitionRuntime.turn
 
-    def eager(self: Shard, now_us: int) -> None:
+    def eager(self: PartitionRuntime, now_us: int) -> None:
         waiting = list(self._turns)
         known = {id(entry): len(entry.replies) for entry in waiting}
         turn(self, now_us)
@@ -169,7 +169,7 @@ def _decided_on_what_is_not_stored_yet(wanted: type, monkeypatch: pytest.MonkeyP
                 else:
                     entry.replies.append((respond, reply))
 
-    monkeypatch.setattr(Shard, "turn", eager)
+    monkeypatch.setattr(PartitionRuntime, "turn", eager)
 
 
 def _retry_answered_before_the_first_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +181,9 @@ def _refused_before_its_reason_is_stored(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _state_kept_after_a_failed_append(monkeypatch: pytest.MonkeyPatch) -> None:
-    reopen = Shard._reopen
+    reopen = PartitionRuntime._reopen
 
-    def keep(self: Shard) -> None:
+    def keep(self: PartitionRuntime) -> None:
         ahead = self.state
         adopt = self._adopt
 
@@ -194,16 +194,16 @@ def _state_kept_after_a_failed_append(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self, "_adopt", adopt_log_only)
         reopen(self)
 
-    monkeypatch.setattr(Shard, "_reopen", keep)
+    monkeypatch.setattr(PartitionRuntime, "_reopen", keep)
 
 
 def _failed_sync_said_to_be_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail = Shard.fail
+    fail = PartitionRuntime.fail
 
-    def certain(self: Shard, error: Exception, *, outcome: str | None = None) -> None:
+    def certain(self: PartitionRuntime, error: Exception, *, outcome: str | None = None) -> None:
         fail(self, error, outcome="none")
 
-    monkeypatch.setattr(Shard, "fail", certain)
+    monkeypatch.setattr(PartitionRuntime, "fail", certain)
 
 
 def _refusals_that_ask_for_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:

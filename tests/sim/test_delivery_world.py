@@ -13,21 +13,21 @@ import pytest
 
 from tailrace.broker.deadletter import dead_letter_batch, dead_letter_writer
 from tailrace.broker.runtime import frame_cache
-from tailrace.broker.runtime.maintenance import Upkeep
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.runtime.maintenance import Maintenance
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.core import partition
-from tailrace.core.collections.timing_wheel import WIDTH, Wheel
-from tailrace.core.delay.delay_queue import Timetable
+from tailrace.core.collections.timing_wheel import WIDTH, TimingWheel
+from tailrace.core.delay.delay_queue import DelayQueue
 from tailrace.core.model import facts
 from tailrace.core.model.decision import Decision
 from tailrace.core.model.identifiers import Columns, Refusal
 from tailrace.core.model.queue_commands import Ack, Settled
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.queue import lease_decision, ledger, settle_decision
-from tailrace.core.queue.group_queues import Queues
+from tailrace.core.queue.group_queues import GroupQueues
 from tailrace.core.queue.ledger import Ledger
-from tailrace.core.queue.settle_decision import Settlement
-from tailrace.core.selection.row_selector import Pool
+from tailrace.core.queue.settle_decision import SettleDecision
+from tailrace.core.selection.row_selector import RowSelector
 from tailrace.core.selection.selection_terms import Selection
 from tailrace.format.gathering import columns_of
 from tailrace.sim.actors.sim_clients import Violation
@@ -71,9 +71,9 @@ def _first_caught(**options: bool) -> int | None:
 
 def _settled_without_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one group settles is settled for all."""
-    apply = Queues.apply
+    apply = GroupQueues.apply
 
-    def for_all(self: Queues, fact: Any) -> None:
+    def for_all(self: GroupQueues, fact: Any) -> None:
         apply(self, fact)
         if isinstance(fact, facts.Acked):
             spans = sorted(
@@ -84,7 +84,7 @@ def _settled_without_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
                 if other.number != fact.group:
                     other.settle_offsets(facts.OffsetsSettled(other.number, flat, fact.time_us))
 
-    monkeypatch.setattr(Queues, "apply", for_all)
+    monkeypatch.setattr(GroupQueues, "apply", for_all)
 
 
 def _retry_never_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def _retry_never_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _expiry_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle_decision.Settlement, "expire", lambda self: ())
+    monkeypatch.setattr(settle_decision.SettleDecision, "expire", lambda self: ())
 
 
 def _expired_ones_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def _dying_removed_before_burial(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(self: Any, origin: Any, rows: Any) -> None:
         self._settle(origin, [row.offset for row in rows], "", [])
 
-    monkeypatch.setattr(dead_letter_writer._Funeral, "_begin", begin)
+    monkeypatch.setattr(dead_letter_writer._DyingMessages, "_begin", begin)
 
 
 def _dead_letters_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,29 +150,29 @@ def _dead_letters_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _delayed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = Timetable.schedule
+    schedule = DelayQueue.schedule
 
-    def hasty(self: Timetable, fact: facts.Scheduled) -> None:
+    def hasty(self: DelayQueue, fact: facts.Delayed) -> None:
         assert fact.view.deliver_at_us is not None
         view = msgspec.structs.replace(fact.view, deliver_at_us=fact.view.deliver_at_us - 90_000)
         schedule(self, msgspec.structs.replace(fact, view=view))
 
-    monkeypatch.setattr(Timetable, "schedule", hasty)
+    monkeypatch.setattr(DelayQueue, "schedule", hasty)
 
 
 def _delayed_forgotten_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Timetable, "load", lambda self, columns: None)
+    monkeypatch.setattr(DelayQueue, "load", lambda self, columns: None)
 
 
 def _cancel_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wheel, "cancel", lambda self, refs: np.empty((0, WIDTH), np.int64))
+    monkeypatch.setattr(TimingWheel, "cancel", lambda self, refs: np.empty((0, WIDTH), np.int64))
 
 
 def _lanes_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader of lanes passes over a message now and then, and never comes back to it."""
-    select = Pool.select
+    select = RowSelector.select
 
-    def skipping(self: Pool, *arguments: Any) -> Selection:
+    def skipping(self: RowSelector, *arguments: Any) -> Selection:
         chosen = select(self, *arguments)
         if len(chosen.offsets) > 2:
             self.acked([chosen.offsets[-1], chosen.offsets[-1] + 1])
@@ -180,13 +180,13 @@ def _lanes_skip(monkeypatch: pytest.MonkeyPatch) -> None:
             return msgspec.structs.replace(chosen, offsets=chosen.offsets[:-1], keys=keys)
         return chosen
 
-    monkeypatch.setattr(Pool, "select", skipping)
+    monkeypatch.setattr(RowSelector, "select", skipping)
 
 
 def _stale_receipts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    ack = settle_decision.Settlement.ack
+    ack = settle_decision.SettleDecision.ack
     monkeypatch.setattr(
-        settle_decision.Settlement,
+        settle_decision.SettleDecision,
         "ack",
         lambda self, command: msgspec.structs.replace(ack(self, command), reply=Settled()),
     )
@@ -245,10 +245,10 @@ def _giving_back_counts_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _never_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bury(self: settle_decision.Settlement, pieces: Any, known: Any, error: str, found: Any) -> Any:
+    def bury(self: settle_decision.SettleDecision, pieces: Any, known: Any, error: str, found: Any) -> Any:
         return pieces
 
-    monkeypatch.setattr(settle_decision.Settlement, "_bury", bury)
+    monkeypatch.setattr(settle_decision.SettleDecision, "_bury", bury)
 
 
 def _fence_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,14 +264,14 @@ def _endless(columns: Columns) -> Columns:
 
 
 def _state_kept_after_a_failed_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_fenced(self: Shard, refusal: Refusal) -> None:
+    def only_fenced(self: PartitionRuntime, refusal: Refusal) -> None:
         self.fault = self.fault or refusal
 
-    monkeypatch.setattr(Shard, "_step_down", only_fenced)
+    monkeypatch.setattr(PartitionRuntime, "_step_down", only_fenced)
 
 
 def _only_a_clean_stop_leaves_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Upkeep, "shorten_replay", lambda self: None)
+    monkeypatch.setattr(Maintenance, "shorten_replay", lambda self: None)
 
 
 def _durations_on_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def _absolute_times_on_the_partition_clock(monkeypatch: pytest.MonkeyPatch) -> N
 
 def _deliveries_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that kills its member each time is delivered for ever."""
-    monkeypatch.setattr(Settlement, "_wear_out", lambda self, pieces, error: [])
+    monkeypatch.setattr(SettleDecision, "_wear_out", lambda self, pieces, error: [])
 
 
 BUGS: list[Plant] = [

@@ -8,11 +8,11 @@ import pytest
 
 from tailrace.broker.queue import hunger
 from tailrace.broker.queue.hunger import Hunger
-from tailrace.broker.queue.lease_waiters import Wakeups
+from tailrace.broker.queue.lease_waiters import LeaseWaiters
 from tailrace.client.queue.delivery import LeasedRows
 from tailrace.client.queue.hand import Hand
-from tailrace.client.queue.lease_polls import Polls
-from tailrace.client.queue.lease_prefetch import Intake
+from tailrace.client.queue.lease_polls import LeasePolls
+from tailrace.client.queue.lease_prefetch import LeasePrefetch
 from tailrace.client.queue.pace import Pace
 from tailrace.core.model import facts
 from tailrace.core.model.group_commands import Place
@@ -67,7 +67,7 @@ def _one_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases by count, not by time, and never gives back."""
     monkeypatch.setattr(Pace, "ahead", lambda self: 2000)
     monkeypatch.setattr(Pace, "wanted", lambda self: 2000)
-    monkeypatch.setattr(Intake, "hungry", lambda self, places: None)
+    monkeypatch.setattr(LeasePrefetch, "hungry", lambda self, places: None)
 
 
 def _hunger_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +85,14 @@ def _given_back_messages_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _a_wake_up_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Now and then nobody is told of what became free."""
-    rouse, told = Wakeups._rouse, [0]
+    rouse, told = LeaseWaiters._rouse, [0]
 
-    def forgetful(self: Wakeups, group: str, many: int) -> None:
+    def forgetful(self: LeaseWaiters, group: str, many: int) -> None:
         told[0] += 1
         if told[0] % 4:
             rouse(self, group, many)
 
-    monkeypatch.setattr(Wakeups, "_rouse", forgetful)
+    monkeypatch.setattr(LeaseWaiters, "_rouse", forgetful)
 
 
 def _urgent_ones_wait_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def _urgent_ones_wait_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _urgent_ones_wait_at_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has enough in hand asks for nothing, urgent or not."""
-    monkeypatch.setattr(Polls, "_above", lambda self: (0, 0))
+    monkeypatch.setattr(LeasePolls, "_above", lambda self: (0, 0))
 
 
 def _messages_go_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +116,13 @@ def _messages_go_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hunger, "FIRST_US", 0)
     monkeypatch.setattr(hunger, "AGAIN_US", 1_000)
     monkeypatch.setattr(hunger, "HELD_MIN", 1)
-    monkeypatch.setattr(Polls, "be_modest", lambda self, count: None)
+    monkeypatch.setattr(LeasePolls, "be_modest", lambda self, count: None)
     monkeypatch.setattr(Pace, "ahead", lambda self: 50)
 
-    def all_of_it(self: Intake, places: set[Place]) -> None:
+    def all_of_it(self: LeasePrefetch, places: set[Place]) -> None:
         self.settlement.give_back(self._take_out(lambda rows: range(len(rows))))
 
-    monkeypatch.setattr(Intake, "hungry", all_of_it)
+    monkeypatch.setattr(LeasePrefetch, "hungry", all_of_it)
 
 
 def _order_lost_at_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:

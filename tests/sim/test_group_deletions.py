@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tailrace.broker.groups.deletion_carrier import Delisting
+from tailrace.broker.groups.deletion_carrier import DeletionCarrier
 from tailrace.core.model.catalog import Catalog
 from tailrace.core.model.commands import Done
 from tailrace.core.model.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
@@ -249,11 +249,11 @@ def test_a_group_whose_coordinator_is_missing_is_neither_unknown_nor_deleted() -
 
 
 def test_planted_absence_is_deletion_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def delist(self: Delisting) -> None:
+    def delist(self: DeletionCarrier) -> None:
         for name, shards in self.strangers().items():
             self.expel(name, shards, lambda reply, parts: None)
 
-    monkeypatch.setattr(Delisting, "report", delist)
+    monkeypatch.setattr(DeletionCarrier, "report", delist)
     with pytest.raises(AssertionError):
         test_an_older_catalog_without_the_topic_of_groups_deletes_no_group()
     with pytest.raises((AssertionError, KeyError)):
@@ -267,14 +267,14 @@ def test_planted_unknown_topics_are_deleted_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_planted_deletions_that_nobody_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Delisting, "carry_all", lambda self: None)
+    monkeypatch.setattr(DeletionCarrier, "carry_all", lambda self: None)
     with pytest.raises(AssertionError):
         cut_a_deletion_everywhere()
 
 
 def test_planted_names_without_ids_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailrace.core.groups.group_deletions import Deletions
+    from tailrace.core.groups.group_deletions import GroupDeletions
 
-    monkeypatch.setattr(Deletions, "ids", lambda self, group, place: [])
+    monkeypatch.setattr(GroupDeletions, "ids", lambda self, group, place: [])
     with pytest.raises(AssertionError):
         test_a_partition_that_was_away_forgets_the_deleted_group_and_not_the_next_of_its_name()

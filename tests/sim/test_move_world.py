@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.deadletter.dead_letter_verbs import Redriving
+from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
 from tailrace.broker.runtime.assurance import Assurance
 from tailrace.core.model.queue_commands import Reopen
 from tailrace.sim.actors.sim_clients import Violation
@@ -65,27 +65,27 @@ def _only_written(step: str) -> Plant:
 
 
 def _reopened_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    surely = Redriving._surely
+    surely = DeadLetterVerbs._surely
 
-    def hasty(self: Redriving, request: Any, body: Any, respond: Any, gate: Any) -> None:
+    def hasty(self: DeadLetterVerbs, request: Any, body: Any, respond: Any, gate: Any) -> None:
         if isinstance(request, Reopen):
             self._leasing.shard(request.topic, request.partition).submit(request, b"", respond)
         else:
             surely(self, request, body, respond, gate)
 
-    monkeypatch.setattr(Redriving, "_surely", hasty)
+    monkeypatch.setattr(DeadLetterVerbs, "_surely", hasty)
 
 
 def _letter_taken_off_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    surely = Redriving._surely
+    surely = DeadLetterVerbs._surely
 
-    def hasty(self: Redriving, request: Any, body: Any, respond: Any, gate: Any) -> None:
+    def hasty(self: DeadLetterVerbs, request: Any, body: Any, respond: Any, gate: Any) -> None:
         if isinstance(request, Reopen):
             surely(self, request, body, respond, gate)
         else:
             self._leasing.shard(request.topic, request.partition).submit(request, b"", respond)
 
-    monkeypatch.setattr(Redriving, "_surely", hasty)
+    monkeypatch.setattr(DeadLetterVerbs, "_surely", hasty)
 
 
 def _redrive_settles_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tailrace.broker.engine import Engine
 from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.runtime.clock import ManualClock
-from tailrace.broker.runtime.maintenance import Upkeep
+from tailrace.broker.runtime.maintenance import Maintenance
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.core.model.commands import Done, TrimTopic
 from tailrace.core.model.group_commands import CreateGroup, GroupInfo, PutSchedule
@@ -242,7 +242,7 @@ def test_without_assurances_a_move_is_torn(move: str, monkeypatch: pytest.Monkey
         cut_everywhere(move)
 
 
-def _freed_when_written(upkeep: Upkeep) -> None:
+def _freed_when_written(upkeep: Maintenance) -> None:
     """Planted: segments go when the record of the trim is written, not when a snapshot has it."""
     shard = upkeep._shard
     log, offset = shard.log, shard.state.start_offset
@@ -250,6 +250,6 @@ def _freed_when_written(upkeep: Upkeep) -> None:
 
 
 def test_a_trim_that_outlives_its_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Upkeep, "free", _freed_when_written)
+    monkeypatch.setattr(Maintenance, "free", _freed_when_written)
     with pytest.raises(AssertionError):
         cut_everywhere("trim")

@@ -68,7 +68,7 @@ def _unproven_tail_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _damage_cut_like_a_torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing_synced(*args: object) -> scan.Tail:
+    def nothing_synced(*args: object) -> scan.DamagedTail:
         return scan.look_behind(*args)._replace(synced=0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(opening, "look_behind", nothing_synced)

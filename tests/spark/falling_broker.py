@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.broker.staged import staged_apply
-from tailrace.broker.staged.staged_apply import RollForward
+from tailrace.broker.staged.staged_apply import StagedApply
 
 
 def fall_between(armed: Path) -> None:
     """From now on."""
-    confirmed = RollForward._confirmed
+    confirmed = StagedApply._confirmed
 
-    def falling(self: RollForward, roll: Any, place: Any) -> None:
+    def falling(self: StagedApply, roll: Any, place: Any) -> None:
         confirmed(self, roll, place)
         if roll.todo and armed.exists():
             pid = int(armed.read_text())
             armed.unlink()
             os.kill(pid or os.getpid(), signal.SIGKILL)
 
-    RollForward._confirmed = falling  # type: ignore[method-assign]
+    StagedApply._confirmed = falling  # type: ignore[method-assign]
     staged_apply.READ_BYTES_MAX = 0
 
 

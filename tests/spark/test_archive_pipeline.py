@@ -232,7 +232,7 @@ def test_driver_killed_while_it_fills_back(words, spark, broker, client, topic, 
 def test_two_runs_at_once(spark, client, topic, options, read, tmp_path):
     name = topic(partitions=2)
     published = publish_random(client, name, 300)
-    found: list[archive.Summary] = []
+    found: list[archive.ArchiveSummary] = []
 
     def run() -> None:
         found.append(archive.run(spark, options(name, rows_per_round=150), Progress()))

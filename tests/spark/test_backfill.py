@@ -17,7 +17,7 @@ from tailrace.errors import InvalidRequest
 from tailrace.spark.archives import manifest_name
 from tailrace.spark.manifests import newest_version, replace_file
 from tailrace.spark.pipelines import archive, backfill
-from tailrace.spark.pipelines.backfill import Chunk, chunk_rows, next_chunk, pause_s
+from tailrace.spark.pipelines.backfill import BackfillChunk, chunk_rows, next_chunk, pause_s
 from tailrace.spark.pipelines.progress import Progress, Stopped
 from tests.e2e.broker_process import BrokerProcess
 from tests.spark.random_messages import publish_random
@@ -48,7 +48,7 @@ class Halting(Progress):
 def test_chunks_cover_everything_once(spans, rows_max):
     starts = {part: start for part, (start, _) in enumerate(spans)}
     until = {part: start + length for part, (start, length) in enumerate(spans)}
-    chunk = Chunk(0, "w", "s", "t", 1, until, starts, starts, True)
+    chunk = BackfillChunk(0, "w", "s", "t", 1, until, starts, starts, True)
     seen: dict[int, list[int]] = {part: [] for part in starts}
     rows = 0
     while (following := next_chunk(chunk, rows_max)) is not None:
@@ -119,7 +119,7 @@ def test_archive_and_log_come_back(spark, broker, client, topic, read, tmp_path)
     assert (again.chunks, again.rows, again.rows_total, again.complete) == (0, 0, 400, True)
     # Killed behind the write and before the note: the version is written again, and that writes nothing.
     (state,) = tmp_path.rglob("backfill-*")
-    last = msgspec.json.decode(newest_version(state) or b"", type=Chunk)
+    last = msgspec.json.decode(newest_version(state) or b"", type=BackfillChunk)
     unwritten = msgspec.json.encode(msgspec.structs.replace(last, written=False))
     replace_file(state / manifest_name(last.version), unwritten)
     assert backfill.run(spark, options, Progress()).chunks == 1

@@ -16,7 +16,7 @@ import pytest
 from tailrace import sync
 from tailrace.errors import InvalidRequest, TailraceError
 from tailrace.format.tabular import POSITIONED
-from tailrace.spark.link import Link
+from tailrace.spark.link import BrokerLink
 from tailrace.spark.options import read_options
 from tailrace.spark.source.batch_reader import planned
 from tailrace.spark.source.data_source import DefaultSource
@@ -275,7 +275,7 @@ def test_bad_options_are_named_when_the_schema_is_asked_for(options, text):
 def test_what_only_the_broker_knows_is_named(read, broker, client, topic):
     name = topic(partitions=2)
     numbered(client, name, 10)
-    link = Link(broker.url, 10.0)
+    link = BrokerLink(broker.url, 10.0)
     for options, text in (
         ({"topic": f"{name},nowhere"}, "no topic 'nowhere'"),
         ({"topic_pattern": "nowhere"}, "topic_pattern: .*'nowhere'"),

@@ -13,7 +13,7 @@ import pytest
 from tailrace import sync
 from tailrace.core.model.commands import LATEST
 from tailrace.errors import NotFound, TailraceError, Timeout, Unavailable
-from tailrace.spark.link import Link
+from tailrace.spark.link import BrokerLink
 from tailrace.spark.source import slice_frames as fetching
 from tailrace.spark.source.row_batches import row_batches
 from tailrace.spark.source.slice_frames import frames_of
@@ -24,8 +24,8 @@ VALUE = b"x" * 300
 
 
 @pytest.fixture
-def link(broker: BrokerProcess) -> Iterator[Link]:
-    made = Link(broker.url, 10.0)
+def link(broker: BrokerProcess) -> Iterator[BrokerLink]:
+    made = BrokerLink(broker.url, 10.0)
     yield made
     made.close()
 
@@ -38,7 +38,7 @@ def fill(client: sync.Client, topic: str, rounds: int = 20, rows: int = 500) -> 
     return rounds * rows
 
 
-def offsets(link: Link, part: Slice, *, strict: bool = True) -> list[int]:
+def offsets(link: BrokerLink, part: Slice, *, strict: bool = True) -> list[int]:
     found: list[int] = []
     for batch in row_batches(frames_of(link, part, fail_on_data_loss=strict), part, ["offset", "value"]):
         assert set(batch.column(1).to_pylist()) == {VALUE}
@@ -101,7 +101,7 @@ def test_a_topic_that_is_gone_is_named(link, client, topic):
 def test_an_unreachable_broker_is_named_in_time():
     started = time.monotonic()
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
-        Link("tailrace://127.0.0.1:9", 1.0)
+        BrokerLink("tailrace://127.0.0.1:9", 1.0)
     assert time.monotonic() - started < 5
 
 
@@ -112,7 +112,7 @@ def test_a_broker_that_dies_is_waited_for_and_then_named(own_broker, monkeypatch
         end = fill(client, "t")
     own_broker.stop()
     own_broker.start()
-    link = Link(own_broker.url, 30.0)
+    link = BrokerLink(own_broker.url, 30.0)
     part = Slice("t", 0, 0, end)
     batches = row_batches(frames_of(link, part), part, ["offset"])
     rows = next(batches).num_rows

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tailrace import sync
-from tailrace.spark.pipelines.progress import Progress, Standing, Stopped, Supervisor
+from tailrace.spark.pipelines.progress import PipelineStanding, Progress, Stopped, Supervisor
 from tests.cli.conftest import invoke
 from tests.e2e.broker_process import SRC, BrokerProcess
 from tests.spark import process_tree
@@ -50,9 +50,9 @@ def test_another_round_is_waited_for() -> None:
 
 
 def test_jobs_are_counted_and_cancelled(spark: Any) -> None:
-    seen: list[Standing] = []
+    seen: list[PipelineStanding] = []
 
-    def show(standing: Standing) -> None:
+    def show(standing: PipelineStanding) -> None:
         if standing.tasks:
             seen.append(standing)
             progress.stop()

@@ -209,7 +209,7 @@ def test_a_table_grows_with_its_events(
     publish(client, events, range(20, 25), partition=2)
     second = project.run(spark, wanted, Progress())
     assert (second.version, second.events, second.rows) == (2, 5, 25)
-    assert second.positions[2] == project.Reached(events, 2, 5)
+    assert second.positions[2] == project.ResultReach(events, 2, 5)
     rows = project.table(spark, "grown").collect()
     assert sorted(row["n"] for row in rows) == [2 * n for n in range(25)]
     with pytest.raises(InvalidRequest, match="made by 'views_of_test:numbers', not by 'views_of_test:other'"):

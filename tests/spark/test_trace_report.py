@@ -18,10 +18,10 @@ from tailrace.spark.pipelines.trace_report import (
     STAGES,
     Bar,
     Cause,
-    Consumer,
+    ConsumerTimes,
     Moment,
     Report,
-    Stage,
+    StageTimes,
     StuckKey,
     bucket_low_ms,
     in_order,
@@ -30,8 +30,8 @@ from tailrace.spark.pipelines.trace_report import (
 )
 
 
-def consumer(member: str, p95_ms: float, group: str = "g") -> Consumer:
-    return Consumer(group, member, 10, 10, 0, 0, 0, p95_ms / 2, p95_ms, p95_ms)
+def consumer(member: str, p95_ms: float, group: str = "g") -> ConsumerTimes:
+    return ConsumerTimes(group, member, 10, 10, 0, 0, 0, p95_ms / 2, p95_ms, p95_ms)
 
 
 def report(**fields: Any) -> Report:
@@ -41,7 +41,7 @@ def report(**fields: Any) -> Report:
         "span": "a while",
         "events": 3,
         "messages": 1,
-        "stages": [Stage("g", STAGES[1], 1, 1.5, 1.0, 2.0, 3.0, 4.0, 1234.5)],
+        "stages": [StageTimes("g", STAGES[1], 1, 1.5, 1.0, 2.0, 3.0, 4.0, 1234.5)],
         "bars": [Bar("g", STAGES[1], at, at + 2) for at in range(-1, 20, 4)],
         "moments": [Moment(1000.0 + at, at, 5, 1) for at in range(10)],
         "causes": [Cause("g", "nacked", "boom #", 3, 2, "orders/0/7")],
@@ -131,7 +131,9 @@ def test_who_is_slow() -> None:
 
 
 def test_stages_come_in_the_order_of_a_life() -> None:
-    found = in_order(Stage(group, stage, 1, 1, 1, 1, 1, 1, 1) for stage in sorted(STAGES) for group in "ba")
+    found = in_order(
+        StageTimes(group, stage, 1, 1, 1, 1, 1, 1, 1) for stage in sorted(STAGES) for group in "ba"
+    )
     assert [(one.group, one.stage) for one in found] == [(group, stage) for group in "ab" for stage in STAGES]
 
 

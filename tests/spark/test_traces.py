@@ -134,7 +134,7 @@ def check_groups(rows: list[dict[str, Any]], name: str) -> None:
     assert lags[f"{name}-{BAD}"] > 0
 
 
-def check_summary(summary: traces.Summary, name: str) -> None:
+def check_summary(summary: traces.TraceSummary, name: str) -> None:
     assert summary.messages == MESSAGES
     stages = {(stage.group, stage.stage): stage for stage in summary.stages}
     assert stages["", "published_to_appended"].count == MESSAGES
@@ -150,7 +150,7 @@ def check_summary(summary: traces.Summary, name: str) -> None:
     assert stuck.error.startswith("no stock for ")
 
 
-def check_files(summary: traces.Summary, out: Path) -> None:
+def check_files(summary: traces.TraceSummary, out: Path) -> None:
     journeys = pq.read_table(Path(summary.folder) / "journeys").to_pylist()
     outcomes = Counter(row["outcome"] for row in journeys if row["group"].endswith(GOOD))
     assert outcomes == {"acked": MESSAGES}

@@ -16,10 +16,10 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from tailrace import sync
 from tailrace.core.model.identifiers import partition_of
-from tailrace.core.model.queue_commands import Stage
+from tailrace.core.model.queue_commands import StageRows
 from tailrace.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from tailrace.format.tabular import POSITIONED
-from tailrace.spark.link import Answer, Link
+from tailrace.spark.link import Answer, BrokerLink
 from tailrace.spark.options import WriteOptions
 from tailrace.spark.sink.message_columns import message_columns
 from tailrace.spark.sink.staged_tasks import PlaceStaged, TaskStaged, abort_places, stage_task
@@ -51,19 +51,21 @@ def table(client: sync.Client, topic: str) -> pa.Table:
 
 
 @pytest.fixture
-def link(broker: BrokerProcess) -> Iterator[Link]:
-    made = Link(broker.url, 20)
+def link(broker: BrokerProcess) -> Iterator[BrokerLink]:
+    made = BrokerLink(broker.url, 20)
     yield made
     made.close()
 
 
-def staged(link: Link, topic: str, writer: str, version: int, task: int, rows: list[bytes]) -> TaskStaged:
+def staged(
+    link: BrokerLink, topic: str, writer: str, version: int, task: int, rows: list[bytes]
+) -> TaskStaged:
     columns = message_columns({"value": "binary"}, topic, False)
     batch = pa.record_batch({"value": pa.array(rows, pa.binary())})
     return stage_task(link, columns, [batch], writer, version, (task, 0))
 
 
-def test_only_what_is_decided_is_there(link: Link, client: sync.Client, topic: MakeTopic) -> None:
+def test_only_what_is_decided_is_there(link: BrokerLink, client: sync.Client, topic: MakeTopic) -> None:
     name, writer = topic(partitions=1), "w1"
     rows = {task: [b"%d-%d" % (task, row) for row in range(3)] for task in range(5)}
     loser = staged(link, name, writer, 1, 0, [b"x", b"y"])
@@ -81,7 +83,7 @@ def test_only_what_is_decided_is_there(link: Link, client: sync.Client, topic: M
     assert [message.value for message in read(client, name)] == written
 
 
-def test_what_was_aborted_cannot_be_decided(link: Link, client: sync.Client, topic: MakeTopic) -> None:
+def test_what_was_aborted_cannot_be_decided(link: BrokerLink, client: sync.Client, topic: MakeTopic) -> None:
     name = topic(partitions=1)
     task = staged(link, name, "w2", 0, 0, [b"x"])
     abort_places(link, "w2", task.targets)
@@ -90,7 +92,7 @@ def test_what_was_aborted_cannot_be_decided(link: Link, client: sync.Client, top
     assert read(client, name) == []
 
 
-def test_a_message_tells_what_was_staged(link: Link, topic: MakeTopic) -> None:
+def test_a_message_tells_what_was_staged(link: BrokerLink, topic: MakeTopic) -> None:
     name = topic(partitions=4)
     keyed = pa.table({"value": [b"v"] * 100, "key": [b"%d" % row for row in range(100)]})
     columns = message_columns({"value": "binary", "key": "binary"}, name, False)
@@ -107,16 +109,16 @@ def test_a_message_tells_what_was_staged(link: Link, topic: MakeTopic) -> None:
     )
 
 
-class LateLink(Link):
+class LateLink(BrokerLink):
     """Of each partition, the second batch arrives behind those that are sent later."""
 
     def begin(self, request: Any, body: Any = b"") -> Future[Answer]:
-        if isinstance(request, Stage) and request.number == 1 and request.partition not in self.late:
+        if isinstance(request, StageRows) and request.number == 1 and request.partition not in self.late:
             held: Future[Answer] = Future()
             self.late[request.partition] = held, request, body
             return held
         begun = super().begin(request, body)
-        if isinstance(request, Stage) and request.number == 4:
+        if isinstance(request, StageRows) and request.number == 4:
             begun.exception(20)
             held, *sent = self.late[request.partition]
             super().begin(*sent).add_done_callback(lambda done: held.set_result(done.result()))
@@ -142,7 +144,7 @@ def test_batches_that_overtake_each_other(
 def test_a_broker_that_is_killed_while_rows_are_staged(own_broker: BrokerProcess) -> None:
     with sync.connect(own_broker.url) as client:
         client.admin().create_topic("t", partitions=3)
-    link = Link(own_broker.url, 20)
+    link = BrokerLink(own_broker.url, 20)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number in range(12):
@@ -168,7 +170,7 @@ def test_a_broker_that_goes_away_is_an_error_in_time(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data").start() as broker:
         with sync.connect(broker.url) as client:
             client.admin().create_topic("t", partitions=1)
-        link = Link(broker.url, 1)
+        link = BrokerLink(broker.url, 1)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield pa.record_batch({"value": [bytes(900_000)] * 3})
@@ -186,7 +188,7 @@ def places(count: int) -> list[PlaceStaged]:
     return [PlaceStaged("t", partition, 1, 1, 0) for partition in range(count)]
 
 
-def test_too_many_places_for_one_decision(link: Link) -> None:
+def test_too_many_places_for_one_decision(link: BrokerLink) -> None:
     tasks = [TaskStaged("w", 0, task, f"0-{task}-0-abcdef00", places(100)) for task in range(1000)]
     with pytest.raises(TooLarge, match=r"1000 tasks write to 100000 places .* df.coalesce\(500\)"):
         decide(link, "w", 0, tasks)

@@ -11,28 +11,28 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tailrace.broker.deadletter.dead_letter_verbs import Redriving
-from tailrace.broker.deadletter.dead_letter_writer import Burial
-from tailrace.broker.delay.delay_verbs import Delays
+from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
+from tailrace.broker.deadletter.dead_letter_writer import DeadLetterWriter
+from tailrace.broker.delay.delay_verbs import DelayVerbs
 from tailrace.broker.gateway import Gateway, VerbPart
-from tailrace.broker.groups.cron_runner import Cron
-from tailrace.broker.groups.group_directory import Coordinators
+from tailrace.broker.groups.cron_runner import CronRunner
+from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.groups.group_reports import GroupReports, stats_of_all
-from tailrace.broker.groups.group_verbs import Coordination
+from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.metrics import Metrics, Strays
-from tailrace.broker.queue.key_reads import KeyReading
-from tailrace.broker.queue.lease_verbs import Leasing
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.queue.key_reads import KeyReads
+from tailrace.broker.queue.lease_verbs import LeaseVerbs
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.replay_debt import ReplayBounds, due
-from tailrace.broker.staged.staged_verbs import StagedWrites
+from tailrace.broker.staged.staged_verbs import StagedVerbs
 from tailrace.broker.topics import Topics, kept_text
-from tailrace.broker.trace.fact_reads import FactReading
-from tailrace.broker.trace.trace_verbs import Tracing
+from tailrace.broker.trace.fact_reads import FactReads
+from tailrace.broker.trace.trace_verbs import TraceVerbs
 from tailrace.broker.upkeep.loss_acceptance import LossAcceptance
-from tailrace.broker.upkeep.scrub_runner import Scrubbing
+from tailrace.broker.upkeep.scrub_runner import ScrubRunner
 from tailrace.broker.upkeep.space_watch import SpaceWatch
-from tailrace.ports import Clock, Coordinator, LogStats, LogStore, SpaceGauge, Threads
+from tailrace.ports import Clock, LogStats, LogStore, Registry, SpaceGauge, Threads
 
 log = logging.getLogger("tailrace.engine")
 
@@ -50,7 +50,7 @@ class Engine:
         clock: Clock,
         threads: Threads,
         stores: dict[str, LogStore],
-        coordinator: Coordinator,
+        coordinator: Registry,
         *,
         wake: Callable[[], None] = lambda: None,
         arm: Callable[[int], None] = lambda due_us: None,
@@ -69,24 +69,24 @@ class Engine:
         self.space = SpaceWatch(self.pump, self.metrics, gauge, free_bytes_low, self._give_back)
         self.stores = stores
         self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
-        self.leasing = Leasing(self.topics, self.pump, self.metrics, entropy)
-        self.burial = Burial(self.topics, self.pump, self.metrics)
+        self.leasing = LeaseVerbs(self.topics, self.pump, self.metrics, entropy)
+        self.burial = DeadLetterWriter(self.topics, self.pump, self.metrics)
         self.topics.opened = self._opened
-        self.coordinators = Coordinators(self.topics)
-        self.staged_writes = StagedWrites(self.topics, self.pump, self.coordinators)
-        self.coordination = Coordination(self.topics, self.pump, self.coordinators)
+        self.coordinators = GroupDirectory(self.topics)
+        self.staged_writes = StagedVerbs(self.topics, self.pump, self.coordinators)
+        self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators)
         self.topics.changed = self.coordination.topic_changed
         self.coordination.granting.evicted = self.leasing.evict
         self.leasing.hunger.tell = self.coordination.seats.hungry
         reports = GroupReports(self.topics, self.pump, self.coordination)
-        self.cron = Cron(self.topics, self.pump, self.coordinators)
+        self.cron = CronRunner(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
-        parts += [Delays(self.topics, self.pump), Redriving(self.topics, self.leasing)]
+        parts += [DelayVerbs(self.topics, self.pump), DeadLetterVerbs(self.topics, self.leasing)]
         store = stores[self.topics.storage()]
-        self.scrubbing = Scrubbing(self.topics, self.pump, store, self.metrics, scrub_period_us)
+        self.scrubbing = ScrubRunner(self.topics, self.pump, store, self.metrics, scrub_period_us)
         parts += [LossAcceptance(self.topics), self.scrubbing]
-        self.key_reading = KeyReading(self.topics, self.pump, self.metrics)
-        parts += [Tracing(self.topics, self.pump), FactReading(self.topics, self.pump), self.key_reading]
+        self.key_reading = KeyReads(self.topics, self.pump, self.metrics)
+        parts += [TraceVerbs(self.topics, self.pump), FactReads(self.topics, self.pump), self.key_reading]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, self.space, parts)
         self.topics.trouble = lambda: self.space.trouble
 
@@ -114,14 +114,14 @@ class Engine:
         self.scrubbing.start()
         self.key_reading.warm()
 
-    def _opened(self, shard: Shard) -> None:
+    def _opened(self, shard: PartitionRuntime) -> None:
         shard.buries = self.burial.take_up
         shard.reopened = self._reopened
         shard.overslept = self.leasing.overslept
         shard.credit = self.leasing.credit
         shard.start()
 
-    def _reopened(self, shard: Shard) -> None:
+    def _reopened(self, shard: PartitionRuntime) -> None:
         self.coordination.reopened(shard)
         if not shard.machine.delivers:
             self.cron.start()

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.fetch_request import FetchJob, OpenGate
+from tailrace.broker.queue.fetch_request import FetchRequest, OpenGate
 from tailrace.broker.queue.time_lookup import locate
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import TopicHost, Topics
 from tailrace.broker.upkeep.space_watch import SpaceWatch
@@ -38,7 +38,7 @@ from tailrace.core.model.commands import (
 )
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import PublishBatch
-from tailrace.core.model.queue_commands import Stage
+from tailrace.core.model.queue_commands import StageRows
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
@@ -49,7 +49,7 @@ log = logging.getLogger("tailrace.gateway")
 FETCH_PARTITIONS_MAX = 10_000
 
 
-_TAKES_SPACE = frozenset((Publish, Stage, CreateTopic))
+_TAKES_SPACE = frozenset((Publish, StageRows, CreateTopic))
 """Refused while the disk is full."""
 
 
@@ -70,7 +70,7 @@ class Gateway:
         self._metrics = metrics
         self._closing = False
         self._gate = OpenGate()
-        self._jobs: dict[FetchJob, None] = {}
+        self._jobs: dict[FetchRequest, None] = {}
         verbs: dict[type[Any], Verb] = {
             Ping: self._ping,
             Publish: self._publish,
@@ -113,7 +113,7 @@ class Gateway:
         for job in list(self._jobs):
             job.expire(0)
 
-    def _shard(self, topic: str, partition: int) -> Shard:
+    def _shard(self, topic: str, partition: int) -> PartitionRuntime:
         shards = self._topics.get(topic).shards
         if not 0 <= partition < len(shards):
             raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
@@ -149,11 +149,13 @@ class Gateway:
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
         shards = [self._shard(request.topic, partition) for partition, _ in request.positions]
-        job = FetchJob(request, shards, self._pump, self._metrics, gate, self._counted(respond), self._over)
+        job = FetchRequest(
+            request, shards, self._pump, self._metrics, gate, self._counted(respond), self._over
+        )
         self._jobs[job] = None
         job.start()
 
-    def _over(self, job: FetchJob) -> None:
+    def _over(self, job: FetchRequest) -> None:
         self._jobs.pop(job, None)
 
     def _find(self, request: FindOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:

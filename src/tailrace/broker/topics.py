@@ -12,7 +12,7 @@ import msgspec
 from tailrace.broker.delay.delay_release import NEAR_BYTES, NEAR_BYTES_TOTAL
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.runtime.frame_cache import COLD_BYTES_TOTAL
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.state_machines import COORDINATOR, DATA_PARTITION
 from tailrace.core.model import catalog as core
@@ -21,7 +21,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_topic import TOPIC as GROUPS
 from tailrace.core.model.inventory import Kept, Step, TopicCard, take_stock
 from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault
-from tailrace.ports import Coordinator, LogStore, Respond, TopicFolders
+from tailrace.ports import LogStore, Registry, Respond, TopicFolders
 
 log = logging.getLogger("tailrace.topics")
 TopicChange = CreateTopic | AlterTopic | DeleteTopic
@@ -40,7 +40,7 @@ class TopicHost(msgspec.Struct):
     """A topic at work."""
 
     info: core.TopicEntry
-    shards: list[Shard]
+    shards: list[PartitionRuntime]
 
 
 class Making(msgspec.Struct):
@@ -51,7 +51,7 @@ class Making(msgspec.Struct):
     request: TopicChange
     respond: Respond
     internal: bool
-    shards: list[Shard] = []
+    shards: list[PartitionRuntime] = []
 
 
 class Topics:
@@ -62,7 +62,7 @@ class Topics:
     def __init__(
         self,
         stores: dict[str, LogStore],
-        coordinator: Coordinator,
+        coordinator: Registry,
         pump: Pump,
         metrics: Metrics,
         *,
@@ -80,11 +80,11 @@ class Topics:
         """Partitions among which memory is shared, rounded up."""
         self._alone = 0
         """So many of the next changes are made each by itself."""
-        self._retired: list[Shard] = []
+        self._retired: list[PartitionRuntime] = []
         self.catalog = core.Catalog()
         self.kept: list[Kept] = []
         """Folders that neither the catalog nor an intent explains: nobody touches them."""
-        self.opened: Callable[[Shard], None] = lambda shard: None
+        self.opened: Callable[[PartitionRuntime], None] = lambda shard: None
         """Called for every partition that is added while the broker runs."""
         self.trouble: Callable[[], str | None] = lambda: None
         """What is wrong with the node as a whole, and so with every partition."""
@@ -159,18 +159,20 @@ class Topics:
             folders.intend(TopicCard(entry, self.catalog.sequence))
             folders.confirm(step.folder)
 
-    def _shard(self, entry: core.TopicEntry, partition: int, *, known: bool) -> Shard:
+    def _shard(self, entry: core.TopicEntry, partition: int, *, known: bool) -> PartitionRuntime:
         store = self._stores[entry.options.storage]
         name = f"{entry.folder}/{partition}"
         machine = COORDINATOR if entry.name == GROUPS else DATA_PARTITION
-        shard = Shard(name, entry.name, entry.options, self._pump, store, self._metrics, machine, known=known)
+        shard = PartitionRuntime(
+            name, entry.name, entry.options, self._pump, store, self._metrics, machine, known=known
+        )
         if shard.fault is not None:
             log.error("%s/%d is quarantined: %s", entry.name, partition, shard.fault.message)
         elif shard.cut_bytes:
             log.warning("%s/%d: cut a torn tail of %d bytes", entry.name, partition, shard.cut_bytes)
         return shard
 
-    def _share_tails(self, new: Iterable[Shard] = ()) -> None:
+    def _share_tails(self, new: Iterable[PartitionRuntime] = ()) -> None:
         """Give every partition its share of memory, or only the new ones, as long as that is the same: shares
         change with every sixteenth of the partitions, so that making many topics does not look at all of them
         each time."""
@@ -184,7 +186,7 @@ class Topics:
                 shard.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // shares)
         self._shares = shares
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Iterator[PartitionRuntime]:
         """Every partition of this node."""
         for host in self._hosts.values():
             yield from host.shards
@@ -420,7 +422,7 @@ class Topics:
         self._changes.extendleft((each.request, each.respond, each.internal) for each in reversed(made))
         self._alone = len(made)
 
-    def _install(self, entry: core.TopicEntry, request: Change, shards: list[Shard]) -> Reply:
+    def _install(self, entry: core.TopicEntry, request: Change, shards: list[PartitionRuntime]) -> Reply:
         host = self._hosts.get(entry.name)
         if isinstance(request, DeleteTopic):
             assert host is not None

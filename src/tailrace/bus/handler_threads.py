@@ -21,7 +21,7 @@ SPARE = 64
 Run = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
 
-class Threads:
+class HandlerThreads:
     """The threads of one running bus."""
 
     def __init__(self, count: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tailrace.bus.envelope import Batch, BlockingMessage, Message
-from tailrace.bus.handler_threads import Run, Threads
+from tailrace.bus.handler_threads import HandlerThreads, Run
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, Outcome, outcome_of
 from tailrace.client.queue.handler_verdicts import delay_of, described
 from tailrace.client.queue.threaded_handlers import is_async
@@ -60,7 +60,7 @@ class Caller:
 
     def __init__(self, middlewares: Sequence[Middleware], threads: int) -> None:
         self._middlewares = middlewares
-        self._threads = Threads(threads)
+        self._threads = HandlerThreads(threads)
         self._limits: dict[Handler, asyncio.Semaphore] = {}
 
     def close(self) -> None:

@@ -24,31 +24,31 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.collections.hash_table import Buffer
-from tailrace.core.delay.delay_queue import Timetable
+from tailrace.core.delay.delay_queue import DelayQueue
 from tailrace.core.lost_offsets import LostOffsets
 from tailrace.core.model.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import (
     Appended,
+    Delayed,
     Fact,
     MessagesLost,
     ProducerAdvanced,
     ProducerClaimed,
-    Scheduled,
     Stored,
     Trimmed,
 )
-from tailrace.core.model.identifiers import AtHand, BatchView, Columns, Refusal
+from tailrace.core.model.identifiers import BatchView, CachedFrames, Columns, Refusal
 from tailrace.core.model.internal_commands import PublishBatch, RecordLoss, Sweep
 from tailrace.core.model.topic_options import TopicOptions
-from tailrace.core.publish.capacity import Ring
+from tailrace.core.publish.capacity import Capacity
 from tailrace.core.publish.dedup import DedupWindow, Filtered
 from tailrace.core.publish.key_index import KeyIndex
 from tailrace.core.publish.producers import BatchResult, Producers
 from tailrace.core.publish.publish_rules import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
-from tailrace.core.queue.group_queues import Queues
+from tailrace.core.queue.group_queues import GroupQueues
 from tailrace.core.salvage import salvage
-from tailrace.core.staged.staged_batches import Staging
+from tailrace.core.staged.staged_batches import StagedBatches
 from tailrace.errors import Corrupt, Fenced, InvalidRequest, SequenceConflict
 
 SNAPSHOT_VERSION = 1
@@ -86,14 +86,14 @@ class Partition:
         self.producers = Producers()
         self.dedup = DedupWindow(options.dedup_window_ms, options.dedup_max)
         self.keys = KeyIndex(options.key_index_max) if options.key_index else None
-        self.at_hand: AtHand = _NothingAtHand()
+        self.at_hand: CachedFrames = _NothingAtHand()
         """Set by the shell: the frames that decisions about delivery may look at."""
         self.next_entry = 0
         """Set by the shell before each decision: the index that the next frame with a body will have."""
-        self.queues = Queues(self)
-        self.timetable = Timetable(self)
-        self.staging = Staging(self)
-        self.ring = Ring(self)
+        self.queues = GroupQueues(self)
+        self.timetable = DelayQueue(self)
+        self.staging = StagedBatches(self)
+        self.ring = Capacity(self)
         self.lost = LostOffsets(self)
         self._decide: dict[type, Callable[[Any, int, int], Decision]] = {
             PublishBatch: lambda *asked: self.ring.admit(self._publish(*asked)),
@@ -104,7 +104,7 @@ class Partition:
         }
         self._apply: dict[type, Callable[[Any], None]] = {
             Appended: self._appended,
-            Scheduled: self._scheduled,
+            Delayed: self._scheduled,
             ProducerClaimed: self._producer_claimed,
             ProducerAdvanced: self._producer_advanced,
             Trimmed: self._trimmed,
@@ -175,11 +175,11 @@ class Partition:
         rows = np.arange(view.count) if keep is None else keep
         waiting = rows[late].tolist()
         if late.all():
-            scheduled = Scheduled(self.next_entry, view, time_us, *producer, wall_us=wall_us)
+            scheduled = Delayed(self.next_entry, view, time_us, *producer, wall_us=wall_us)
             return Decision((scheduled,), Published(-1, time_us, duplicates, waiting), late=keep)
         # The first frame of the group is the scheduled one; the producer's sequence counts once.
         waits, goes = (view.take(np.flatnonzero(rows)) for rows in (late, ~late))
-        scheduled = Scheduled(self.next_entry, waits, time_us, wall_us=wall_us)
+        scheduled = Delayed(self.next_entry, waits, time_us, wall_us=wall_us)
         appended = Appended(self.end_offset, goes, time_us, *producer, wall_us=wall_us)
         reply = Published(self.end_offset, time_us, duplicates, waiting)
         return Decision((scheduled, appended), reply, keep=rows[~late], late=rows[late])
@@ -299,7 +299,7 @@ class Partition:
         self.queues.appended(fact)
         self.ring.appended(self.end_offset, view.nbytes)
 
-    def _scheduled(self, fact: Scheduled) -> None:
+    def _scheduled(self, fact: Delayed) -> None:
         assert fact.append_time_us >= self.append_time_us, "append time goes back"
         if fact.producer_id:
             wall_us = fact.wall_us or fact.append_time_us

@@ -36,7 +36,7 @@ def salvage(partition: Partition, fact: Any) -> None:
     kind = type(fact)
     if kind in _UNDER_WAY:
         return
-    if isinstance(fact, facts.Appended | facts.Scheduled):
+    if isinstance(fact, facts.Appended | facts.Delayed):
         _stored(partition, fact)
     elif isinstance(fact, facts.Staged):
         if partition.staging.follows(fact):
@@ -59,7 +59,7 @@ def salvage(partition: Partition, fact: Any) -> None:
         partition.apply(fact)
 
 
-def _stored(partition: Partition, fact: facts.Appended | facts.Scheduled) -> None:
+def _stored(partition: Partition, fact: facts.Appended | facts.Delayed) -> None:
     time_us = max(fact.append_time_us, partition.append_time_us)
     # Whether what was delayed or staged before is still known is not: it counts as new.
     fact = msgspec.structs.replace(fact, append_time_us=time_us, released=False)

@@ -38,7 +38,7 @@ from tailrace.core.model.identifiers import (
 from tailrace.errors import Corrupt, InvalidRequest, TailraceError, TooLarge
 from tailrace.format.builder import body_of, encode, encode_one, hashes_of, make_ids
 from tailrace.format.frame import Buffer, Header
-from tailrace.format.message import Message, inspect
+from tailrace.format.message import MessageLayout, inspect
 from tailrace.format.schema import buffers_of, schema_of
 from tailrace.format.tabular import encode_table, with_positions
 
@@ -74,7 +74,7 @@ class _Opened:
     def __init__(self, body: Buffer, columns: int, bytes_max: int) -> None:
         schema = schema_of(columns)
         self.body, self.columns = body, columns
-        self.message: Message = inspect(body, columns, bytes_max=bytes_max)
+        self.message: MessageLayout = inspect(body, columns, bytes_max=bytes_max)
         try:
             self.batch = pa.ipc.read_record_batch(body, schema)
             self.batch.validate(full=True)

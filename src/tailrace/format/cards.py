@@ -14,7 +14,7 @@ from tailrace.errors import Corrupt
 from tailrace.format.frame import crc32c
 
 
-class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     crc: int
     card: msgspec.Raw
@@ -23,13 +23,13 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def encode_card(card: TopicCard) -> bytes:
     """The content of the file."""
     text = msgspec.json.encode(card)
-    return msgspec.json.encode(_Stored(1, crc32c(text), msgspec.Raw(text)))
+    return msgspec.json.encode(_StoredCard(1, crc32c(text), msgspec.Raw(text)))
 
 
 def decode_card(data: bytes) -> TopicCard:
     """The card in a file; raises `Corrupt`."""
     try:
-        stored = msgspec.json.decode(data, type=_Stored)
+        stored = msgspec.json.decode(data, type=_StoredCard)
         if crc32c(bytes(stored.card)) != stored.crc:
             raise Corrupt("the checksum of the topic's card is wrong")
         return msgspec.json.decode(stored.card, type=TopicCard)

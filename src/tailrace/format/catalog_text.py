@@ -19,7 +19,7 @@ from tailrace.format.frame import crc32c
 VERSION = 2
 
 
-class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _StoredCatalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file: a version, a checksum of the catalog's own text, and that text."""
 
     version: int
@@ -36,7 +36,7 @@ class _Entry(msgspec.Struct, frozen=True):
     created_us: int
 
 
-class _Plain(msgspec.Struct, frozen=True):
+class _PlainCatalog(msgspec.Struct, frozen=True):
     """The catalog with its topics as they stand; each of them is text already when it is written."""
 
     topics: dict[str, msgspec.Raw]
@@ -60,7 +60,7 @@ class CatalogText:
         topics = {name: text for name, (_, text) in self._known.items()}
         rest = {field: getattr(catalog, field) for field in Catalog.__struct_fields__ if field != "topics"}
         text = msgspec.json.encode({"defaults": self._defaults, "topics": topics, **rest})
-        return msgspec.json.encode(_Stored(VERSION, crc32c(text), msgspec.Raw(text)))
+        return msgspec.json.encode(_StoredCatalog(VERSION, crc32c(text), msgspec.Raw(text)))
 
     def _entry(self, entry: TopicEntry) -> msgspec.Raw:
         options = msgspec.structs.asdict(entry.options)
@@ -71,14 +71,14 @@ class CatalogText:
 def decode_catalog(data: bytes) -> Catalog:
     """The catalog in a file, of an earlier release too; raises `Corrupt` when its checksum is wrong, and
     `msgspec.DecodeError` when it is something else."""
-    stored = msgspec.json.decode(data, type=_Stored)
+    stored = msgspec.json.decode(data, type=_StoredCatalog)
     if crc32c(bytes(stored.catalog)) != stored.crc:
         raise Corrupt("the checksum is wrong")
     if stored.version == 1:  # Every topic has all its options.
         return msgspec.json.decode(stored.catalog, type=Catalog)
     if stored.version != VERSION:
         raise Corrupt(f"it is of version {stored.version}, this release reads {VERSION}")
-    plain = msgspec.json.decode(stored.catalog, type=_Plain)
+    plain = msgspec.json.decode(stored.catalog, type=_PlainCatalog)
     topics = {}
     for name, text in plain.topics.items():
         entry = msgspec.json.decode(text, type=_Entry)

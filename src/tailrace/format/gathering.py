@@ -55,7 +55,7 @@ def columns_of(header: Header, body: Buffer) -> Columns:
     columns = header.columns
     if not columns & _LOOKED_AT:
         return Columns(base, end, time_us, nbytes=header.length)
-    plain = _Plain(body, columns)
+    plain = _PlainRows(body, columns)
     offsets = priorities = hashes = expires = None
     if columns & HAS_OFFSET_DELTA:
         offsets = plain.numbers("offset_delta", "<u4").astype(np.int64) + base
@@ -88,7 +88,7 @@ def key_rows_of(header: Header, body: Buffer) -> list[tuple[int, npt.NDArray[np.
     columns = header.columns
     if not columns & HAS_KEY:
         return []
-    plain = _Plain(body, columns)
+    plain = _PlainRows(body, columns)
     hashes = plain.numbers("key_hash", "<u8", HASH_OF_EMPTY[0])
     if not columns & HAS_OFFSET_DELTA:
         return [(header.base_offset, hashes)]
@@ -96,7 +96,7 @@ def key_rows_of(header: Header, body: Buffer) -> list[tuple[int, npt.NDArray[np.
     return [(header.base_offset + delta, hashes[row : row + 1]) for row, delta in enumerate(deltas)]
 
 
-class _Plain:
+class _PlainRows:
     """The numbers of a stored body, which was proved when it was published: no second proof."""
 
     def __init__(self, body: Buffer, columns: int) -> None:
@@ -221,7 +221,7 @@ def _places(frames: Sequence[Frame], offsets: Offsets) -> tuple[Offsets, Offsets
 
 def _deltas_in(item: Frame) -> npt.NDArray[Any]:
     if item.header.columns & HAS_OFFSET_DELTA:
-        return _Plain(item.body, item.header.columns).numbers("offset_delta", "<u4")
+        return _PlainRows(item.body, item.header.columns).numbers("offset_delta", "<u4")
     return np.arange(item.header.count)
 
 

@@ -83,7 +83,7 @@ def assemble(columns: int, rows: int, nodes: Sequence[int], parts: Sequence[Part
     return body
 
 
-class Message(NamedTuple):
+class MessageLayout(NamedTuple):
     """What the metadata of a message says, every length of it checked against the bytes that are there."""
 
     rows: int
@@ -97,7 +97,7 @@ class Message(NamedTuple):
     """Whether the metadata is, but for its numbers, what `assemble` writes."""
 
 
-def inspect(data: Buffer, columns: int, *, bytes_max: int = BATCH_BYTES_MAX) -> Message:
+def inspect(data: Buffer, columns: int, *, bytes_max: int = BATCH_BYTES_MAX) -> MessageLayout:
     """Read the metadata; raises `InvalidRequest` or `TooLarge` unless pyarrow may see the rest."""
     if len(data) > bytes_max:
         raise TooLarge(f"batch: {len(data)} bytes, at most {bytes_max} are allowed", limit=bytes_max)
@@ -107,7 +107,7 @@ def inspect(data: Buffer, columns: int, *, bytes_max: int = BATCH_BYTES_MAX) -> 
         raise InvalidRequest(f"batch: not an Arrow record batch message ({error})") from None
 
 
-def _inspect(data: memoryview, columns: int, bytes_max: int) -> Message:
+def _inspect(data: memoryview, columns: int, bytes_max: int) -> MessageLayout:
     found = _own(data, columns) or _foreign(data, columns)
     body = len(data) - found.start
     if not 0 < found.rows <= BATCH_ROWS_MAX:
@@ -129,7 +129,7 @@ def _inspect(data: memoryview, columns: int, bytes_max: int) -> Message:
     return found
 
 
-def _own(data: memoryview, columns: int) -> Message | None:
+def _own(data: memoryview, columns: int) -> MessageLayout | None:
     """The short way for what `assemble` wrote: one unpack shows whether the head is ours."""
     layout, constants = _template(columns)
     if len(data) < layout.size:
@@ -138,10 +138,10 @@ def _own(data: memoryview, columns: int) -> Message | None:
     split = 2 * counts(columns)[0]
     if (first, second, third, numbers[split]) != constants or body != len(data) - layout.size:
         return None
-    return Message(rows, tuple(numbers[:split]), tuple(numbers[split + 1 :]), layout.size, False, True)
+    return MessageLayout(rows, tuple(numbers[:split]), tuple(numbers[split + 1 :]), layout.size, False, True)
 
 
-def _foreign(data: memoryview, columns: int) -> Message:
+def _foreign(data: memoryview, columns: int) -> MessageLayout:
     """The long way, through the tables of the flatbuffer."""
     marker, size = struct.unpack_from("<II", data)
     start = size + 8
@@ -158,7 +158,7 @@ def _foreign(data: memoryview, columns: int) -> Message:
     nodes, buffers = counts(columns)
     if batch.place(4):
         raise InvalidRequest("batch: variadic buffers are not part of the schema")
-    return Message(
+    return MessageLayout(
         batch.number("<q", 0),
         batch.pairs(1, nodes, "nodes"),
         batch.pairs(2, buffers, "buffers"),

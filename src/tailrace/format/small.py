@@ -15,7 +15,7 @@ from tailrace.core.model.identifiers import HAS_KEY, KEY_BYTES_MAX, VALUE_BYTES_
 from tailrace.errors import TailraceError
 from tailrace.format.batch import TIME_US_END, open_body
 from tailrace.format.frame import Buffer
-from tailrace.format.message import Message, head_bytes, inspect
+from tailrace.format.message import MessageLayout, head_bytes, inspect
 
 ROWS_MAX = 8
 BYTES_MAX = 64 * 1024
@@ -31,7 +31,7 @@ def measure(body: Buffer, columns: int, *, want_keys: bool = False) -> BatchView
 
 
 @lru_cache(maxsize=1024)
-def _shape(head: bytes, size: int, columns: int) -> Message | None:
+def _shape(head: bytes, size: int, columns: int) -> MessageLayout | None:
     """What the head of a body of `size` bytes says, if it is one for this module. It says the same each time:
     a producer's messages have few different shapes, and each is looked at once.
     """
@@ -71,7 +71,7 @@ def _quick(body: Buffer, columns: int) -> BatchView | None:
     return BatchView(rows, columns, len(body), greatest, key_max, 0, value_max)
 
 
-def _longest(body: Buffer, message: Message, buffer: int) -> int:
+def _longest(body: Buffer, message: MessageLayout, buffer: int) -> int:
     """Length of the longest item of a column whose offsets are this buffer; -1 when they do not hold."""
     buffers = message.buffers
     if buffers[2 * buffer + 1] < 4 * message.rows + 4:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tailrace.errors import Corrupt
 from tailrace.format.frame import BARRIER, DATA, parse
 from tailrace.ports import Recovery
-from tailrace.sim.log_checks import LOG, CheckedLog, Violation
+from tailrace.sim.log_checks import LOG, CheckedLog, LogViolation
 from tailrace.storage.files.opening import read_mark
 from tailrace.storage.files.segment import first_entry
 
@@ -99,7 +99,7 @@ class FlippedLog(CheckedLog):
         except Corrupt as error:
             self._require(str(error.path).startswith(LOG), "the refusal does not name the file")
         else:
-            raise Violation("a damaged log took an append")
+            raise LogViolation("a damaged log took an append")
 
     def _flip_while_open(self) -> None:
         """A bit of a frame flips under an open log: the read that covers it must notice."""

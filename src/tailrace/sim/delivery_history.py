@@ -23,7 +23,7 @@ Place = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Message:
+class SentMessage:
     """A message as its sender remembers it."""
 
     value: bytes
@@ -44,7 +44,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class Act:
+class HistoryAct:
     """Something that a member did with what it was given."""
 
     kind: str
@@ -70,15 +70,15 @@ class Given:
     generation: int
     number: int
     """Counts everything that was ever given, in the order of receipt: rows of a lease follow each other."""
-    acts: list[Act] = field(default_factory=list)
+    acts: list[HistoryAct] = field(default_factory=list)
 
-    def settled(self, kind: str, result: str = "ok") -> Act | None:
+    def settled(self, kind: str, result: str = "ok") -> HistoryAct | None:
         """The first act of a kind with this result."""
         return next((act for act in self.acts if act.kind == kind and act.result == result), None)
 
 
 @dataclass(slots=True)
-class Reset:
+class HistoryReset:
     """A group was moved, or may have been."""
 
     group: str
@@ -106,10 +106,10 @@ class History:
     """All of it, for one topic."""
 
     def __init__(self) -> None:
-        self.messages: dict[bytes, Message] = {}
+        self.messages: dict[bytes, SentMessage] = {}
         self.given: list[Given] = []
-        self.resets: list[Reset] = []
-        self.together: list[list[Message]] = []
+        self.resets: list[HistoryReset] = []
+        self.together: list[list[SentMessage]] = []
         """Messages of several partitions that are all there or not at all."""
         self.trimmed: dict[bytes, int] = {}
         """What may have been dropped from the log, and since when."""
@@ -311,7 +311,7 @@ class History:
             and item.decided_us > before.decided_us
         ]
 
-    def _wait_us(self, given: Given, act: Act) -> int:
+    def _wait_us(self, given: Given, act: HistoryAct) -> int:
         """The least time between a nack and the next delivery."""
         if act.wait_ms is not None:
             return act.wait_ms * 1000

@@ -30,7 +30,7 @@ from tailrace.sim.actors.sim_workers import GROUP, TOPIC, Worker
 from tailrace.sim.virtual_time import SECOND_US
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
     from tailrace.sim.worlds.fairness_world import FairnessWorld
 
 Run = TypeVar("Run")
@@ -301,7 +301,7 @@ class Accounts:
         self._check_idle(now_us)
         self._check_empty_handed(now_us)
 
-    def shard(self, partition: int) -> Shard:
+    def shard(self, partition: int) -> PartitionRuntime:
         """A partition of the topic."""
         return self._world.broker.engine.topics.get(TOPIC).shards[partition]
 

@@ -17,7 +17,7 @@ from tailrace.storage.files.segment import first_entry
 LOG = "topic/0"
 
 
-class Violation(AssertionError):
+class LogViolation(AssertionError):
     """The log broke a promise."""
 
 
@@ -134,7 +134,7 @@ class CheckedLog:
 
     def _require(self, truth: bool, promise: str) -> None:
         if not truth:
-            raise Violation(promise)
+            raise LogViolation(promise)
 
     def _check_recovery(self, recovery: Recovery) -> None:
         """An honest disk without damage: everything durable is there, and the log can be written."""

@@ -25,7 +25,7 @@ LOST = Refusal("unavailable", "the connection broke before the answer came", "un
 OVERLOADED = Refusal("overloaded", "slow down")
 
 
-class Life(Protocol):
+class RunningBroker(Protocol):
     """One run of a broker's process."""
 
     alive: bool
@@ -40,7 +40,7 @@ class Surroundings(Protocol):
     clock: ManualClock
     overload: float
 
-    def serving(self) -> Life | None:
+    def serving(self) -> RunningBroker | None:
         """The broker, while it runs."""
         ...
 
@@ -64,12 +64,14 @@ class Surroundings(Protocol):
 class Travel:
     """A request on its way to the broker."""
 
-    def __init__(self, life: Life, generation: int, due_us: int, give: Callable[[Travel], None]) -> None:
+    def __init__(
+        self, life: RunningBroker, generation: int, due_us: int, give: Callable[[Travel], None]
+    ) -> None:
         self.life, self.generation, self.due_us, self.give = life, generation, due_us, give
         self.arrived = self.lost = False
 
 
-class Line:
+class SimulatedLink:
     """One client's connection: in order each way."""
 
     def __init__(self, world: Surroundings) -> None:

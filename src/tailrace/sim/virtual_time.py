@@ -40,7 +40,7 @@ class VirtualTime:
         self.skew_us = 0
         """How far the wall clock of the broker's machine is ahead of the true time."""
         self.clock_jumps = self._clock_random.random() < self.clocks
-        self.life: Life | None = None
+        self.life: BrokerRun | None = None
         """The broker, while it runs."""
         self.store = CutStore()
         self.coordinator = MemoryCoordinator()
@@ -86,7 +86,7 @@ class VirtualTime:
         return self.random.choice((50, 200, 1_000, 30_000))
 
 
-class MachineClock:
+class SimulatedClock:
     """See `Clock`: steady time begins with what the wall clock shows when the broker starts."""
 
     def __init__(self, world: VirtualTime) -> None:
@@ -103,7 +103,7 @@ class MachineClock:
         return self._world.clock.now_us() + self._world.skew_us
 
 
-class Life:
+class BrokerRun:
     """One run of the broker's process."""
 
     def __init__(self, world: VirtualTime) -> None:
@@ -111,7 +111,7 @@ class Life:
         self.spoilt = False
         """Whether a failure is waiting to happen in one of its logs."""
         self.world = world
-        self.clock = MachineClock(world)
+        self.clock = SimulatedClock(world)
         self._armed_us = 0
         self.threads = LateThreads(world.random, self.later, world.store, self._drain, world.seen)
         stores: Any = {"file": world.store}

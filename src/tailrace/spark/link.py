@@ -31,7 +31,7 @@ from tailrace.sync.portal import Portal, shared_portal
 Answer = tuple[Reply, Sequence[Buffer]]
 
 
-class Link:
+class BrokerLink:
     """One connection to a broker. Calls may come from any thread."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -102,14 +102,14 @@ class Link:
         return reply.offsets
 
 
-_links: dict[str, Link] = {}
+_links: dict[str, BrokerLink] = {}
 
 
-def link_to(url: str, timeout_s: float) -> Link:
+def link_to(url: str, timeout_s: float) -> BrokerLink:
     """The link of this process to an address. It stays open; what fails on it for good is opened anew."""
     known = _links.get(url)
     if known is not None and known.pid == os.getpid():
         known.timeout_s = timeout_s
         return known
-    _links[url] = link = Link(url, timeout_s)
+    _links[url] = link = BrokerLink(url, timeout_s)
     return link

@@ -25,7 +25,7 @@ from tailrace.sync.portal import Portal
 T = TypeVar("T")
 
 
-class Delivery(deliveries.Leased, frozen=True, gc=False, eq=False):
+class Delivery(deliveries.LeasedMessage, frozen=True, gc=False, eq=False):
     """A leased message; see `tailrace.Delivery`."""
 
     def _twin(self) -> Consumer:

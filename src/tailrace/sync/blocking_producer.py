@@ -15,7 +15,7 @@ from tailrace.client import messages
 from tailrace.client.messages import Result
 from tailrace.client.publish import producer
 from tailrace.client.publish.message_fields import Delay, Headers
-from tailrace.client.publish.partition_flow import Batch
+from tailrace.client.publish.partition_flow import PendingBatch
 from tailrace.errors import TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal, within
@@ -35,7 +35,7 @@ class Receipt:
     def result(self, timeout: float | None = None) -> Result:
         """Wait for it, `timeout` seconds at most."""
         inner = self._inner
-        if inner is not None and isinstance(inner._batch, Batch) and inner._batch.done:
+        if inner is not None and isinstance(inner._batch, PendingBatch) and inner._batch.done:
             return _settled(inner)  # Known already: no need to ask the other thread.
         return self._producer._portal.call(lambda: within(self._wait(), timeout))
 

@@ -15,7 +15,7 @@ from tailrace.core.model.commands import (
 )
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import BuryDone
-from tailrace.core.model.queue_commands import Reject
+from tailrace.core.model.queue_commands import RejectMessages
 from tailrace.errors import Full, StorageFault
 from tailrace.format import batch as arrow
 from tailrace.format import frame
@@ -157,7 +157,7 @@ def test_many_die_in_batches() -> None:
     broker = make()
     broker.send(*(b"%d" % number for number in range(1200)))
     held = broker.lease(count_max=1200)
-    broker.ask(Reject("t", 0, "g", held[0].lease, [0, 1200]))
+    broker.ask(RejectMessages("t", 0, "g", held[0].lease, [0, 1200]))
     assert [row["value"] for row in letters(broker)] == [b"%d" % number for number in range(1200)]
     assert figures(broker)["dead_lettered"] == 1200
 
@@ -167,7 +167,7 @@ def test_nothing_is_buried_before_its_death_is_durable() -> None:
     broker.send(b"a")
     (message,) = broker.lease()
     broker.threads.holding = True
-    rejected = broker.submit(Reject("t", 0, "g", message.lease, [0, 1]))
+    rejected = broker.submit(RejectMessages("t", 0, "g", message.lease, [0, 1]))
     assert rejected == []
     assert broker.engine.topics.find("t.dlq") is None
     broker.threads.holding = False

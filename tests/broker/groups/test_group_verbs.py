@@ -10,7 +10,7 @@ import pytest
 from tailrace.broker.engine import Engine
 from tailrace.broker.runtime import maintenance
 from tailrace.broker.runtime.clock import ManualClock
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.core.model.commands import (
     EARLIEST,
     AlterTopic,
@@ -488,7 +488,7 @@ def test_a_coordinator_that_fails_refuses_its_groups_only() -> None:
 class CountedWrites:
     """Frames that were written to the internal topic."""
 
-    def __init__(self, shards: list[Shard]) -> None:
+    def __init__(self, shards: list[PartitionRuntime]) -> None:
         self._shards = shards
         self._before = self._count()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.queue.lease_request import LeaseJob
+from tailrace.broker.queue.lease_request import LeaseRequest
 from tailrace.core.model.commands import DeleteTopic, Done, Offsets, TrimTopic
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import GrantTo, PauseLeases
@@ -18,7 +18,7 @@ from tailrace.core.model.queue_commands import (
     Lease,
     Leases,
     Nack,
-    Reject,
+    RejectMessages,
     Reopen,
     Settled,
     SettleOffsets,
@@ -88,7 +88,7 @@ def test_an_answered_request_leaves_no_garbage(ring: int) -> None:
     gc.disable()
     try:
         work()
-        jobs = [item for item in gc.get_objects() if isinstance(item, LeaseJob)]
+        jobs = [item for item in gc.get_objects() if isinstance(item, LeaseRequest)]
     finally:
         gc.enable()
     assert jobs == []
@@ -663,7 +663,7 @@ def test_streams_commit_their_places() -> None:
         (Ack("t", 0, "g", [(5, [3, 4, 1, 2])]), "offsets"),
         (Ack("t", 0, "g", [(5, [-1, 2])]), "offsets"),
         (Nack("t", 0, "g", 5, [0, 1], delay_ms=-1), "delay_ms"),
-        (Reject("t", 0, "g", 5, [0, 1], reason="because"), "reason"),
+        (RejectMessages("t", 0, "g", 5, [0, 1], reason="because"), "reason"),
         (Extend("t", 0, "g", [5], 0), "lease_ms"),
         (Extend("t", 0, "g", [], 1), "leases"),
         (Commit("t", "g", "m", []), "positions"),

@@ -19,7 +19,7 @@ from tailrace.core.model.queue_commands import (
     ListScheduled,
     Nack,
     ReadFacts,
-    Reject,
+    RejectMessages,
     Settled,
     Trace,
 )
@@ -69,7 +69,7 @@ def test_everything_but_fetches_of_what_was_synced_is_refused_as_unknown() -> No
     asked = [
         Ack("t", 0, "g", receipts),
         Nack("t", 0, "g", other.lease, [1, 2]),
-        Reject("t", 0, "g", other.lease, [1, 2]),
+        RejectMessages("t", 0, "g", other.lease, [1, 2]),
         Extend("t", 0, "g", [other.lease], 1000),
         Committed("t", "g"),
         Commit("t", "g", "m", [(0, generation, 1)]),
@@ -130,13 +130,13 @@ def test_a_death_that_is_not_durable_does_not_reach_the_dead_letters() -> None:
     broker.send(b"dies", b"lives")
     first, second = broker.lease()
     broker.threads.holding = True
-    rejected = broker.submit(Reject("t", 0, "g", first.lease, [0, 1]))
+    rejected = broker.submit(RejectMessages("t", 0, "g", first.lease, [0, 1]))
     broker.threads.run_held(1)
     broker.settle()
     assert answer_of(rejected) == Settled()
     assert broker.threads.held, "its burial is under way"
     fail_sync(broker)
-    lost = broker.submit(Reject("t", 0, "g", second.lease, [1, 2]))
+    lost = broker.submit(RejectMessages("t", 0, "g", second.lease, [1, 2]))
     broker.threads.holding = False
     broker.threads.run_held()
     broker.pass_s(600)

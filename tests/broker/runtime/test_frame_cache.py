@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.broker.runtime.frame_cache import FramesAtHand
+from tailrace.broker.runtime.frame_cache import FrameCache
 from tailrace.core.collections.span_map import flat
 from tailrace.core.model.commands import Publish
 from tailrace.core.model.identifiers import key_hash
@@ -33,7 +33,7 @@ def load(broker: HeldEngine, offset: int) -> list[Exception | None]:
     return done
 
 
-def delivered(at_hand: FramesAtHand, runs: list[tuple[int, int]]) -> list[bytes]:
+def delivered(at_hand: FrameCache, runs: list[tuple[int, int]]) -> list[bytes]:
     full = [(first, count, 1, 0) for first, count in runs]
     frames = at_hand.frames(flat(sorted((first, first + count) for first, count in runs)))
     assert not isinstance(frames, int)

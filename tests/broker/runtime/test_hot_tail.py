@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.broker.runtime.hot_tail import Tail
+from tailrace.broker.runtime.hot_tail import HotTail
 from tailrace.format import frame
 from tailrace.format.frame import DATA, Frame, Header, crc32c, make
 
@@ -20,7 +20,7 @@ frames = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 600)), max_size=15
 def test_holds_the_newest_within_its_bound(
     shapes: list[tuple[int, int]], bytes_max: int, start: int, choose: st.DataObject
 ) -> None:
-    tail = Tail(bytes_max, start)
+    tail = HotTail(bytes_max, start)
     assert (tail.start_offset, tail.end_offset) == (start, start)
     pushed: list[Frame] = []
     for count, size in shapes:
@@ -46,7 +46,7 @@ def test_holds_the_newest_within_its_bound(
 
 
 def test_clear_starts_at_the_given_end() -> None:
-    tail = Tail(10_000, 0)
+    tail = HotTail(10_000, 0)
     tail.push(data(0, 3, 10))
     tail.clear(7)
     assert (tail.start_offset, tail.end_offset) == (7, 7)

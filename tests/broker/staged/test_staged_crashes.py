@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.core.model.commands import Done
-from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, Stage, StagedDecision
+from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, StagedDecision, StageRows
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
 from tailrace.sim.sim_disk import SimDisk
@@ -73,7 +73,7 @@ class World:
                 deliver_at=[now_us, now_us + LATE_US],
                 headers=[[("fill", bytes(SEGMENT_BYTES))], []] if name == "y" else None,
             )
-            request = Stage(topic, 0, writer, f"{version}-{name}", columns, crc32c(body))
+            request = StageRows(topic, 0, writer, f"{version}-{name}", columns, crc32c(body))
             self.staged[attempt, topic] = self.broker.submit(request, body)
 
     def decide(self, attempt: Attempt) -> None:

@@ -15,8 +15,8 @@ from tailrace.core.model.queue_commands import (
     CancelScheduled,
     DecideStaged,
     ListScheduled,
-    Stage,
     StagedDecision,
+    StageRows,
 )
 from tailrace.core.staged.staged_batches import attempt_number
 from tailrace.errors import Full, StorageFault
@@ -42,7 +42,7 @@ class Writer:
         columns, body = arrow.encode(list(values), ids=ids, timestamps=now_us, **body_fields)
         crc = fields.pop("crc", crc32c(body))
         partition = fields.pop("partition", 0)
-        request = Stage(topic, partition, self.name, attempt, columns, crc, number)
+        request = StageRows(topic, partition, self.name, attempt, columns, crc, number)
         return self.broker.ask(request, body)
 
     def request(self, version: int, *attempts: tuple[str, str]) -> DecideStaged:
@@ -305,7 +305,7 @@ def test_bodies_are_proved_as_those_of_a_publish() -> None:
     writer = Writer(broker)
     assert code(writer.stage("a", "x", b"1", crc=0)) == "invalid_request"
     bad = b"no batch at all"
-    assert code(broker.ask(Stage("a", 0, "w", "x", 0, crc32c(bad)), bad)) == "invalid_request"
+    assert code(broker.ask(StageRows("a", 0, "w", "x", 0, crc32c(bad)), bad)) == "invalid_request"
     assert code(writer.stage("a", "x", b"1", dedup_ids=[b"d"])) == "invalid_request"
     assert code(writer.stage("a", "x", bytes(2 << 20))) == "too_large"
     assert code(writer.stage(TOPIC, "x", b"1")) == "not_found"

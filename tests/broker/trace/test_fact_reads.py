@@ -13,7 +13,7 @@ from tailrace.client.read.fact_feed import FactPiece, piece_of, read_facts
 from tailrace.core.model import facts as f
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_topic import TOPIC
-from tailrace.core.model.queue_commands import DecideStaged, ReadFacts, Stage
+from tailrace.core.model.queue_commands import DecideStaged, ReadFacts, StageRows
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
 from tailrace.testing import LocalBroker, open_local
@@ -123,7 +123,7 @@ def test_staged_and_delayed_frames_are_left_out() -> None:
     broker.create()
     now_us = broker.clock.now_us()
     columns, body = arrow.encode([b"1"], ids=bytes(16), timestamps=now_us, deliver_at=[now_us + 10**7])
-    broker.ask(Stage("t", 0, "w", "x", columns, crc32c(body)), body)
+    broker.ask(StageRows("t", 0, "w", "x", columns, crc32c(body)), body)
     broker.ask(DecideStaged("w", 1, [("t", 0, "x")]))
     found = piece(broker)
     assert kinds([found]) == [f.StageApplied]

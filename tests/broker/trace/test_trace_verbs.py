@@ -18,8 +18,8 @@ from tailrace.core.model.queue_commands import (
     DecideStaged,
     Extend,
     Nack,
-    Reject,
-    Stage,
+    RejectMessages,
+    StageRows,
     Trace,
     TraceFound,
 )
@@ -132,7 +132,7 @@ def test_the_dead_are_linked(traced: Traced) -> None:
     traced.do(Enlist("g", SHARED))
     traced.publish(b"a")
     traced.lease(5)
-    traced.do(Reject("t", 0, "g", 5, [0, 1], error="bad"))
+    traced.do(RejectMessages("t", 0, "g", 5, [0, 1], error="bad"))
     traced.broker.pass_s(1)
     found = traced.one(partition=0, offset=0)
     assert events(found)[-2:] == ["dying", "dead_lettered"]
@@ -324,7 +324,7 @@ def test_a_staged_message(traced: Traced) -> None:
     def stage(attempt: str, value: bytes) -> bytes:
         ids = arrow.make_ids(1, traced.now_us // 1000, hash(attempt) & 0xFFFF, 5)
         bits, body = arrow.encode([value], ids=ids, timestamps=traced.now_us)
-        traced.broker.ask(Stage("t", 0, "w", attempt, bits, crc32c(body)), body)
+        traced.broker.ask(StageRows("t", 0, "w", attempt, bits, crc32c(body)), body)
         return ids
 
     won, lost = stage("x", b"1"), stage("y", b"2")
@@ -348,7 +348,7 @@ def test_a_staged_message_with_a_delay(traced: Traced, delay_s: int, wait_s: int
     ids = arrow.make_ids(1, traced.now_us // 1000, 99, 5)
     due_us = traced.now_us + delay_s * 1_000_000
     bits, body = arrow.encode([b"1"], ids=ids, timestamps=traced.now_us, deliver_at=[due_us])
-    traced.broker.ask(Stage("t", 0, "w", "x", bits, crc32c(body)), body)
+    traced.broker.ask(StageRows("t", 0, "w", "x", bits, crc32c(body)), body)
     traced.broker.pass_s(wait_s)
     assert traced.one(id=ids)["status"] == "staged"
     traced.broker.ask(DecideStaged("w", 3, [("t", 0, "x")]))

@@ -14,7 +14,7 @@ import tailrace
 import tailrace.sync
 from tailrace.client.publish import atomic_write
 from tailrace.core.model.identifiers import Refusal, partition_of
-from tailrace.core.model.queue_commands import DecideStaged, Stage
+from tailrace.core.model.queue_commands import DecideStaged, StageRows
 from tailrace.errors import Full, InvalidRequest, NotFound, TooLarge
 from tailrace.ports import BrokerVerbs, Respond
 from tailrace.testing import LocalBroker, open_local
@@ -258,7 +258,7 @@ class LossyVerbs:
         self._inner.submit(request, body, lost if lose else respond)
 
 
-@pytest.mark.parametrize("kind", [Stage, DecideStaged])
+@pytest.mark.parametrize("kind", [StageRows, DecideStaged])
 def test_answers_that_get_lost_are_asked_for_again(
     tailrace_broker: LocalBroker, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,8 @@ from tailrace.client.publish.partition_flow import (
     IN_FLIGHT_MAX,
     PAUSE_S_MAX,
     PAUSE_S_MIN,
-    Batch,
     PartitionFlow,
+    PendingBatch,
 )
 from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
@@ -36,7 +36,7 @@ class World:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.ids = iter(range(1, 100))
         self.at_once: Callable[[Any], Reply | None] = lambda request: None
-        self.settled_batches: list[Batch] = []
+        self.settled_batches: list[PendingBatch] = []
 
     def submit(self, request: Any, body: Any, respond: Any) -> None:
         reply = self.at_once(request)
@@ -54,7 +54,7 @@ class World:
     def new_producer_id(self) -> int:
         return next(self.ids)
 
-    def settled(self, batch: Batch) -> None:
+    def settled(self, batch: PendingBatch) -> None:
         self.settled_batches.append(batch)
 
     def future(self) -> Any:
@@ -81,8 +81,8 @@ def make(named: int | None = None) -> tuple[World, PartitionFlow]:
     return world, PartitionFlow(world, "t", 0, named)
 
 
-def put(world: World, flow: PartitionFlow, count: int = 1, give_up_s: float = 10.0) -> list[Batch]:
-    batches = [Batch(world, 0, give_up_s) for _ in range(count)]
+def put(world: World, flow: PartitionFlow, count: int = 1, give_up_s: float = 10.0) -> list[PendingBatch]:
+    batches = [PendingBatch(world, 0, give_up_s) for _ in range(count)]
     for batch in batches:
         flow.enqueue(batch)
     return batches
@@ -92,7 +92,7 @@ def stored(offset: int) -> Published:
     return Published(offset, 1)
 
 
-def outcome(batch: Batch) -> str:
+def outcome(batch: PendingBatch) -> str:
     assert batch.error is not None
     return batch.error.outcome
 

@@ -8,7 +8,7 @@ import pytest
 
 import tailrace
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.queue_commands import Ack, Extend, GiveBack, Nack, Reject, Settled
+from tailrace.core.model.queue_commands import Ack, Extend, GiveBack, Nack, RejectMessages, Settled
 from tailrace.errors import InvalidRequest, LeaseLost
 from tailrace.testing import LocalBroker
 from tests.client.queue.test_consumer import on_broker, partition, publish
@@ -96,7 +96,7 @@ def test_texts_that_cannot_be_encoded_are_spelt_out() -> None:
             await one.nack(error="caf\udce9.txt")
             await two.reject("caf\udce9.txt")
             assert script.of(Nack)[0].error == "caf\\udce9.txt"
-            assert script.of(Reject)[0].error == "caf\\udce9.txt"
+            assert script.of(RejectMessages)[0].error == "caf\\udce9.txt"
 
     run(scenario())
 
@@ -114,7 +114,7 @@ def test_a_settlement_that_cannot_be_sent_leaves_the_message_to_be_settled() -> 
             for delay in (-1, float("nan"), float("inf"), True, "1"):
                 with pytest.raises(InvalidRequest, match="delay: seconds"):
                     await first.nack(delay=delay)  # type: ignore[arg-type]
-            script.answers[Reject] = [Refusal("invalid_request", "no", "none")]
+            script.answers[RejectMessages] = [Refusal("invalid_request", "no", "none")]
             with pytest.raises(InvalidRequest):
                 await first.reject("x")
             await first.ack()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.client.queue.held_leases import HeldLease, Leases, offsets_of, spans_of
+from tailrace.client.queue.held_leases import HeldLease, HeldLeases, offsets_of, spans_of
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.queue_commands import Grant, Settled
 from tailrace.errors import LeaseLost, TailraceError, Timeout, Unavailable
@@ -19,7 +19,7 @@ class Table:
 
     def __init__(self) -> None:
         self.woken: list[Place] = []
-        self.leases = Leases(self.woken.append)
+        self.leases = HeldLeases(self.woken.append)
         self.told: list[TailraceError | None] = []
 
     def lease(self, *offsets: int, number: int = 1) -> HeldLease:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.collections import timing_wheel as core
-from tailrace.core.collections.timing_wheel import CANCELLED, REF_MAX, TICK_US, Rows, Wheel, ref_of
+from tailrace.core.collections.timing_wheel import CANCELLED, REF_MAX, TICK_US, Rows, TimingWheel, ref_of
 
 T0 = 1_700_000_000_000_000
 DISTANCES = st.integers(-3 * TICK_US, 3 * TICK_US) | st.sampled_from(
@@ -40,7 +40,7 @@ class Plain:
         return sorted((at, ref) for ref, at in self.rows.items())
 
 
-def step(wheel: Wheel, plain: Plain, act: Any, entry: int, now_us: int) -> int:
+def step(wheel: TimingWheel, plain: Plain, act: Any, entry: int, now_us: int) -> int:
     kind, what = act
     if kind == "insert":
         rows = rows_of(entry, [now_us + max(distance, 0) for distance in what])
@@ -71,7 +71,7 @@ def pairs(rows: Rows) -> list[tuple[int, int]]:
 
 @given(LIVES, st.integers(0, 40))
 def test_a_wheel_is_a_sorted_list(life: list[Any], cut: int) -> None:
-    wheel, plain, now_us = Wheel(), Plain(), T0
+    wheel, plain, now_us = TimingWheel(), Plain(), T0
     wheel.advance(T0)
     for entry, act in enumerate(life):
         now_us = step(wheel, plain, act, entry, now_us)
@@ -92,7 +92,7 @@ def test_a_wheel_is_a_sorted_list(life: list[Any], cut: int) -> None:
                 early = due[: len(due) // 2 + 1]
                 assert sorted(pairs(recent)) == [p for p in early if p[1] >= ref_of(entry, 0)]
         if entry == cut:
-            copy = Wheel()
+            copy = TimingWheel()
             copy.load(wheel.buffers())
             copy.verify()
             assert copy.buffers() == wheel.buffers()
@@ -102,7 +102,7 @@ def test_a_wheel_is_a_sorted_list(life: list[Any], cut: int) -> None:
 def test_a_large_slot_is_sorted_out_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "BLOCK_ROWS", 16)
     monkeypatch.setattr(core, "MOVED_BLOCKS", 2)
-    random, wheel, width = np.random.default_rng(5), Wheel(), 64 * 64 * TICK_US
+    random, wheel, width = np.random.default_rng(5), TimingWheel(), 64 * 64 * TICK_US
     start = T0 // width * width + width
     wheel.advance(start - 1)
     times = (start + random.integers(0, 5_000_000, 1000)).tolist()
@@ -116,7 +116,7 @@ def test_a_large_slot_is_sorted_out_bit_by_bit(monkeypatch: pytest.MonkeyPatch) 
         assert pairs(wheel.first(now_us + 10**6, 2000)) == [p for p in left if p[0] <= now_us + 10**6]
         assert wheel.next_us() == (left[0][0] if left else None)
         assert wheel.oldest_ref() == min((ref for _, ref in left), default=None)
-        copy = Wheel()
+        copy = TimingWheel()
         copy.load(wheel.buffers())
         wheel.advance(now_us)
         copy.advance(now_us)
@@ -134,7 +134,7 @@ def test_a_large_slot_is_sorted_out_bit_by_bit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rows_are_found_by_id() -> None:
-    wheel = Wheel()
+    wheel = TimingWheel()
     wheel.advance(T0)
     wheel.insert(rows_of(5, [T0 + 1, T0 + 5_000_000, T0 + 10**12]))
     for row, at in enumerate((T0 + 1, T0 + 5_000_000, T0 + 10**12)):
@@ -147,7 +147,7 @@ def test_rows_are_found_by_id() -> None:
 
 
 def test_a_snapshot_does_not_change_when_the_wheel_does() -> None:
-    wheel = Wheel()
+    wheel = TimingWheel()
     wheel.insert(rows_of(1, [T0 + number for number in range(100)]))
     taken = wheel.buffers()
     before = [bytes(part) for part in taken]
@@ -160,7 +160,7 @@ def test_a_snapshot_does_not_change_when_the_wheel_does() -> None:
 
 def test_many_rows_take_few_bytes_and_copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "BLOCK_ROWS", 64)
-    wheel, random = Wheel(), np.random.default_rng(1)
+    wheel, random = TimingWheel(), np.random.default_rng(1)
     wheel.advance(T0)
     for entry in range(100):
         wheel.insert(rows_of(entry, (T0 + random.integers(0, 3_600_000_000, 100)).tolist()))

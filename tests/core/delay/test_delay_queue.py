@@ -14,7 +14,7 @@ from tailrace.core.collections.timing_wheel import TICK_US, ref_of
 from tailrace.core.delay import cancelled_ids
 from tailrace.core.model.commands import Done, Publish, Published
 from tailrace.core.model.decision import Decision
-from tailrace.core.model.facts import Appended, Fact, Released, ScheduleCancelled, Scheduled
+from tailrace.core.model.facts import Appended, Delayed, Fact, Released, ScheduleCancelled
 from tailrace.core.model.identifiers import HAS_DEDUP_ID, HAS_DELIVER_AT, BatchView, Refusal
 from tailrace.core.model.internal_commands import PublishBatch, ReleaseDue
 from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
@@ -133,7 +133,7 @@ def test_a_delayed_batch_has_no_offsets_until_it_is_due() -> None:
     life.now_us += 3 * S
     assert life.release() == [ref_of(0, 0)]
     assert life.partition.timetable.next_due_us() is None
-    assert [type(fact) for fact in life.facts] == [Scheduled, Appended, Released, Appended, Released]
+    assert [type(fact) for fact in life.facts] == [Delayed, Appended, Released, Appended, Released]
     assert all(fact.released for fact in life.facts if isinstance(fact, Appended))
 
 
@@ -185,7 +185,7 @@ def test_cancel_is_permanent_and_idempotent() -> None:
     assert life.cancel(2) == [True]
     assert life.cancel(3, hints=[T0 + 2 * S]) == [True]
     assert life.cancel(1, hints=[T0 + 2 * S]) == [False], "another time, another message"
-    assert [type(fact) for fact in life.facts] == [Scheduled, ScheduleCancelled, ScheduleCancelled]
+    assert [type(fact) for fact in life.facts] == [Delayed, ScheduleCancelled, ScheduleCancelled]
     life.now_us += 5 * S
     assert life.release() == [ref_of(0, 0)]
     assert life.partition.timetable.next_due_us() is None
@@ -407,7 +407,7 @@ def test_any_life_can_be_rebuilt_and_releases_each_message_once_in_order(life_: 
 
 def _stored(fact: Any) -> Any:
     """A small fact as it comes back from the log."""
-    if isinstance(fact, Appended | Scheduled):
+    if isinstance(fact, Appended | Delayed):
         return fact
     return msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=Fact)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.groups.assignment import assign
 from tailrace.core.groups.coordinator import Coordinator
-from tailrace.core.groups.group_state import Group
+from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model.commands import Done
 from tailrace.core.model.group_commands import DeleteSchedule, Place, PutSchedule
 from tailrace.core.model.group_facts import Assigned, CoordinationFact, MemberJoined, Revoking
@@ -72,7 +72,7 @@ class Bench:
         return self.done(join(member, partitions=partitions, **fields))
 
     @property
-    def group(self) -> Group:
+    def group(self) -> GroupState:
         return self.machine.groups.by_name["g"]
 
     def owners(self) -> dict[Place, str]:

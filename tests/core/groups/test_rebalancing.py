@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.groups.coordinator import Coordinator
-from tailrace.core.groups.group_state import CALM_US, Group, Holding, StoredGroup
+from tailrace.core.groups.group_state import CALM_US, GroupState, PartitionHolding, StoredGroup
 from tailrace.core.groups.rebalancing import draft_of, plan
 from tailrace.core.model.group_facts import (
     Assigned,
@@ -80,7 +80,7 @@ def test_one_member_more_than_partitions_and_the_topic_is_shared() -> None:
     assert isinstance(joined, MemberJoined)
     assert shared == TopicsShared("g", ["t"], bench.now_us)
     assert bench.group.shared == {"t": None}
-    assert bench.group.places == {place: Holding(generation=g) for place, g in before.items()}
+    assert bench.group.places == {place: PartitionHolding(generation=g) for place, g in before.items()}
 
 
 def test_what_was_being_revoked_is_shared_at_once_and_nobody_waits_for_the_owner() -> None:
@@ -153,7 +153,7 @@ def test_the_next_owner_that_leaves_is_replaced_and_the_last_to_finish_need_not_
     assert heir not in held.leaving
     assert len(held.leaving) == 1
     bench.done(Leave("g", held.leaving[0]))
-    assert bench.group.places["t", 0] == Holding(held.next, 1)
+    assert bench.group.places["t", 0] == PartitionHolding(held.next, 1)
 
 
 def test_who_does_not_finish_in_time_is_not_waited_for() -> None:
@@ -356,6 +356,6 @@ def test_groups_of_earlier_releases_stay_as_they_are() -> None:
         assert [type(fact) for fact in decision.facts] == [MemberJoined]
     stored = old.groups.by_name["s"].stored()
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
-    again = Group.of(StoredGroup(**{**fields, "places": [], "shared": None}))
+    again = GroupState.of(StoredGroup(**{**fields, "places": [], "shared": None}))
     again.verify()
     assert again.stored() == stored

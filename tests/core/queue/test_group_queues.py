@@ -202,7 +202,7 @@ def test_receipts_of_a_group_that_is_gone_or_reset_are_lost() -> None:
         (wire.Nack("t", 0, "g", 1, [0, 1] * 100_001), "spans"),
         (wire.Nack("t", 0, "g", 1, [0, 1], -1), "delay_ms"),
         (wire.Nack("t", 0, "g", 1, [0, 1], 365 * 24 * 3_600_000 + 1), "delay_ms"),
-        (wire.Reject("t", 0, "g", 1, [0, 1], "boring"), "reason"),
+        (wire.RejectMessages("t", 0, "g", 1, [0, 1], "boring"), "reason"),
         (wire.Extend("t", 0, "g", [], 1), "leases"),
         (wire.Extend("t", 0, "g", [1], 0), "lease_ms"),
         (wire.Extend("t", 0, "g", [1], 7 * 86_400_000 + 1), "lease_ms"),
@@ -226,7 +226,7 @@ def test_bad_requests_name_the_field(command: Any, field: str) -> None:
 def test_error_texts_are_cut() -> None:
     desk = Desk(*plain(1))
     desk.lease()
-    desk.do(wire.Reject("t", 0, "g", 1, [0, 1], "poison", "x" * 5000))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [0, 1], "poison", "x" * 5000))
     assert desk.partition.queues.dying("g", 1)[0].error == "x" * 1000
 
 
@@ -289,7 +289,7 @@ def test_a_reset_starts_again() -> None:
     desk.lease()
     desk.ack(0, 2)
     desk.nack(2, 3)
-    desk.do(wire.Reject("t", 0, "g", 1, [3, 4]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [3, 4]))
     desk.do(inner.ResetTo("g", 1))
     assert desk.partition.queues.grant("g") == ("ada", 2)
     assert desk.ask().runs == [(1, 3, 1, 0)]
@@ -343,7 +343,7 @@ def test_an_operator_settles_whatever_is_not_dying() -> None:
     desk = Desk(*plain(8))
     desk.lease(count=4)
     desk.nack(0, 1)
-    desk.do(wire.Reject("t", 0, "g", 1, [1, 2]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [1, 2]))
     decision = desk.do(wire.SettleOffsets("t", 0, "g", [0, 3, 6, 20]))
     assert decision.facts[0].spans == [0, 1, 2, 3, 6, 8]
     assert desk.ack(2, 4) == [2, 3]
@@ -356,7 +356,7 @@ def test_what_is_trimmed_is_collected() -> None:
     desk.lease(count=4)
     desk.ack(0, 1)
     desk.nack(1, 2)
-    desk.do(wire.Reject("t", 0, "g", 1, [2, 3]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [2, 3]))
     desk.do(TrimTopic("t", 0, 6))
     assert desk.figures()["collected"] == 5
     assert desk.figures()["in_flight"] == desk.figures()["dying"] == desk.figures()["waiting"] == 0
@@ -394,7 +394,7 @@ def test_an_operator_holds_what_nobody_has() -> None:
     desk = Desk(*plain(8), assignment="shared", ordering="none")
     desk.lease(count=4)
     desk.ack(0, 1)
-    desk.do(wire.Reject("t", 0, "g", 1, [1, 2]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [1, 2]))
     desk.nack(2, 3, failure=False)
     assert desk.partition.queues.unsettled("g", 0, 8, 100) == [1, 8]
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.collections.string_pool import Texts
+from tailrace.core.collections.string_pool import StringPool
 from tailrace.core.model import facts
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import HAS_EXPIRES_AT, HAS_KEY, HAS_PRIORITY, BatchView
 from tailrace.core.queue import frame_index, leases, ledger_snapshot
 from tailrace.core.queue.backlog import BACK, Backlog
-from tailrace.core.queue.frame_index import FrameTraits
-from tailrace.core.queue.leases import KeyRuns, Lease, Receipts
+from tailrace.core.queue.frame_index import FrameIndex
+from tailrace.core.queue.leases import GroupLeases, KeyRuns, LiveLease
 from tailrace.core.queue.ledger import Ledger, back_off_us
 
 
@@ -33,7 +33,7 @@ def test_the_back_off_doubles_up_to_its_limit_and_is_jittered() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-2, 2))))
 def test_texts_are_kept_as_long_as_they_are_used(steps: list[tuple[str, int]]) -> None:
-    texts, uses = Texts(), dict[str, int]()
+    texts, uses = StringPool(), dict[str, int]()
     numbers: dict[str, int] = {}
     for text, change in steps:
         if change > 0:
@@ -45,7 +45,7 @@ def test_texts_are_kept_as_long_as_they_are_used(steps: list[tuple[str, int]]) -
         uses = {text: many for text, many in uses.items() if many}
         assert {text: many for _, text, many in texts.rows()} == uses
         assert all(texts[numbers[text]] == text for text in uses)
-        live, again = deepcopy(texts), Texts()
+        live, again = deepcopy(texts), StringPool()
         again.fill(texts.rows())
         assert [again.use(text, 1) for text in "xyz"] == [live.use(text, 1) for text in "xyz"]
     assert texts.use("", 5) == 0
@@ -61,7 +61,7 @@ def _view(columns: int, lanes: list[int] | None = None, count: int = 4) -> Batch
 
 
 def test_traits_say_which_columns_and_lanes_lie_where() -> None:
-    found = FrameTraits()
+    found = FrameIndex()
     views = [
         _view(0),
         _view(HAS_KEY),
@@ -85,7 +85,7 @@ def test_traits_say_which_columns_and_lanes_lie_where() -> None:
     assert not found.keyed(12)
     assert found.ending(19)
     assert not found.ending(20)
-    again = FrameTraits()
+    again = FrameIndex()
     again.load(*(memoryview(buffer) for buffer in found.buffers()), 20)
     assert again.buffers() == found.buffers()
     assert [again.laned(15), again.keyed(12), again.ending(19)] == [True, False, True]
@@ -96,7 +96,7 @@ def test_traits_say_which_columns_and_lanes_lie_where() -> None:
 
 def test_too_many_traits_become_coarser_and_never_say_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_index, "ENTRIES_MAX", 8)
-    found = FrameTraits()
+    found = FrameIndex()
     for number in range(100):
         found.appended(number * 4, _view(HAS_KEY if number % 2 else 0))
         found.verify()
@@ -109,26 +109,26 @@ def test_too_many_traits_become_coarser_and_never_say_less(monkeypatch: pytest.M
 
 def test_ended_leases_are_forgotten_in_time_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "REMEMBERED_MAX", 3)
-    book = Receipts()
+    book = GroupLeases()
     for number in range(1, 6):
-        lease = Lease(number, "m", 1000 + number, 0, [0, 1], 1)
+        lease = LiveLease(number, "m", 1000 + number, 0, [0, 1], 1)
         book.open(lease)
         book.end(lease, 0)
         book.verify()
     assert [book.ended_well(number, 0) for number in range(1, 6)] == [False, False, True, True, True]
     assert not book.ended_well(3, 1003)
-    lease = Lease(9, "m", 5000, 0, [0, 1], 1)
+    lease = LiveLease(9, "m", 5000, 0, [0, 1], 1)
     book.open(lease)
     book.end(lease, 1004)
     assert [book.ended_well(number, 0) for number in (3, 4, 5, 9)] == [False, False, True, True]
-    again = Receipts()
+    again = GroupLeases()
     again.fill(*(memoryview(column) for column in book.columns()))
     assert again.columns() == book.columns()
 
 
 def test_the_next_deadline_follows_extensions() -> None:
-    book = Receipts()
-    one, other = Lease(1, "m", 100, 0, [0, 1], 1), Lease(2, "m", 200, 0, [1, 2], 1)
+    book = GroupLeases()
+    one, other = LiveLease(1, "m", 100, 0, [0, 1], 1), LiveLease(2, "m", 200, 0, [1, 2], 1)
     book.open(one)
     book.open(other)
     assert book.next_deadline_us() == 100

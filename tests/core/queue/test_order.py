@@ -93,7 +93,7 @@ def test_too_many_failures_lead_to_the_dead_letters() -> None:
 def test_reject_goes_straight_to_the_dead_letters() -> None:
     desk = Desk(*plain(3))
     desk.lease()
-    desk.do(wire.Reject("t", 0, "g", 1, [0, 2], "poison", "broken"))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [0, 2], "poison", "broken"))
     assert desk.lease() == []
     assert desk.figures()["dying"] == 2
     assert desk.partition.queues.committed("g") == 0
@@ -107,7 +107,7 @@ def test_reject_goes_straight_to_the_dead_letters() -> None:
 def test_burials_in_part_keep_their_places() -> None:
     desk = Desk(*plain(5))
     desk.lease()
-    desk.do(wire.Reject("t", 0, "g", 1, [1, 2, 3, 4]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [1, 2, 3, 4]))
     desk.do(inner.BuryDone("g", [0, 5], "t.dlq", [0, 10, 0, 11, 0, 12, 0, 13, 0, 14]))
     assert desk.facts[-1].spans == [1, 2, 3, 4]
     assert desk.facts[-1].places == [0, 11, 0, 13]
@@ -119,7 +119,7 @@ def test_burials_in_part_keep_their_places() -> None:
 def test_a_rejection_leaves_in_flight_what_is_and_holds_the_rest_until_its_dead_letter_is_stored() -> None:
     desk = Desk(*keyed("aab-aa"))
     assert desk.lease(count=2) == [0, 1]
-    desk.do(wire.Reject("t", 0, "g", 1, [0, 1]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [0, 1]))
     assert desk.ack(1, 2, lease=1) == [], "in flight to the one who rejected: it goes on with it"
     assert desk.lease() == [2, 3], "the others of its key wait"
     desk.do(inner.BuryDone("g", [0, 1], "t.dlq", [0, 0]))
@@ -174,7 +174,7 @@ def test_expiry_holds_the_key_in_order() -> None:
 def test_a_dying_message_holds_its_key_and_a_dead_one_does_not() -> None:
     desk = Desk(*keyed("ab"))
     desk.lease()
-    desk.do(wire.Reject("t", 0, "g", 1, [0, 1]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [0, 1]))
     desk.publish(*keyed("ab"))
     assert desk.lease() == [3]
     desk.do(inner.BuryDone("g", [0, 1], "t.dlq", [0, 0]))
@@ -250,7 +250,7 @@ def test_a_partition_in_order_waits_for_the_oldest() -> None:
 def test_a_partition_in_order_waits_for_the_burial() -> None:
     desk = Desk(*plain(3), ordering="partition")
     desk.lease(count=1)
-    desk.do(wire.Reject("t", 0, "g", 1, [0, 1]))
+    desk.do(wire.RejectMessages("t", 0, "g", 1, [0, 1]))
     assert desk.lease() == []
     desk.do(inner.BuryDone("g", [0, 1], "t.dlq", [0, 0]))
     assert desk.lease() == [1, 2]

@@ -21,7 +21,7 @@ def busy_desk() -> Desk:
     desk.lease(count=4)
     desk.ack(4, 5)
     desk.nack(5, 6, delay_ms=5000, error="no")
-    desk.do(wire.Reject("t", 0, "g", 2, [6, 7], "poison", "broken"))
+    desk.do(wire.RejectMessages("t", 0, "g", 2, [6, 7], "poison", "broken"))
     desk.wait(1)
     desk.publish(*keyed("abcabc"))
     desk.lease(count=3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.collections.timing_wheel import AT, NEVER, REF, ROW_BITS
 from tailrace.core.model.commands import Done
-from tailrace.core.model.facts import Appended, Fact, Scheduled, StageApplied, Staged, StageDropped
+from tailrace.core.model.facts import Appended, Delayed, Fact, StageApplied, Staged, StageDropped
 from tailrace.core.model.group_facts import Target
 from tailrace.core.model.identifiers import HAS_DEDUP_ID, HAS_DELIVER_AT, HAS_KEY, BatchView, Refusal
 from tailrace.core.model.internal_commands import ApplyStaged, CheckStaged, DropStaged, ReleaseDue, StageBatch
@@ -21,7 +21,7 @@ from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tailrace.core.staged import staged_batches, staged_versions
 from tailrace.core.staged.staged_batches import attempt_number
-from tailrace.core.staged.staged_versions import FinishStaged, StagedDecisions, grouped_of, targets_of
+from tailrace.core.staged.staged_versions import FinishStaged, StagedVersions, grouped_of, targets_of
 from tests.mixtures import mixtures
 
 T0 = 1_700_000_000_000_000
@@ -96,7 +96,7 @@ class Life:
         for number, fact in enumerate(self.facts):
             if number == cut:
                 partition = Partition.restore(self.options, partition.snapshot())
-            if not isinstance(fact, Appended | Scheduled | Staged):
+            if not isinstance(fact, Appended | Delayed | Staged):
                 fact = msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=Fact)
             partition.apply(fact)
         return partition
@@ -222,7 +222,7 @@ def test_delayed_rows_wait_for_their_time_after_their_version_is_applied() -> No
         Staged,
         Staged,
         Appended,
-        Scheduled,
+        Delayed,
         Appended,
         StageApplied,
     ]
@@ -312,7 +312,7 @@ class Machine:
     """Stands for the coordinator."""
 
     def __init__(self) -> None:
-        self.decisions = StagedDecisions()
+        self.decisions = StagedVersions()
         self.facts: list[Any] = []
         self.now_us = T0
 
@@ -451,7 +451,7 @@ def waits(life: Life) -> list[int]:
     refs = life.partition.timetable.wheel.first(NEVER, 1000)[:, REF].tolist()
     assert len(set(refs)) == len(refs)
     frames = [life.facts[ref >> ROW_BITS] for ref in refs]
-    assert all(isinstance(fact, Scheduled) for fact in frames)
+    assert all(isinstance(fact, Delayed) for fact in frames)
     rows = [ref & (1 << ROW_BITS) - 1 for ref in refs]
     return sorted(int(fact.view.deliver_at_us[row]) for fact, row in zip(frames, rows, strict=True))
 
@@ -519,11 +519,11 @@ def test_decisions_can_be_rebuilt_and_never_change(steps: list[Any], cut: int) -
         if isinstance(reply, StagedDecision):
             assert winners.setdefault((writer, reply.version), reply.attempts) == reply.attempts
             assert reply.won == (reply.version == version and reply.attempts == targets(what))
-    other = StagedDecisions()
+    other = StagedVersions()
     for number, fact in enumerate(machine.facts):
         if number == cut:
             data = other.packed()
-            other = StagedDecisions()
+            other = StagedVersions()
             other.load(data)
         union = staged_versions.StagedDecisionFact
         other.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=union))

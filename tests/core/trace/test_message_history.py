@@ -10,25 +10,25 @@ import pytest
 from tailrace.core.model import facts as f
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.trace import message_history
-from tailrace.core.trace.message_history import Life, Lives
+from tailrace.core.trace.message_history import MessageHistories, MessageHistory
 
 G = 1
 
 
-def followed(*offsets: int | None, **fields: Any) -> tuple[Lives, list[Life]]:
-    folded = Lives({G: "g", 2: "h"})
-    found = [Life({}, offset=offset, **fields) for offset in offsets]
+def followed(*offsets: int | None, **fields: Any) -> tuple[MessageHistories, list[MessageHistory]]:
+    folded = MessageHistories({G: "g", 2: "h"})
+    found = [MessageHistory({}, offset=offset, **fields) for offset in offsets]
     for life in found:
         folded.add(life)
     return folded, found
 
 
-def told(life: Life, *fields: str) -> list[Any]:
+def told(life: MessageHistory, *fields: str) -> list[Any]:
     """Events by name, with some of their fields."""
     return [(event["event"], *(event.get(name) for name in fields)) for event in life.events]
 
 
-def play(folded: Lives, *facts: Any) -> None:
+def play(folded: MessageHistories, *facts: Any) -> None:
     for fact in facts:
         folded.apply(fact, 0)
 
@@ -217,7 +217,7 @@ def test_groups_that_never_touched_it() -> None:
 def test_whom_a_frame_may_concern(base: int, end: int, concerned: bool) -> None:
     folded, _ = followed(9, 5)
     assert folded.concerns(base, end) is concerned
-    assert not Lives({}).concerns(base, end)
+    assert not MessageHistories({}).concerns(base, end)
 
 
 def test_the_largest_life_fits_an_answer() -> None:
@@ -238,7 +238,7 @@ def test_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fact_of_delivery_is_known() -> None:
     silent = {f.GroupPaused}
-    folded = Lives({})
+    folded = MessageHistories({})
     assert set(f.DeliveryFact.__args__) - set(folded._do) == silent
 
 

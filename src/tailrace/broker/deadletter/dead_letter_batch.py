@@ -39,7 +39,7 @@ class DyingRow(Protocol):
     def member(self) -> str: ...
 
 
-class Origin(msgspec.Struct, frozen=True):
+class DeadLetterOrigin(msgspec.Struct, frozen=True):
     """Where dying messages are, and for whom."""
 
     topic: str
@@ -49,7 +49,7 @@ class Origin(msgspec.Struct, frozen=True):
     """Tells the topic from another one of that name, created later."""
 
 
-class Letters(msgspec.Struct, frozen=True, eq=False):
+class DeadLetterBatch(msgspec.Struct, frozen=True, eq=False):
     """A batch for the dead letters: its rows are the messages at `offsets`. `unreadable` could not be read
     and are not in it; the frame is None when that is all of them."""
 
@@ -60,7 +60,9 @@ class Letters(msgspec.Struct, frozen=True, eq=False):
     problem: Exception | None = None
 
 
-def write(log: PartitionLog, end: int, origin: Origin, dying: Sequence[DyingRow]) -> Letters:
+def write(
+    log: PartitionLog, end: int, origin: DeadLetterOrigin, dying: Sequence[DyingRow]
+) -> DeadLetterBatch:
     """Read dying messages below the committed end back and make a batch of them; blocking."""
     rows: list[dict[str, Any]] = []
     offsets: list[int] = []
@@ -84,12 +86,12 @@ def write(log: PartitionLog, end: int, origin: Origin, dying: Sequence[DyingRow]
         if size > BYTES_MAX:
             break
     if not rows:
-        return Letters(offsets, unreadable, problem=problem)
+        return DeadLetterBatch(offsets, unreadable, problem=problem)
     header, body = _encode(rows, origin, deaths)
-    return Letters(offsets, unreadable, header, body, problem)
+    return DeadLetterBatch(offsets, unreadable, header, body, problem)
 
 
-def _encode(rows: list[dict[str, Any]], origin: Origin, deaths: list[str]) -> tuple[Header, Buffer]:
+def _encode(rows: list[dict[str, Any]], origin: DeadLetterOrigin, deaths: list[str]) -> tuple[Header, Buffer]:
     """`deaths` name each by offset, group and time: the same death is recognised after a crash, another one
     after a redrive or a reset is not taken for it, nor one on a topic that was created again."""
     place = f"{origin.topic}~{origin.topic_id}/{origin.partition}"
@@ -121,7 +123,7 @@ def _encode(rows: list[dict[str, Any]], origin: Origin, deaths: list[str]) -> tu
     return header, body
 
 
-def _headers(row: dict[str, Any], origin: Origin, item: DyingRow) -> list[tuple[str, bytes]]:
+def _headers(row: dict[str, Any], origin: DeadLetterOrigin, item: DyingRow) -> list[tuple[str, bytes]]:
     """Its own headers, but for those of an earlier death, and the story of this one."""
     story = (
         origin.topic,

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX, Leasing
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX, LeaseVerbs
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Publish
 from tailrace.core.model.identifiers import HEADER_BYTES_MAX
@@ -37,10 +37,10 @@ MARK_BYTES_MAX = 512
 """Room for the header that names the group of a copy, beyond what the headers of a message may have."""
 
 
-class Redriving:
+class DeadLetterVerbs:
     """The part of the gateway that looks after dead letters; any other topic will do as well."""
 
-    def __init__(self, topics: Topics, leasing: Leasing) -> None:
+    def __init__(self, topics: Topics, leasing: LeaseVerbs) -> None:
         self._topics = topics
         self._leasing = leasing
         self.verbs: dict[type[Any], Verb] = {
@@ -51,7 +51,7 @@ class Redriving:
             SettleOffsets: self._surely,
         }
 
-    def _shard(self, topic: str, partition: int) -> Shard:
+    def _shard(self, topic: str, partition: int) -> PartitionRuntime:
         shards = self._topics.get(topic).shards
         if not 0 <= partition < len(shards):
             raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")

@@ -18,9 +18,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.broker.deadletter.dead_letter_batch import DyingRow, Letters, Origin, write
+from tailrace.broker.deadletter.dead_letter_batch import DeadLetterBatch, DeadLetterOrigin, DyingRow, write
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.partition_runtime import Shard, refuse
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import AlterTopic, CreateTopic, Done, Publish, Published, Reply
@@ -39,34 +39,34 @@ RETRY_US = 1_000_000
 RETRY_US_MAX = 60_000_000
 
 
-class Burial:
+class DeadLetterWriter:
     """Takes the dying messages of all partitions to the dead letters."""
 
     def __init__(self, topics: Topics, pump: Pump, metrics: Metrics) -> None:
         self.topics = topics
         self.pump = pump
         self.metrics = metrics
-        self._funerals: dict[Shard, _Funeral] = {}
+        self._funerals: dict[PartitionRuntime, _DyingMessages] = {}
 
-    def take_up(self, shard: Shard) -> None:
+    def take_up(self, shard: PartitionRuntime) -> None:
         """A partition may have dying messages."""
         funeral = self._funerals.get(shard)
         if funeral is None:
             queues = shard.state.queues
             if not any(queues.dying(group, 1) for group in queues.names()):
                 return
-            funeral = self._funerals[shard] = _Funeral(self, shard)
+            funeral = self._funerals[shard] = _DyingMessages(self, shard)
         funeral.go_on()
 
-    def over(self, shard: Shard) -> None:
+    def over(self, shard: PartitionRuntime) -> None:
         """Nothing is dying there any more."""
         del self._funerals[shard]
 
 
-class _Funeral:
+class _DyingMessages:
     """One partition's dying messages, a batch at a time: it is under way, waits for a retry, or is over."""
 
-    def __init__(self, burial: Burial, shard: Shard) -> None:
+    def __init__(self, burial: DeadLetterWriter, shard: PartitionRuntime) -> None:
         self._burial = burial
         self._topics = burial.topics
         self._shard = shard
@@ -93,14 +93,14 @@ class _Funeral:
             rows = queues.dying(group, ROWS_MAX + len(self._unreadable))
             rows = [row for row in rows if (group, row.offset) not in self._unreadable][:ROWS_MAX]
             if rows:
-                self._begin(Origin(shard.topic, shard.partition, group, self._topic_id), rows)
+                self._begin(DeadLetterOrigin(shard.topic, shard.partition, group, self._topic_id), rows)
                 return
         if self._unreadable:
             self._retry(None)
         else:
             self._burial.over(shard)
 
-    def _begin(self, origin: Origin, rows: Sequence[DyingRow]) -> None:
+    def _begin(self, origin: DeadLetterOrigin, rows: Sequence[DyingRow]) -> None:
         def certain(reply: Reply, parts: Any) -> None:
             if type(reply) is Refusal:
                 self._retry(reply)
@@ -110,7 +110,7 @@ class _Funeral:
                 log, end = shard.log, shard.end_offset
                 shard.pump.threads.read(lambda: write(log, end, origin, rows), read)
 
-        def read(letters: Letters, error: Exception | None) -> None:
+        def read(letters: DeadLetterBatch, error: Exception | None) -> None:
             if error is not None:
                 self._retry(refuse(error))
                 return
@@ -128,7 +128,7 @@ class _Funeral:
         # A message whose death is not durable yet may turn out to live.
         shard.answer(shard.surely(certain), Done())
 
-    def _settle_here(self, origin: Origin, rows: Sequence[DyingRow]) -> None:
+    def _settle_here(self, origin: DeadLetterOrigin, rows: Sequence[DyingRow]) -> None:
         """Dead letters have no dead letters of their own."""
         for row in rows:
             place = f"{origin.topic}/{origin.partition}/{row.offset}"
@@ -136,7 +136,7 @@ class _Funeral:
             _log.warning(text, place, origin.group, row.reason)
         self._settle(origin, [row.offset for row in rows], "", [])
 
-    def _publish(self, origin: Origin, letters: Letters) -> None:
+    def _publish(self, origin: DeadLetterOrigin, letters: DeadLetterBatch) -> None:
         host = self._topics.find(self._dead_letters)
         if host is None or len(host.shards) <= origin.partition:
             self._make_room(origin, letters)
@@ -165,7 +165,7 @@ class _Funeral:
         publish = Publish(self._dead_letters, origin.partition, header.columns, header.body_crc)
         target.submit(PublishBatch(publish, view), letters.body, target.surely(published))
 
-    def _make_room(self, origin: Origin, letters: Letters) -> None:
+    def _make_room(self, origin: DeadLetterOrigin, letters: DeadLetterBatch) -> None:
         """Create the topic, or let it grow with its origin."""
         host = self._topics.find(origin.topic)
         if host is None:
@@ -196,7 +196,9 @@ class _Funeral:
 
         self._topics.change(request, changed, internal=True)
 
-    def _settle(self, origin: Origin, offsets: Sequence[int], topic: str, places: list[int]) -> None:
+    def _settle(
+        self, origin: DeadLetterOrigin, offsets: Sequence[int], topic: str, places: list[int]
+    ) -> None:
         """The dead letters have them."""
         spans: list[int] = []
         for offset in offsets:

@@ -88,7 +88,7 @@ class _Run:
         self.start = 0
 
 
-class NearRows:
+class DelayPrefetch:
     """What was loaded and is not released yet."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tailrace.broker.delay.delay_prefetch import NearRows, Picked, TooMuch, pick
+from tailrace.broker.delay.delay_prefetch import DelayPrefetch, Picked, TooMuch, pick
 from tailrace.broker.runtime.pump import Timer
 from tailrace.core.collections.timing_wheel import (
     AT,
@@ -40,7 +40,7 @@ from tailrace.format.batch import body_of, open_body
 from tailrace.format.frame import Buffer, crc32c
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 log = logging.getLogger("tailrace.delays")
 
@@ -66,15 +66,15 @@ FULL_PAUSE_US = 100_000
 _START = (-1, 0)
 
 
-class Releases:
+class DelayRelease:
     """The timers of one partition. Everything runs on the pump's thread."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self.bytes_max = NEAR_BYTES
         self._margin_us = AHEAD_US // 4 + shard.partition % STAGGER * STAGGER_US
         """What was asked for reaches at least so far ahead."""
-        self._near = NearRows()
+        self._near = DelayPrefetch()
         self._timer: Timer | None = None
         self._life = 0
         """Grows when the state is another one: what was begun for an earlier one does not count."""

@@ -24,7 +24,7 @@ _Asked = tuple[int, PartitionLog, list[int]]
 """A partition, its log, and the refs to read there."""
 
 
-class Delays:
+class DelayVerbs:
     """Answers `CancelScheduled` and `ListScheduled`."""
 
     def __init__(self, topics: Topics, pump: Pump) -> None:

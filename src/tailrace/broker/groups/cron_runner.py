@@ -22,11 +22,11 @@ import msgspec
 from cronsim import CronSimError
 
 from tailrace.broker.groups.cron_times import latest_tick_us, next_tick_us, zone_of
-from tailrace.broker.groups.group_directory import Coordinators
+from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.cron_schedules import Recurrence
+from tailrace.core.groups.cron_schedules import CronSchedule
 from tailrace.core.model.commands import Publish, Reply
 from tailrace.core.model.group_commands import DeleteSchedule, ListSchedules, PutSchedule, ScheduleList
 from tailrace.core.model.identifiers import (
@@ -55,10 +55,10 @@ CRON_MAX = 200
 _SECOND = 1_000_000
 
 
-class Cron:
+class CronRunner:
     """The part of the gateway that keeps schedules, and the timers of all of them."""
 
-    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
         self._pump = pump
         self._coordinators = coordinators
@@ -75,7 +75,7 @@ class Cron:
             for name in machine.recurrences.by_name:
                 self._arm(name)
 
-    def _find(self, name: str) -> Recurrence | None:
+    def _find(self, name: str) -> CronSchedule | None:
         machine = self._coordinators.of(name)
         return None if machine is None else machine.recurrences.by_name.get(name)
 
@@ -125,7 +125,7 @@ class Cron:
         found.sort(key=lambda recurrence: recurrence.put.name)
         respond(ScheduleList([self._shown(recurrence) for recurrence in found]), NOTHING)
 
-    def _shown(self, recurrence: Recurrence) -> dict[str, Any]:
+    def _shown(self, recurrence: CronSchedule) -> dict[str, Any]:
         put = recurrence.put
         fields = {field: getattr(put, field) for field in PutSchedule.__struct_fields__}
         after_us = max(recurrence.after_us, self._pump.clock.wall_us())

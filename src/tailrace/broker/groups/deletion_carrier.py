@@ -14,11 +14,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tailrace.broker.groups.group_directory import Coordinators
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.groups.group_directory import GroupDirectory
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.group_deletions import Deletion
+from tailrace.core.groups.group_deletions import GroupDeletion
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import Refusal
@@ -31,10 +31,10 @@ log = logging.getLogger("tailrace.groups")
 RETRY_US = 1_000_000
 
 
-class Delisting:
+class DeletionCarrier:
     """Brings deletions to the partitions, and finds groups that no coordinator knows."""
 
-    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
         self._pump = pump
         self._coordinators = coordinators
@@ -57,7 +57,7 @@ class Delisting:
             if deletions and shard.fault is None:
                 shard.submit(Look(), b"", self._looked(deletions))
 
-    def _looked(self, deletions: list[Deletion]) -> Respond:
+    def _looked(self, deletions: list[GroupDeletion]) -> Respond:
         def answered(reply: Reply, parts: Any) -> None:
             if not isinstance(reply, Refusal):
                 for deletion in deletions:
@@ -72,7 +72,7 @@ class Delisting:
             if deletion.group == group:
                 self._carry(deletion)
 
-    def _carry(self, deletion: Deletion) -> None:
+    def _carry(self, deletion: GroupDeletion) -> None:
         busy = self._under_way.setdefault(deletion.group, set())
         gone: list[Place] = []
         for topic, number, topic_id in deletion.places:
@@ -87,13 +87,13 @@ class Delisting:
         self._confirm(deletion, gone)
         self._check_left(deletion.group)
 
-    def _shard(self, place: Place, topic_id: int) -> Shard | None:
+    def _shard(self, place: Place, topic_id: int) -> PartitionRuntime | None:
         host = self._topics.find(place[0])
         if host is None or place[1] >= len(host.shards) or topic_id not in (0, host.info.id):
             return None
         return host.shards[place[1]]
 
-    def _delist(self, deletion: Deletion, place: Place, shard: Shard) -> None:
+    def _delist(self, deletion: GroupDeletion, place: Place, shard: PartitionRuntime) -> None:
         def answered(reply: Reply, parts: Any) -> None:
             if isinstance(reply, Refusal) and shard.fault is None:
                 later_us = self._pump.clock.now_us() + RETRY_US
@@ -106,7 +106,7 @@ class Delisting:
 
         shard.submit(Delist(deletion.group, deletion.id), b"", shard.surely(answered))
 
-    def _confirm(self, deletion: Deletion, places: list[Place]) -> None:
+    def _confirm(self, deletion: GroupDeletion, places: list[Place]) -> None:
         if places:
             confirm = ConfirmForgotten(deletion.group, deletion.id, places)
             self._coordinators.submit(deletion.group, confirm, lambda reply, parts: None)
@@ -119,11 +119,11 @@ class Delisting:
 
     # -- strangers
 
-    def strangers(self) -> dict[str, list[Shard]]:
+    def strangers(self) -> dict[str, list[PartitionRuntime]]:
         """Groups that partitions know and no coordinator does, each with those partitions. What the
         coordinator of a group knows that is not well cannot be told."""
         shards = self._coordinators.shards()
-        found: dict[str, list[Shard]] = {}
+        found: dict[str, list[PartitionRuntime]] = {}
         for shard in self._topics.shards():
             if not shard.machine.delivers or shard.lost is not None:
                 continue
@@ -146,7 +146,7 @@ class Delisting:
             text = "group %r is on %d partitions, such as %s/%d, and no coordinator knows it: it is kept"
             log.error(text, name, len(shards), shards[0].topic, shards[0].partition)
 
-    def expel(self, group: str, shards: Iterable[Shard], respond: Respond) -> None:
+    def expel(self, group: str, shards: Iterable[PartitionRuntime], respond: Respond) -> None:
         """Let partitions forget a stranger, because somebody wants it; the answer comes when all have."""
         waiting, problem = 0, None
 

@@ -14,11 +14,11 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from tailrace.broker.groups.member_sessions import Standing
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.groups.member_sessions import MemberAssignment
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.group_state import Group, Holding
+from tailrace.core.groups.group_state import GroupState, PartitionHolding
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy
@@ -30,7 +30,7 @@ log = logging.getLogger("tailrace.groups")
 RETRY_US = 1_000_000
 
 
-class Grant(NamedTuple):
+class WantedGrant(NamedTuple):
     """What a partition shall know, or has confirmed: who has it or whether all members share it, whether the
     group leases at all, and the options of the group."""
 
@@ -50,12 +50,12 @@ class _Carried:
     """One group: what its partitions have confirmed, and where something is under way."""
 
     def __init__(self) -> None:
-        self.confirmed: dict[Place, Grant] = {}
+        self.confirmed: dict[Place, WantedGrant] = {}
         self.busy: set[Place] = set()
         self.retry = self.warned = False
 
 
-class Granting:
+class GrantCarrier:
     """Brings data partitions to what coordinators decided. `changed` is called with the name of a group when
     one of its partitions has confirmed something; `raised` when partitions are ahead of their coordinator."""
 
@@ -63,7 +63,7 @@ class Granting:
         self,
         topics: Topics,
         pump: Pump,
-        find: Callable[[str], Group | None],
+        find: Callable[[str], GroupState | None],
         changed: Callable[[str], None],
         raised: Callable[[str, list[tuple[str, int, int]]], None],
     ) -> None:
@@ -80,19 +80,19 @@ class Granting:
         self.evicted: Callable[[str, str], None] = lambda group, member: None
         """Called with the group and the member that is gone."""
 
-    def shard(self, place: Place) -> Shard | None:
+    def shard(self, place: Place) -> PartitionRuntime | None:
         """The data partition of a place; None when the topic or the partition is not there."""
         host = self._topics.find(place[0])
         if host is None or place[1] >= len(host.shards):
             return None
         return host.shards[place[1]]
 
-    def confirmed(self, group: str, place: Place) -> Grant | None:
+    def confirmed(self, group: str, place: Place) -> WantedGrant | None:
         """What a partition has confirmed."""
         carried = self._groups.get(group)
         return None if carried is None else carried.confirmed.get(place)
 
-    def settled(self, group: Group, member: str | None = None) -> bool:
+    def settled(self, group: GroupState, member: str | None = None) -> bool:
         """Whether every partition that works has the group as it is, and those of a member are granted to
         it."""
         for place in group.all_places():
@@ -106,9 +106,9 @@ class Granting:
                 return False
         return True
 
-    def standings(self, group: Group) -> dict[str, Standing]:
+    def standings(self, group: GroupState) -> dict[str, MemberAssignment]:
         """What every member of a group has, as far as the partitions have confirmed it."""
-        standings = {name: Standing([], [], group.state_of(name)) for name in group.members}
+        standings = {name: MemberAssignment([], [], group.state_of(name)) for name in group.members}
         for place, held in group.places.items():
             grant = self.confirmed(group.name, place)
             if grant is None or grant.generation < held.generation:  # Greater for a moment after a reset.
@@ -131,7 +131,7 @@ class Granting:
         """Whether it was adopted."""
         return group in self._groups
 
-    def adopt(self, group: Group) -> None:
+    def adopt(self, group: GroupState) -> None:
         """After recovery: what partitions have on disk they need not be told again."""
         self._groups[group.name] = _Carried()
         for place in group.all_places():
@@ -139,7 +139,7 @@ class Granting:
             if shard is not None and shard.fault is None:
                 self.learn(group, place, shard)
 
-    def learn(self, group: Group, place: Place, shard: Shard) -> None:
+    def learn(self, group: GroupState, place: Place, shard: PartitionRuntime) -> None:
         """A partition was built from its log: what it has of a group there is all that it confirmed."""
         carried = self._groups.setdefault(group.name, _Carried())
         queues = shard.state.queues
@@ -148,15 +148,15 @@ class Granting:
         policy = queues.policy(group.name)
         if reached is not None and same and policy is not None:
             shared = queues.is_shared(group.name)
-            carried.confirmed[place] = Grant(*reached, shared, queues.is_paused(group.name), policy)
+            carried.confirmed[place] = WantedGrant(*reached, shared, queues.is_paused(group.name), policy)
         else:
             carried.confirmed.pop(place, None)
 
-    def carry(self, group: Group) -> None:
+    def carry(self, group: GroupState) -> None:
         """Compare all partitions of a group with what is wanted, and send what is missing."""
         self._carry_all(group, self._groups.setdefault(group.name, _Carried()), group.all_places())
 
-    def _carry_all(self, group: Group, carried: _Carried, places: Iterable[Place]) -> None:
+    def _carry_all(self, group: GroupState, carried: _Carried, places: Iterable[Place]) -> None:
         ahead: list[tuple[str, int, int]] = []
         for place in places:
             self._carry(group, carried, place, ahead)
@@ -164,7 +164,7 @@ class Granting:
             self._raised(group.name, ahead)
 
     def _carry(
-        self, group: Group, carried: _Carried, place: Place, ahead: list[tuple[str, int, int]]
+        self, group: GroupState, carried: _Carried, place: Place, ahead: list[tuple[str, int, int]]
     ) -> None:
         """One partition; into `ahead` when it is further than the coordinator knows: after a reset, or after
         a crash that took a decision from the coordinator which the partition had heard of already."""
@@ -210,7 +210,9 @@ class Granting:
         carried.busy.add(place)
         self._send(shard, commands, lambda problem: self._carried(carried, group.name, place, want, problem))
 
-    def _send(self, shard: Shard, commands: list[Any], done: Callable[[Refusal | None], None]) -> None:
+    def _send(
+        self, shard: PartitionRuntime, commands: list[Any], done: Callable[[Refusal | None], None]
+    ) -> None:
         """Give commands to a partition; `done` gets the first refusal, when all are answered."""
         left, problem = len(commands), None
 
@@ -226,7 +228,7 @@ class Granting:
             shard.submit(command, b"", shard.surely(answered))
 
     def _carried(
-        self, carried: _Carried, name: str, place: Place, want: Grant, problem: Refusal | None
+        self, carried: _Carried, name: str, place: Place, want: WantedGrant, problem: Refusal | None
     ) -> None:
         carried.busy.discard(place)
         if self._groups.get(name) is not carried:
@@ -259,7 +261,7 @@ class Granting:
 
         self._pump.at(self._pump.clock.now_us() + RETRY_US, again)
 
-    def evict(self, group: Group, member: str, *, left: bool = False) -> None:
+    def evict(self, group: GroupState, member: str, *, left: bool = False) -> None:
         """A member leaves or is gone: give back what it has everywhere. Partitions that were its own hear of
         their next owner; it may also have leases of partitions that are or were shared. Should this get lost,
         they end by themselves."""
@@ -281,14 +283,14 @@ class Granting:
             }
 
 
-def _wanted(group: Group, place: Place) -> Grant:
+def _wanted(group: GroupState, place: Place) -> WantedGrant:
     """What a partition shall know."""
     held = group.places[place]
     shared = place[0] in group.shared or held.dividing
-    return Grant(held.owner, held.generation, shared, group.paused, group.policy)
+    return WantedGrant(held.owner, held.generation, shared, group.paused, group.policy)
 
 
-def _takers(group: Group, topic: str, held: Holding, grant: Grant) -> list[str]:
+def _takers(group: GroupState, topic: str, held: PartitionHolding, grant: WantedGrant) -> list[str]:
     """Who may take from a partition, as far as it has confirmed that."""
     if topic not in group.shared:
         names = [*held.leaving, held.next] if held.dividing else [held.owner]
@@ -298,7 +300,7 @@ def _takers(group: Group, topic: str, held: Holding, grant: Grant) -> list[str]:
     return [grant.member] if grant.member in group.members else []
 
 
-def _astray(reached: tuple[str, int], shared: bool, want: Grant) -> bool:
+def _astray(reached: tuple[str, int], shared: bool, want: WantedGrant) -> bool:
     """Whether a partition is at a generation that the coordinator has not given it. Within a generation it
     may become shared, or one member's again."""
     if reached[1] != want.generation:

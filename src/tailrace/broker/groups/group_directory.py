@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
 from tailrace.broker.runtime.turn import error_of
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.coordinator import Coordinator
@@ -16,7 +16,7 @@ from tailrace.errors import Corrupt
 from tailrace.ports import Respond
 
 
-class Coordinators:
+class GroupDirectory:
     """Routes commands to the partition of the internal topic that coordinates a name. A broker that has never
     had a group, a schedule or a staged write has no such topic, and pays nothing for it."""
 
@@ -24,12 +24,12 @@ class Coordinators:
         self._topics = topics
         self._waiting: list[tuple[str, Any, Respond]] = []
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[PartitionRuntime]:
         """The partitions of the internal topic; none before it is made."""
         host = self._topics.find(TOPIC)
         return [] if host is None else host.shards
 
-    def machines(self) -> Iterator[tuple[Shard, Coordinator]]:
+    def machines(self) -> Iterator[tuple[PartitionRuntime, Coordinator]]:
         """Every coordinator with the shard that hosts it. What a damaged one knows is not what was decided,
         and one whose storage failed knows nothing: nobody acts on that."""
         for shard in self.shards():
@@ -43,7 +43,7 @@ class Coordinators:
             shards = shards[home_of(name) : home_of(name) + 1]
         return next((shard.lost for shard in shards if shard.lost is not None), None)
 
-    def home(self, name: str) -> Shard | None:
+    def home(self, name: str) -> PartitionRuntime | None:
         """The partition that coordinates a name; None before there is any."""
         shards = self.shards()
         return shards[home_of(name)] if shards else None

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.group_metrics import Place
-from tailrace.broker.groups.group_verbs import Coordination, info_of
+from tailrace.broker.groups.group_verbs import GroupVerbs, info_of
 from tailrace.broker.queue.time_lookup import locate
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import TopicHost, Topics
 from tailrace.core.groups.group_membership import in_use
-from tailrace.core.groups.group_state import Extent, Group
+from tailrace.core.groups.group_state import Extent, GroupState
 from tailrace.core.model.commands import EARLIEST, LATEST, Reply
 from tailrace.core.model.group_commands import (
     DescribeGroup,
@@ -50,7 +50,7 @@ Change = tuple[int, int, int]
 class GroupReports:
     """The part of the gateway that reports on groups and resets them."""
 
-    def __init__(self, topics: Topics, pump: Pump, coordination: Coordination) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordination: GroupVerbs) -> None:
         self._topics = topics
         self._pump = pump
         self._coordination = coordination
@@ -82,7 +82,7 @@ class GroupReports:
                 infos.append(self._stranger(name, shards))
         respond(GroupList(sorted(infos, key=lambda info: info.group)), NOTHING)
 
-    def _shown(self, group: Group, **fields: Any) -> GroupInfo:
+    def _shown(self, group: GroupState, **fields: Any) -> GroupInfo:
         """A group, and which of its topics nobody knows."""
         info = info_of(group, **fields)
         lost = [topic for topic in group.topics if self._topics.find(topic) is None]
@@ -90,18 +90,20 @@ class GroupReports:
         return msgspec.structs.replace(info, warnings=info.warnings + [lost_text.format(t) for t in lost])
 
     @staticmethod
-    def _stranger(name: str, shards: list[Shard], rows: list[dict[str, Any]] | None = None) -> GroupInfo:
+    def _stranger(
+        name: str, shards: list[PartitionRuntime], rows: list[dict[str, Any]] | None = None
+    ) -> GroupInfo:
         """A group that only partitions know."""
         policy = shards[0].state.queues.policy(name)
         assert policy is not None
-        group = Group(name, policy, 0)
+        group = GroupState(name, policy, 0)
         group.topics = {shard.topic: Extent(0, 0) for shard in shards}
         lag = sum(figures_of(shard, name).get("lag", 0) for shard in shards)
         info = info_of(group, lag=lag, partitions=rows or [], known=False)
         text = "no coordinator knows this group; it is kept: enlist it or join it to go on, or delete it"
         return msgspec.structs.replace(info, warnings=[text])
 
-    def _lag(self, group: Group) -> int:
+    def _lag(self, group: GroupState) -> int:
         shards = (self._coordination.granting.shard(place) for place in group.all_places())
         return sum(figures_of(shard, group.name).get("lag", 0) for shard in shards if shard is not None)
 
@@ -111,7 +113,7 @@ class GroupReports:
         if self._coordination.find(request.group) is None:
             strangers = self._coordination.delisting.strangers().get(request.group)
             if strangers:
-                none = Group(request.group, GroupPolicy(), 0)
+                none = GroupState(request.group, GroupPolicy(), 0)
                 rows = [self._row(none, shard.topic, shard.partition, shard) for shard in strangers]
                 respond(self._stranger(request.group, strangers, rows), NOTHING)
                 return
@@ -128,7 +130,7 @@ class GroupReports:
 
         self._coordination.coordinators.submit(request.group, Look(), looked)
 
-    def _report(self, group: Group, respond: Respond) -> None:
+    def _report(self, group: GroupState, respond: Respond) -> None:
         rows: list[dict[str, Any]] = []
         oldest: list[tuple[dict[str, Any], PartitionLog, int, int, int]] = []
         for place in group.all_places():
@@ -161,7 +163,7 @@ class GroupReports:
         else:
             respond(info, NOTHING)
 
-    def _row(self, group: Group, topic: str, number: int, shard: Shard) -> dict[str, Any]:
+    def _row(self, group: GroupState, topic: str, number: int, shard: PartitionRuntime) -> dict[str, Any]:
         """One partition; where its state was dropped, null stands for what is not known."""
         held = group.places.get((topic, number))
         figures = figures_of(shard, group.name)
@@ -180,7 +182,7 @@ class GroupReports:
             "fault": None if shard.fault is None else shard.fault.message,
         }
 
-    def _members(self, group: Group) -> list[dict[str, Any]]:
+    def _members(self, group: GroupState) -> list[dict[str, Any]]:
         rows = []
         for member in group.members.values():
             seat = self._coordination.seats.get(group.name, member.id)
@@ -285,7 +287,7 @@ class GroupReports:
             host.shards[partition].submit(ResetTo(request.group, offset), b"", answered)
 
 
-def figures_of(shard: Shard, group: str) -> dict[str, Any]:
+def figures_of(shard: PartitionRuntime, group: str) -> dict[str, Any]:
     """What a partition knows of a group; nothing when it does not know it."""
     queues = shard.state.queues
     return queues.figures(group) if group in queues.names() else {}

@@ -1,8 +1,8 @@
 """The verbs of groups: joining, heartbeats, leaving, and their administration.
 
 A request becomes a command to the group's coordinator. When that is durable, the data partitions are brought
-to it (`Granting`), and the members are told (`Seats`): of a partition that is theirs only after the partition
-itself knows it, so that their first lease is not refused.
+to it (`GrantCarrier`), and the members are told (`MemberSessions`): of a partition that is theirs only after
+the partition itself knows it, so that their first lease is not refused.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from tailrace.broker.groups.deletion_carrier import Delisting
-from tailrace.broker.groups.grant_carrier import Granting
-from tailrace.broker.groups.group_directory import Coordinators
-from tailrace.broker.groups.member_sessions import Presence, Seats
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.groups.deletion_carrier import DeletionCarrier
+from tailrace.broker.groups.grant_carrier import GrantCarrier
+from tailrace.broker.groups.group_directory import GroupDirectory
+from tailrace.broker.groups.member_sessions import MemberSessions, Presence
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.group_state import Group
+from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model import group_commands as verbs
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.group_options import GroupPolicy, parse_policy, warnings_of
@@ -65,22 +65,22 @@ class _Waiter:
         self.timer: Timer | None = None
 
 
-class Coordination:
+class GroupVerbs:
     """The part of the gateway that members and administrators of groups speak to."""
 
-    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
         self._pump = pump
         self.coordinators = coordinators
-        self.seats = Seats(pump, self._gone)
-        self.granting = Granting(topics, pump, self.find, self._touch, self._raise)
+        self.seats = MemberSessions(pump, self._gone)
+        self.granting = GrantCarrier(topics, pump, self.find, self._touch, self._raise)
         self.granting.deleted = self._deleted
         self.granting.enlisted = self._enlisted
-        self.delisting = Delisting(topics, pump, coordinators)
+        self.delisting = DeletionCarrier(topics, pump, coordinators)
         self._touched: dict[str, None] = {}
         self._waiters: dict[_Waiter, None] = {}
         self._timers: dict[str, Timer] = {}
-        """By group: when time itself changes something, see `Group.due_us`."""
+        """By group: when time itself changes something, see `GroupState.due_us`."""
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
             verbs.CreateGroup: self._create,
             verbs.DeleteGroup: self._delete,
@@ -107,7 +107,7 @@ class Coordination:
         self.delisting.carry_all()
         self.delisting.report()
 
-    def reopened(self, shard: Shard) -> None:
+    def reopened(self, shard: PartitionRuntime) -> None:
         """A partition was built anew from its log, without what was decided last: what others were told of
         that, a reset's generation for one, does not hold any more."""
         place = (shard.topic, shard.partition)
@@ -122,7 +122,7 @@ class Coordination:
                 self.settle(group.name)
         self.delisting.carry_all()
 
-    def _take_up(self, group: Group) -> None:
+    def _take_up(self, group: GroupState) -> None:
         """A group that its coordinator knows again: those who are not known as its members yet have a whole
         session to show themselves."""
         for member in group.members:
@@ -144,12 +144,12 @@ class Coordination:
         found = self.find(group)
         return () if found is None else found.topics
 
-    def find(self, group: str) -> Group | None:
+    def find(self, group: str) -> GroupState | None:
         """A group as its coordinator has it."""
         machine = self.coordinators.of(group)
         return None if machine is None else machine.groups.by_name.get(group)
 
-    def must_find(self, group: str) -> Group:
+    def must_find(self, group: str) -> GroupState:
         """As `find`; raises `NotFound`, or why its coordinator cannot be asked."""
         self.coordinators.require_well(group)
         found = self.find(group)
@@ -160,7 +160,7 @@ class Coordination:
             raise NotFound(f"there is no group {group[:80]!r}", group=group[:80])
         return found
 
-    def _resize_of(self, group: Group, topics: Iterable[str]) -> ResizeTopics | None:
+    def _resize_of(self, group: GroupState, topics: Iterable[str]) -> ResizeTopics | None:
         """What a group has to hear about topics; None when there is nothing. A topic that is not there was
         deleted only if the catalog says so, by its id; else it is kept, whatever became of it."""
         resize = ResizeTopics(group.name, [], {})
@@ -499,7 +499,7 @@ def _stranger(group: str, member: str) -> Refusal:
     return refuse(_no_member(group, member))
 
 
-def info_of(group: Group, **fields: Any) -> verbs.GroupInfo:
+def info_of(group: GroupState, **fields: Any) -> verbs.GroupInfo:
     """A group as it is shown."""
     options = {field: getattr(group.policy, field) for field in GroupPolicy.__struct_fields__}
     return verbs.GroupInfo(

@@ -35,7 +35,7 @@ Key = tuple[str, str]
 """Group and member."""
 
 
-class Standing(NamedTuple):
+class MemberAssignment(NamedTuple):
     """What a member has: the part of `Membership` whose changes it is told of."""
 
     owned: list[tuple[str, int, int]]
@@ -43,7 +43,7 @@ class Standing(NamedTuple):
     state: str
 
 
-class Seat:
+class MemberSession:
     """One member."""
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Seat:
     def __init__(self, policy: GroupPolicy, version: int, now_us: int) -> None:
         self.policy = policy
         self.version = version
-        self.standing: Standing | None = None
+        self.standing: MemberAssignment | None = None
         self.seen_us = now_us
         self.incarnation = ""
         """Which of those who use its name it is; empty while that is not known."""
@@ -108,7 +108,7 @@ class Presence:
         self.when_closed = lambda: None
 
 
-class Seats:
+class MemberSessions:
     """All members of all groups of this node. `gone` is called, with the reason, for one that was not heard
     of for a whole session or did not come back after its connection was closed."""
 
@@ -116,19 +116,19 @@ class Seats:
         self._pump = pump
         self._gone = gone
         self._closing = False
-        self._seats: dict[Key, Seat] = {}
+        self._seats: dict[Key, MemberSession] = {}
         self._version = 0
 
-    def get(self, group: str, member: str) -> Seat | None:
+    def get(self, group: str, member: str) -> MemberSession | None:
         """A member, when it is known."""
         return self._seats.get((group, member))
 
-    def take(self, group: str, member: str, policy: GroupPolicy) -> Seat:
+    def take(self, group: str, member: str, policy: GroupPolicy) -> MemberSession:
         """Somebody is a member, from now on or still."""
         now_us = self._pump.clock.now_us()
         seat = self._seats.get((group, member))
         if seat is None:
-            seat = self._seats[group, member] = Seat(policy, self._next_version(), now_us)
+            seat = self._seats[group, member] = MemberSession(policy, self._next_version(), now_us)
             self._watch(group, member, seat)
         seat.seen_us = now_us
         return seat
@@ -138,7 +138,7 @@ class Seats:
         seat = self._seats.get((group, member))
         return seat is not None and bool(incarnation and seat.incarnation) and seat.incarnation != incarnation
 
-    def hand_over(self, seat: Seat, incarnation: str, answer: Refusal) -> None:
+    def hand_over(self, seat: MemberSession, incarnation: str, answer: Refusal) -> None:
         """The seat belongs to whoever joined last; the one before is told so."""
         self._answer(seat, answer)
         seat.incarnation = incarnation
@@ -147,7 +147,7 @@ class Seats:
         self._version = max(self._version + 1, self._pump.clock.now_us())
         return self._version
 
-    def _watch(self, group: str, member: str, seat: Seat) -> None:
+    def _watch(self, group: str, member: str, seat: MemberSession) -> None:
         """Look at it again when it has been silent for a session; signs of life do not touch the timer."""
 
         due_us = seat.seen_us + seat.policy.session_ms * 1000
@@ -163,7 +163,7 @@ class Seats:
 
         seat.timer = self._pump.at(due_us, look)
 
-    def present(self, group: str, member: str, seat: Seat, presence: Presence) -> None:
+    def present(self, group: str, member: str, seat: MemberSession, presence: Presence) -> None:
         """A member has shown itself on a connection, which may be closed since then."""
         if seat.grace is not None:
             seat.grace.cancel()
@@ -180,7 +180,7 @@ class Seats:
         if presence.closed:
             closed()
 
-    def _wait_for(self, group: str, member: str, seat: Seat) -> None:
+    def _wait_for(self, group: str, member: str, seat: MemberSession) -> None:
         """Its connection is closed: it has a short time to come back."""
         if self._closing or self._seats.get((group, member)) is not seat:
             return
@@ -204,7 +204,7 @@ class Seats:
             self._answer(seat, answer)
 
     @staticmethod
-    def _unwatch(seat: Seat) -> None:
+    def _unwatch(seat: MemberSession) -> None:
         for timer in (seat.timer, seat.grace):
             if timer is not None:
                 timer.cancel()
@@ -217,7 +217,7 @@ class Seats:
         """Those who have a seat in a group."""
         return [member for name, member in self._seats if name == group]
 
-    def tell(self, group: str, member: str, standing: Standing, policy: GroupPolicy) -> None:
+    def tell(self, group: str, member: str, standing: MemberAssignment, policy: GroupPolicy) -> None:
         """What a member has, or the options of its group, may have changed: then it is told at once."""
         seat = self._seats.get((group, member))
         if seat is None or (seat.standing == standing and seat.policy == policy):
@@ -243,13 +243,13 @@ class Seats:
             seat.hungry, seat.hungry_us = places, self._pump.clock.now_us()
 
     @staticmethod
-    def membership(seat: Seat) -> Membership:
+    def membership(seat: MemberSession) -> Membership:
         """What a member is told."""
-        owned, revoking, state = seat.standing or Standing([], [], "standby")
+        owned, revoking, state = seat.standing or MemberAssignment([], [], "standby")
         options = {field: getattr(seat.policy, field) for field in GroupPolicy.__struct_fields__}
         return Membership(seat.version, owned, revoking, state, options)
 
-    def poll(self, seat: Seat, heartbeat: Heartbeat, respond: Respond) -> None:
+    def poll(self, seat: MemberSession, heartbeat: Heartbeat, respond: Respond) -> None:
         """Answer when there is something new, or when the time is over. A poll that still waits is answered:
         its sender has sent another.
 
@@ -270,7 +270,7 @@ class Seats:
 
         seat.poll_timer = self._pump.at(self._pump.clock.now_us() + wait_ms * 1000, over)
 
-    def _answer(self, seat: Seat, reply: Reply) -> None:
+    def _answer(self, seat: MemberSession, reply: Reply) -> None:
         respond, seat.poll = seat.poll, None
         if seat.poll_timer is not None:
             seat.poll_timer.cancel()

@@ -17,7 +17,7 @@ from tailrace.core.credit import Flights
 from tailrace.core.model.group_options import GroupPolicy
 
 
-class Short(Protocol):
+class CreditWaiter(Protocol):
     """A request that had no credit left."""
 
     def credit_freed(self) -> None:
@@ -25,15 +25,15 @@ class Short(Protocol):
         ...
 
 
-class Credit:
+class CreditWaiters:
     """What is in flight in all groups of a node, and who waits for less of it."""
 
     def __init__(self, pump: Pump) -> None:
         self._pump = pump
         self.flights = Flights(self._freed)
-        self._own: dict[tuple[str, str], dict[Short, None]] = {}
+        self._own: dict[tuple[str, str], dict[CreditWaiter, None]] = {}
         """By group and member: those for which the member's limit was in the way."""
-        self._all: dict[str, OrderedDict[Short, GroupPolicy]] = {}
+        self._all: dict[str, OrderedDict[CreditWaiter, GroupPolicy]] = {}
         """By group: those for which the group's limit was in the way, in the order of arrival."""
         self._members: dict[tuple[str, str], None] = {}
         self._groups: dict[str, None] = {}
@@ -46,7 +46,7 @@ class Credit:
         of_member = flights.by_member.get(member, 0)
         return min(policy.in_flight_max - of_member, policy.group_in_flight_max - flights.total)
 
-    def wait(self, group: str, member: str, policy: GroupPolicy, short: Short) -> None:
+    def wait(self, group: str, member: str, policy: GroupPolicy, short: CreditWaiter) -> None:
         """Tell a request when there may be credit for it."""
         flights = self.flights.find(group)
         of_member = 0 if flights is None else flights.by_member.get(member, 0)
@@ -61,11 +61,11 @@ class Credit:
         flights = self.flights.find(group)
         return 0 if flights is None else flights.by_member.get(member, 0)
 
-    def wait_for_less(self, group: str, member: str, short: Short) -> None:
+    def wait_for_less(self, group: str, member: str, short: CreditWaiter) -> None:
         """Tell a request when something of its member is settled."""
         self._own.setdefault((group, member), {})[short] = None
 
-    def leave(self, group: str, member: str, short: Short) -> None:
+    def leave(self, group: str, member: str, short: CreditWaiter) -> None:
         """A request does not wait any more; harmless when it did not."""
         own = self._own.get((group, member))
         if own is not None and own.pop(short, 0) is None and not own:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.core.model.commands import Fetch, Fetched
 from tailrace.core.model.identifiers import Refusal
@@ -47,18 +47,18 @@ class OpenGate:
         """Nothing is counted."""
 
 
-class FetchJob:
+class FetchRequest:
     """One fetch under way."""
 
     def __init__(
         self,
         fetch: Fetch,
-        shards: Sequence[Shard],
+        shards: Sequence[PartitionRuntime],
         pump: Pump,
         metrics: Metrics,
         gate: Gate,
         respond: Respond,
-        over: Callable[[FetchJob], None],
+        over: Callable[[FetchRequest], None],
     ) -> None:
         self._fetch = fetch
         self._shards = shards
@@ -105,7 +105,7 @@ class FetchJob:
             return
         if self._gate.blocked(self.look):
             return
-        cold: tuple[int, Shard, int] | None = None
+        cold: tuple[int, PartitionRuntime, int] | None = None
         parts: list[Buffer] = []
         slices: list[tuple[int, int, int, int]] = []
         room = self._bytes_max
@@ -186,7 +186,7 @@ class FetchJob:
         details = {"partition": partition, "start_offset": stop, "end_offset": end, "lost": [first, stop]}
         return Refusal("not_found", message, "none", details)
 
-    def _read_cold(self, partition: int, shard: Shard, offset: int) -> None:
+    def _read_cold(self, partition: int, shard: PartitionRuntime, offset: int) -> None:
         log, room = shard.log, self._bytes_max
         end = shard.state.lost.next_from(offset, shard.end_offset)
         if not self._gate.reserve(room, self.look):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.broker.queue.credit_waiters import Credit
+from tailrace.broker.queue.credit_waiters import CreditWaiters
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.group_commands import Place
@@ -25,7 +25,7 @@ HELD_MIN = 2
 class Hunger:
     """The groups in which somebody waits."""
 
-    def __init__(self, topics: Topics, pump: Pump, credit: Credit) -> None:
+    def __init__(self, topics: Topics, pump: Pump, credit: CreditWaiters) -> None:
         self._topics = topics
         self._pump = pump
         self._credit = credit

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, KeyRead, ReadKey, Reply
@@ -51,7 +51,7 @@ _AGAIN = object()
 _DROPPED = Refusal("unavailable", "the receiver is gone")
 
 
-class KeyReading:
+class KeyReads:
     """Answers `ReadKey`, and reads the keys of what was there when the broker started."""
 
     def __init__(self, topics: Topics, pump: Pump, metrics: Metrics) -> None:
@@ -79,7 +79,7 @@ class KeyReading:
             raise InvalidRequest("since, until: versions, 0 or more")
         if request.limit < 1 or request.bytes_max < 1:
             raise InvalidRequest("limit, bytes_max: at least 1")
-        KeyJob(request, shard, self._pump, self._metrics, gate, respond).start()
+        KeyRequest(request, shard, self._pump, self._metrics, gate, respond).start()
 
     def warm(self) -> None:
         """Begin to read the keys of open segments, so that the first search does not wait for that: one
@@ -101,11 +101,17 @@ class KeyReading:
         go_on()
 
 
-class KeyJob:
+class KeyRequest:
     """One request under way."""
 
     def __init__(
-        self, request: ReadKey, shard: Shard, pump: Pump, metrics: Metrics, gate: Gate, respond: Respond
+        self,
+        request: ReadKey,
+        shard: PartitionRuntime,
+        pump: Pump,
+        metrics: Metrics,
+        gate: Gate,
+        respond: Respond,
     ) -> None:
         self._request = request
         self._shard = shard

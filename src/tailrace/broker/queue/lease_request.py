@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.broker.queue.fetch_request import PACE_BYTES, PACE_US, WAIT_MS_MAX
 from tailrace.broker.queue.lease_waiters import Late
-from tailrace.broker.runtime.partition_runtime import Shard, refuse
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Timer
 from tailrace.core.collections import span_map
 from tailrace.core.model.commands import Reply
@@ -30,7 +30,7 @@ from tailrace.format.gathering import gather
 from tailrace.ports import Gate, Respond
 
 if TYPE_CHECKING:
-    from tailrace.broker.queue.lease_verbs import Leasing
+    from tailrace.broker.queue.lease_verbs import LeaseVerbs
 
 LEASE_BYTES_MAX = 8 * 1024 * 1024
 UNPACED_MAX = 8
@@ -47,7 +47,7 @@ class _Place:
         *("passing", "roused", "shard", "waits"),
     )
 
-    def __init__(self, job: LeaseJob, partition: int, generation: int, shard: Shard) -> None:
+    def __init__(self, job: LeaseRequest, partition: int, generation: int, shard: PartitionRuntime) -> None:
         self.job = job
         self.member = job.request.member
         self.number = job.number
@@ -89,14 +89,14 @@ class _Place:
             self.shard.wakeups.passed(self.job.request.group)
 
 
-class LeaseJob:
+class LeaseRequest:
     """One lease request under way; it is answered once."""
 
     def __init__(
         self,
         request: Lease,
-        shards: Sequence[Shard],
-        leasing: Leasing,
+        shards: Sequence[PartitionRuntime],
+        leasing: LeaseVerbs,
         gate: Gate,
         respond: Respond,
     ) -> None:
@@ -133,7 +133,7 @@ class LeaseJob:
         """Where it has asked for messages that are set apart since it last asked for others."""
         self._key = (gate, request.topic, request.group, request.member)
         self._begun = False
-        self._then: LeaseJob | None = None
+        self._then: LeaseRequest | None = None
         """The next request of the same member, which begins when this one is answered."""
 
     # -- asking
@@ -154,7 +154,7 @@ class LeaseJob:
         else:
             self._begin()
 
-    def supersede(self, newer: LeaseJob) -> None:
+    def supersede(self, newer: LeaseRequest) -> None:
         """Its sender has sent another: ask no more, and answer with what there is."""
         self._then = newer
         if self._begun:

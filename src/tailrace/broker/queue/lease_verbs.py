@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.credit_waiters import Credit
+from tailrace.broker.queue.credit_waiters import CreditWaiters
 from tailrace.broker.queue.hunger import Hunger
-from tailrace.broker.queue.lease_request import LeaseJob
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.queue.lease_request import LeaseRequest
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import together
 from tailrace.broker.topics import Topics
@@ -28,7 +28,7 @@ from tailrace.core.model.queue_commands import (
     GiveBack,
     Lease,
     Nack,
-    Reject,
+    RejectMessages,
 )
 from tailrace.core.queue.lease_decision import LEASE_MS_MAX
 from tailrace.core.selection.lanes import LANES
@@ -45,7 +45,7 @@ _SERVED_MAX = 10_000
 _IDS = 512
 
 
-class Leasing:
+class LeaseVerbs:
     """The part of the gateway that clients of queues speak to."""
 
     def __init__(
@@ -54,11 +54,11 @@ class Leasing:
         self.topics = topics
         self.pump = pump
         self.metrics = metrics
-        self.jobs: dict[LeaseJob, None] = {}
+        self.jobs: dict[LeaseRequest, None] = {}
         """In the order in which they came."""
-        self.latest: dict[tuple[Gate, str, str, str], LeaseJob] = {}
+        self.latest: dict[tuple[Gate, str, str, str], LeaseRequest] = {}
         """By receiver, topic, group and member: the last request under way."""
-        self.credit = Credit(pump)
+        self.credit = CreditWaiters(pump)
         self.hunger = Hunger(topics, pump, self.credit)
         self._number = 0
         self._entropy = entropy
@@ -69,7 +69,7 @@ class Leasing:
             Ack: self._settle,
             Nack: self._fail,
             GiveBack: self._settle,
-            Reject: self._fail,
+            RejectMessages: self._fail,
             Extend: self._settle,
             Commit: self._commit,
             Committed: self._committed,
@@ -95,7 +95,7 @@ class Leasing:
             if job.request.group == group and job.request.member == member:
                 job.hang_up()
 
-    def shard(self, topic: str, partition: int) -> Shard:
+    def shard(self, topic: str, partition: int) -> PartitionRuntime:
         """A partition whose messages can be leased."""
         shards = self.topics.get(topic).shards
         if not 0 <= partition < len(shards):
@@ -130,7 +130,7 @@ class Leasing:
             for shard in shards:
                 evict = EvictMember(request.group, request.member, request.held)
                 shard.submit(evict, b"", lambda reply, parts: None)
-        job = LeaseJob(request, shards, self, gate, respond)
+        job = LeaseRequest(request, shards, self, gate, respond)
         job.start(self._after_served(request) if len(places) > 1 else 0)
 
     def _after_served(self, request: Lease) -> int:
@@ -166,7 +166,7 @@ class Leasing:
     def _settle(self, request: Ack | GiveBack | Extend, body: Buffer, respond: Respond, gate: Gate) -> None:
         self.shard(request.topic, request.partition).submit(request, b"", respond)
 
-    def _fail(self, request: Nack | Reject, body: Buffer, respond: Respond, gate: Gate) -> None:
+    def _fail(self, request: Nack | RejectMessages, body: Buffer, respond: Respond, gate: Gate) -> None:
         if len(request.error) > ERROR_MAX:
             request = msgspec.structs.replace(request, error=request.error[:ERROR_MAX])
         self.shard(request.topic, request.partition).submit(request, b"", respond)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailrace.broker.queue.waiting_line import Line, Waiter
+from tailrace.broker.queue.waiting_line import Waiter, WaitingLine
 from tailrace.broker.runtime.pump import Timer
 from tailrace.core.collections.span_map import count
 from tailrace.core.model import internal_commands as inner
@@ -27,7 +27,7 @@ from tailrace.core.model.identifiers import PRIORITY_DEFAULT
 from tailrace.core.selection.lanes import LANES
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 GRAIN_US = 1_000
 """At most so often does time alone wake anybody: thousands of back-offs end in each other's company."""
@@ -40,7 +40,7 @@ _FREES_SOME = frozenset(
         delivery.Ack,
         delivery.Nack,
         delivery.GiveBack,
-        delivery.Reject,
+        delivery.RejectMessages,
         delivery.Reopen,
         delivery.SettleOffsets,
         inner.EvictMember,
@@ -57,13 +57,13 @@ _FREES_ALL = frozenset((inner.ExpireLeases, TrimTopic, inner.Sweep))
 Action = Callable[[], None]
 
 
-class Wakeups:
+class LeaseWaiters:
     """The waiting ones of one partition, and the timer for what becomes due."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self._watchers: dict[Action, None] = {}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, WaitingLine] = {}
         self._freed: dict[str, int] = {}
         self._leased: dict[str, None] = {}
         """Groups of which somebody was given something, so that lanes may have shares again."""
@@ -95,7 +95,7 @@ class Wakeups:
         """It found nothing: it is woken when there may be something for it."""
         line = self._lines.get(group)
         if line is None:
-            line = self._lines[group] = Line()
+            line = self._lines[group] = WaitingLine()
         line.join(waiter)
 
     def leave(self, group: str, waiter: Waiter) -> None:
@@ -153,7 +153,7 @@ class Wakeups:
         if left > 0 and line.choosy:
             self._rouse_choosy(group, line)
 
-    def _rouse_choosy(self, group: str, line: Line) -> None:
+    def _rouse_choosy(self, group: str, line: WaitingLine) -> None:
         """Wake one of those that want urgent messages only; the next one when that was given some."""
         urgent = self._shard.state.queues.laned(group)
         for above in range(LANES - 1, 0 if urgent else PRIORITY_DEFAULT, -1):

@@ -32,7 +32,7 @@ class Waiter(Protocol):
         ...
 
 
-class Line:
+class WaitingLine:
     """Those who wait; who is there twice counts once."""
 
     __slots__ = ("_heaps", "_idle", "_members", "_waiting")

@@ -7,9 +7,10 @@ the settlement and take the target. So every step of a move that another log rel
 
     target: written ──▶ synced ──▶ answer ──▶ source: settled
 
-`Shard.surely` turns the one who waits for an answer into one who waits for the sync as well. All that wait
-for one log share a sync, which runs beside its appends: that is the group commit. A turn that was written
-with a sync of its own needs no other. Topics with `durability = memory` promise nothing and sync nothing.
+`PartitionRuntime.surely` turns the one who waits for an answer into one who waits for the sync as well. All
+that wait for one log share a sync, which runs beside its appends: that is the group commit. A turn that was
+written with a sync of its own needs no other. Topics with `durability = memory` promise nothing and sync
+nothing.
 
 When storage fails, whoever waits is refused with the outcome `unknown`: what was written may come back.
 """
@@ -24,7 +25,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.ports import Respond
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 
 class Reach(NamedTuple):
@@ -43,7 +44,7 @@ _Waits = tuple[int, Respond, Any]
 class Assurance:
     """Up to where the log of one partition is synced, and who waits for more. Runs on the pump's thread."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self._flusher = object()
         self.written = self.synced = Reach(0, 0, 0)

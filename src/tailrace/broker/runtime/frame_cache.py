@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import RecordBatch
 
-from tailrace.broker.runtime.hot_tail import Tail
+from tailrace.broker.runtime.hot_tail import HotTail
 from tailrace.core.collections.span_map import pairs
 from tailrace.core.model.identifiers import Columns
 from tailrace.errors import Corrupt
@@ -23,7 +23,7 @@ from tailrace.format.frame import Frame
 from tailrace.format.gathering import columns_of
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 COLD_BYTES = 8 * 1024 * 1024
 """What one partition may keep of frames that it read from the log."""
@@ -45,17 +45,17 @@ class ColdRun:
 
     __slots__ = ("frames", "size", "used")
 
-    def __init__(self, frames: Tail, size: int) -> None:
+    def __init__(self, frames: HotTail, size: int) -> None:
         self.frames = frames
         self.size = size
         self.used = True
         """Whether somebody wanted it since the last `age`."""
 
 
-class FramesAtHand:
+class FrameCache:
     """The hot tail, and a few runs of frames that were read from the log lately."""
 
-    def __init__(self, shard: Shard, bytes_max: int = COLD_BYTES) -> None:
+    def __init__(self, shard: PartitionRuntime, bytes_max: int = COLD_BYTES) -> None:
         self._shard = shard
         self.bytes_max = bytes_max
         self._cold: list[ColdRun] = []
@@ -137,7 +137,7 @@ class FramesAtHand:
             found += run.frames(at, end)
         return found
 
-    def _run(self, offset: int) -> Tail | None:
+    def _run(self, offset: int) -> HotTail | None:
         """The run of frames that holds an offset."""
         tail = self._shard.tail
         if tail.start_offset <= offset < tail.end_offset:
@@ -179,7 +179,7 @@ class FramesAtHand:
         end = shard.state.lost.next_from(offset, shard.end_offset)
 
         def work() -> object:
-            run = Tail(_UNBOUNDED, offset)
+            run = HotTail(_UNBOUNDED, offset)
             size = 0
             for part in log.read(offset, end, room):
                 for header, body in frame.walk(part, check=False):
@@ -199,7 +199,7 @@ class FramesAtHand:
 
         shard.pump.threads.read(work, done)
 
-    def _keep(self, frames: Tail, size: int) -> None:
+    def _keep(self, frames: HotTail, size: int) -> None:
         """The run read last always stays, whatever its size: who asked for it gets to see it."""
         self._cold.append(ColdRun(frames, size))
         held = sum(run.size for run in self._cold)

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.model.decision import Decision
-from tailrace.core.model.facts import Acked, Appended, Fact, Scheduled, Staged, Stored
+from tailrace.core.model.facts import Acked, Appended, Delayed, Fact, Staged, Stored
 from tailrace.core.model.internal_commands import ApplyStaged, PublishBatch, ReleaseDue, StageBatch
 from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer, Frame, Header
 from tailrace.format.gathering import stored_hashes
 
-_STORED = (Appended, Scheduled, Staged)
+_STORED = (Appended, Delayed, Staged)
 _SPAN_MAX = (1 << 32) - 1
 
 
@@ -43,7 +43,7 @@ def facts_of(
     producer = header.producer_id, header.producer_epoch, header.producer_sequence
     released = bool(header.flags & frame.RELEASED)
     if kind == frame.SCHEDULED:
-        return (Scheduled(header.entry, view, header.append_time_us, *producer, released, header.wall_us),)
+        return (Delayed(header.entry, view, header.append_time_us, *producer, released, header.wall_us),)
     return (Appended(header.base_offset, view, header.append_time_us, *producer, released, header.wall_us),)
 
 
@@ -147,7 +147,7 @@ def _body(fact: Stored, decision: Decision, work: Any, body: Buffer, place: int)
     rows: npt.NDArray[np.int64] | None = None
     if isinstance(work, PublishBatch):
         crc = work.publish.crc
-        rows = decision.late if isinstance(fact, Scheduled) else decision.keep
+        rows = decision.late if isinstance(fact, Delayed) else decision.keep
     elif isinstance(work, ApplyStaged):
         return work.bodies[place], work.crcs[place]
     else:

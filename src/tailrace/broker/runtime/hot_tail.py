@@ -7,7 +7,7 @@ from bisect import bisect_right
 from tailrace.format.frame import Buffer, Frame
 
 
-class Tail:
+class HotTail:
     """A ring of frames bounded in bytes. It holds a contiguous run of data frames that ends at the committed
     end.
     """

@@ -15,7 +15,7 @@ from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import Snapshot
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 log = logging.getLogger("tailrace.upkeep")
 
@@ -27,17 +27,17 @@ COLLECT_BYTES = 64 * 1024 * 1024
 """An ephemeral topic is looked at when so much was written, too: as much as a segment."""
 
 
-class Upkeep:
+class Maintenance:
     """Upkeep of one partition. All methods run on the pump's thread."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self._saver = object()
         """Snapshots are stored one after the other, beside the appends and syncs of the log."""
         self._unsynced_bytes = 0
         self._synced_us = 0
         self.debt = ReplayDebt()
-        """What a restart would replay; `Shard` starts it anew when it builds its state from the log."""
+        """What a restart would replay; begun anew when the state is built from the log."""
         self._uncollected_bytes = 0
         self._freed_offset = 0
         self._over: list[Callable[[], None]] = []

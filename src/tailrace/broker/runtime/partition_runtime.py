@@ -21,15 +21,15 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.delay.delay_release import Releases
+from tailrace.broker.delay.delay_release import DelayRelease
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.credit_waiters import Credit
-from tailrace.broker.queue.lease_waiters import Late, Wakeups
+from tailrace.broker.queue.credit_waiters import CreditWaiters
+from tailrace.broker.queue.lease_waiters import Late, LeaseWaiters
 from tailrace.broker.runtime.assurance import Assurance, Reach
-from tailrace.broker.runtime.frame_cache import COLD_BYTES, FramesAtHand
+from tailrace.broker.runtime.frame_cache import COLD_BYTES, FrameCache
 from tailrace.broker.runtime.framing import TurnFrames
-from tailrace.broker.runtime.hot_tail import Tail
-from tailrace.broker.runtime.maintenance import Upkeep
+from tailrace.broker.runtime.hot_tail import HotTail
+from tailrace.broker.runtime.maintenance import Maintenance
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.recovery import Rebuilt, rebuild
 from tailrace.broker.runtime.repair import record_loss
@@ -46,7 +46,7 @@ from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
 
-__all__ = ["NOTHING", "Shard", "Turn", "refuse"]
+__all__ = ["NOTHING", "PartitionRuntime", "Turn", "refuse"]
 
 log = logging.getLogger("tailrace.shard")
 
@@ -63,7 +63,7 @@ Item = tuple[Any, Buffer, Respond]
 """A command (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
 
 
-class Shard:
+class PartitionRuntime:
     """Host of one partition. All methods run on the pump's thread."""
 
     def __init__(
@@ -103,23 +103,23 @@ class Shard:
         self.failures = 0
         self._outstanding = 0
         self.assurance = Assurance(self)
-        self.credit: Credit | None = None
+        self.credit: CreditWaiters | None = None
         """Where messages in flight are counted over all partitions; set by who gives credit."""
-        self.upkeep = Upkeep(self)
-        self.wakeups = Wakeups(self)
-        self.releases = Releases(self)
-        self.buries: Callable[[Shard], None] = lambda shard: None
+        self.upkeep = Maintenance(self)
+        self.wakeups = LeaseWaiters(self)
+        self.releases = DelayRelease(self)
+        self.buries: Callable[[PartitionRuntime], None] = lambda shard: None
         """Called when messages of it have to go to the dead letters; set by who takes them there."""
         self.overslept: Callable[[str, str], None] = lambda group, member: None
         """Called with the group and the member whose lease has run out, before that is decided."""
-        self.reopened: Callable[[Shard], None] = lambda shard: None
+        self.reopened: Callable[[PartitionRuntime], None] = lambda shard: None
         """Called when it was built anew from its log and takes commands again."""
         self.clock = PartitionClock(0, pump.clock.now_us())
         """On what durations of this partition run."""
         self.log: PartitionLog = self._take_log(known=known)
         self.state: core.Partition
         """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
-        self.tail: Tail
+        self.tail: HotTail
         try:
             self._adopt(self._recover(self.log))
         except StorageFault as error:
@@ -143,7 +143,7 @@ class Shard:
         self.cut_bytes += rebuilt.cut_bytes
         state = self.state = rebuilt.state
         self.upkeep.debt = rebuilt.debt
-        self.at_hand = FramesAtHand(self, self._cold_bytes)
+        self.at_hand = FrameCache(self, self._cold_bytes)
         state.at_hand = self.at_hand
         # When it is opened again, time goes on, also where the log ends before it.
         now_us = self.pump.clock.now_us()
@@ -154,7 +154,7 @@ class Shard:
         self.lost = None
         if rebuilt.fault is not None:
             self.fault = Refusal("corrupt", rebuilt.fault, "none")
-        self.tail = Tail(min(self.options.ring_buffer_bytes, self._tail_bytes), rebuilt.end_offset)
+        self.tail = HotTail(min(self.options.ring_buffer_bytes, self._tail_bytes), rebuilt.end_offset)
 
     def start(self) -> None:
         """On the pump's thread, once it takes commands (again): set timers, take up what was left undone."""
@@ -427,7 +427,7 @@ class Shard:
         if lost:
             self.state.lost.spans = lost
         self.state.start_offset, self.state.end_offset = reach.start_offset, reach.end_offset
-        self.at_hand = FramesAtHand(self, self._cold_bytes)
+        self.at_hand = FrameCache(self, self._cold_bytes)
         self.state.at_hand = self.at_hand
 
     def _count_out(self) -> None:

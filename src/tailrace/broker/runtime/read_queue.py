@@ -17,7 +17,7 @@ Work = Callable[[], tuple[Reply, Sequence[Buffer]]]
 """On a reader thread: read, and say what the answer is."""
 
 
-class ReadTurns:
+class ReadQueue:
     """Reads of one kind that wait for their turn, `waiting_max` at most."""
 
     def __init__(self, pump: Pump, kind: str, waiting_max: int, retry_after_ms: int) -> None:

@@ -12,18 +12,18 @@ from tailrace.core.model.internal_commands import RecordLoss
 from tailrace.ports import Losses
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 Over = Callable[[Losses | None, Exception | None], None]
 
 
-def find_losses(shard: Shard, over: Over) -> None:
+def find_losses(shard: PartitionRuntime, over: Over) -> None:
     """What of its log cannot be read or applied; changes nothing."""
     entries, snapshots = shard.rebuilt.unfit_entries, shard.rebuilt.unfit_snapshots
     shard.run_in_order(lambda: shard.store.find_losses(shard.name, entries, snapshots), over)
 
 
-def accept_loss(shard: Shard, over: Over) -> None:
+def accept_loss(shard: PartitionRuntime, over: Over) -> None:
     """Give up what is damaged, and open again with the rest. `over` is called when it takes commands, or is
     as it was; that messages were lost is the first fact that is appended then."""
     shard.reopening = True
@@ -53,7 +53,7 @@ def accept_loss(shard: Shard, over: Over) -> None:
     shard.upkeep.after_saving(lambda: shard.run_in_order(work, done))
 
 
-def record_loss(shard: Shard) -> None:
+def record_loss(shard: PartitionRuntime) -> None:
     """Append the fact of a loss that was accepted, in front of all other commands; when it is synced,
     whatever the topic promises, the log need not say so any more."""
 

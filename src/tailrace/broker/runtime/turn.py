@@ -11,7 +11,7 @@ from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import Respond
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import Shard
+    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 NOTHING: tuple[Buffer, ...] = ()
 """The body of a reply that has none."""
@@ -43,7 +43,7 @@ class Turn:
         "synced",
     )
 
-    def __init__(self, shard: Shard, started_us: int) -> None:
+    def __init__(self, shard: PartitionRuntime, started_us: int) -> None:
         self._shard = shard
         self.started_us = started_us
         self.frames: list[Frame] = []

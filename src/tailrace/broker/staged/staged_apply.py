@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tailrace.broker.groups.group_directory import Coordinators
-from tailrace.broker.runtime.partition_runtime import Shard
+from tailrace.broker.groups.group_directory import GroupDirectory
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Reply
@@ -67,10 +67,10 @@ class _Roll:
         self.pause_us = PAUSE_US_MIN
 
 
-class RollForward:
+class StagedApply:
     """All versions under way; one at a time for each writer."""
 
-    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
         self._pump = pump
         self._coordinators = coordinators
@@ -128,7 +128,7 @@ class RollForward:
         last = None if machine is None else machine.staged.last(roll.writer)
         return 0 if last is None else last.topic_ids.get(topic, 0)
 
-    def _shard(self, roll: _Roll, place: Place) -> Shard | None:
+    def _shard(self, roll: _Roll, place: Place) -> PartitionRuntime | None:
         host = self._topics.find(place[0])
         if host is None or self._id(roll, place[0]) not in (0, host.info.id):
             return None
@@ -143,7 +143,7 @@ class RollForward:
         log.error(text, *place, roll.version, roll.writer)
         self._heard_of(roll, place)
 
-    def _read(self, roll: _Roll, place: Place, shard: Shard, size: int) -> None:
+    def _read(self, roll: _Roll, place: Place, shard: PartitionRuntime, size: int) -> None:
         """Read what is staged back from the log, and hand it to the partition to append."""
         attempts, staging = roll.todo[place], shard.state.staging
         entries: list[int] = []

@@ -1,7 +1,7 @@
 """Staged writes in the shell: stage, decide, abort; and rolling decided versions forward, whatever crashes.
 
     DecideStaged: every target checks that the attempts are there ──▶ one fact on the writer's coordinator
-        ──▶ each target appends them (`RollForward`) ──▶ the coordinator is told that all of them have
+        ──▶ each target appends them (`StagedApply`) ──▶ the coordinator is told that all of them have
 
 Each arrow waits for a sync, whatever the targets' topics promise (`broker.assurance`): what a decision names
 is synced before it is decided, and what was appended before the decision is done.
@@ -21,20 +21,20 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.groups.group_directory import Coordinators
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.groups.group_directory import GroupDirectory
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import error_of
-from tailrace.broker.staged.staged_apply import RollForward
+from tailrace.broker.staged.staged_apply import StagedApply
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.group_facts import Target
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import CheckStaged, DropStaged, StageBatch
 from tailrace.core.model.internal_topic import TOPIC, home_of
-from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, Stage, StagedDecision
+from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, StagedDecision, StageRows
 from tailrace.core.staged.staged_batches import attempt_number
-from tailrace.core.staged.staged_versions import ChooseStaged, Settled, malformed, targets_of
+from tailrace.core.staged.staged_versions import ChooseStaged, DecidedVersion, malformed, targets_of
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
@@ -48,12 +48,12 @@ UPKEEP_US = 60_000_000
 Place = tuple[str, int]
 
 
-class StagedWrites:
-    """Answers `Stage`, `DecideStaged` and `AbortStaged`."""
+class StagedVerbs:
+    """Answers `StageRows`, `DecideStaged` and `AbortStaged`."""
 
-    def __init__(self, topics: Topics, pump: Pump, coordinators: Coordinators) -> None:
+    def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self.verbs: dict[type[Any], Verb] = {
-            Stage: self._stage,
+            StageRows: self._stage,
             DecideStaged: self._decide,
             AbortStaged: self._abort,
         }
@@ -61,7 +61,7 @@ class StagedWrites:
         self._pump = pump
         self._coordinators = coordinators
         self._guarded: Counter[int] = Counter()
-        self._rolls = RollForward(topics, pump, coordinators)
+        self._rolls = StagedApply(topics, pump, coordinators)
 
     def start(self) -> None:
         """Take up what was decided before the broker ended, and look after the rest from now on."""
@@ -84,11 +84,11 @@ class StagedWrites:
         if shards and not _well(shards[home_of(writer)]):
             raise Unavailable(f"the coordinator of writer {writer!r} takes no writes now")
 
-    def _last(self, writer: str) -> Settled | None:
+    def _last(self, writer: str) -> DecidedVersion | None:
         coordinator = self._coordinators.of(writer)
         return None if coordinator is None else coordinator.staged.last(writer)
 
-    def _target(self, topic: str, partition: int) -> Shard:
+    def _target(self, topic: str, partition: int) -> PartitionRuntime:
         shards = self._topics.get(topic).shards
         if not 0 <= partition < len(shards):
             raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
@@ -96,7 +96,7 @@ class StagedWrites:
 
     # -- verbs
 
-    def _stage(self, request: Stage, body: Buffer, respond: Respond, gate: Gate) -> None:
+    def _stage(self, request: StageRows, body: Buffer, respond: Respond, gate: Gate) -> None:
         shard = self._target(request.topic, request.partition)
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
@@ -273,7 +273,7 @@ class StagedWrites:
         return decided
 
 
-def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], None]) -> None:
+def _on_each(work: list[tuple[PartitionRuntime, Any]], over: Callable[[Refusal | None], None]) -> None:
     """Give each partition its command; `over` hears of it when all have synced, and of the first refusal."""
     waiting = len(work)
     problem: Refusal | None = None
@@ -292,7 +292,7 @@ def _on_each(work: list[tuple[Shard, Any]], over: Callable[[Refusal | None], Non
         over(None)
 
 
-def _well(shard: Shard) -> bool:
+def _well(shard: PartitionRuntime) -> bool:
     return shard.fault is None and not shard.reopening
 
 

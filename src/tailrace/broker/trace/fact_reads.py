@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.read_queue import ReadTurns, Work
+from tailrace.broker.runtime.read_queue import ReadQueue, Work
 from tailrace.broker.runtime.turn import error_of
 from tailrace.broker.topics import Topics
 from tailrace.core.model.queue_commands import FactsRead, ReadFacts
@@ -28,13 +28,13 @@ Piece = tuple[int, bool, list[tuple[int, int, int, int]], list[Buffer]]
 """Where the next piece begins and whether there is one, the data frames passed, and facts frames in parts."""
 
 
-class FactReading:
+class FactReads:
     """Answers `ReadFacts`."""
 
     def __init__(self, topics: Topics, pump: Pump) -> None:
         self.verbs: dict[type[Any], Verb] = {ReadFacts: self._read}
         self._topics = topics
-        self._turns = ReadTurns(pump, "readers of facts", WAITING_MAX, retry_after_ms=100)
+        self._turns = ReadQueue(pump, "readers of facts", WAITING_MAX, retry_after_ms=100)
 
     def _read(self, request: ReadFacts, body: Buffer, respond: Respond, gate: Gate) -> None:
         shards = self._topics.get(request.topic).shards

@@ -18,7 +18,16 @@ import pyarrow.compute as pc
 
 from tailrace.core.model.identifiers import HAS_DELIVER_AT, HAS_KEY, PRIORITY_DEFAULT
 from tailrace.core.partition_clock import SLEW
-from tailrace.core.trace.message_history import DYING, FREE, LEASED, SCHEDULED, STAGED, WAITING, Life, Lives
+from tailrace.core.trace.message_history import (
+    DYING,
+    FREE,
+    LEASED,
+    SCHEDULED,
+    STAGED,
+    WAITING,
+    MessageHistories,
+    MessageHistory,
+)
 from tailrace.errors import NotFound
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer, Header
@@ -36,7 +45,7 @@ ORIGIN = "tailrace-origin-"
 UNSETTLED = (FREE, LEASED, WAITING, DYING)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class TraceQuery(msgspec.Struct, frozen=True):
     """What is looked for. Times are of the append, or of the first storing."""
 
     from_us: int
@@ -53,7 +62,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.count_max + 1 if self.status is None else CANDIDATES_MAX
 
 
-class Source(msgspec.Struct, frozen=True):
+class SearchedPartition(msgspec.Struct, frozen=True):
     """A partition as it was when the search began."""
 
     topic: str
@@ -102,7 +111,7 @@ class Budget:
         return self.complete
 
 
-def search(wanted: Wanted, source: Source, budget: Budget) -> list[dict[str, Any]]:
+def search(wanted: TraceQuery, source: SearchedPartition, budget: Budget) -> list[dict[str, Any]]:
     """The lives that were found, as the answer has them."""
     walk = _Walk(wanted, source, budget)
     if wanted.offset is not None:
@@ -121,17 +130,17 @@ def search(wanted: Wanted, source: Source, budget: Budget) -> list[dict[str, Any
 class _Walk:
     """One pass over a log."""
 
-    def __init__(self, wanted: Wanted, source: Source, budget: Budget) -> None:
+    def __init__(self, wanted: TraceQuery, source: SearchedPartition, budget: Budget) -> None:
         self._wanted = wanted
         self._source = source
         self._budget = budget
-        self._waiting: dict[bytes, Life] = {}
+        self._waiting: dict[bytes, MessageHistory] = {}
         """Delayed and staged messages that have no offset yet, by id."""
         self._first_offset = 0
         """Messages below are not looked at: every group has settled them, and others are wanted."""
         if wanted.status in UNSETTLED and source.committed:
             self._first_offset = min(source.committed.values())
-        self.lives = Lives(source.names)
+        self.lives = MessageHistories(source.names)
 
     def first_entry(self) -> int:
         """Where messages can be that are looked at."""
@@ -160,7 +169,7 @@ class _Walk:
                         return
         raise NotFound(f"offset {offset} is not in the partition any more: it was collected")
 
-    def _before(self, life: Life, header: Header) -> None:
+    def _before(self, life: MessageHistory, header: Header) -> None:
         """The earlier life of a released message, found by the time in its id."""
         if not header.flags & frame.RELEASED:
             return
@@ -272,14 +281,14 @@ class _Walk:
 
     # ------------------------------------------------------------------------------------------------- events
 
-    def _life(self, header: Header, rows: pa.RecordBatch, row: int, offset: int | None) -> Life:
+    def _life(self, header: Header, rows: pa.RecordBatch, row: int, offset: int | None) -> MessageHistory:
         known = _fields(rows, row)
-        life = Life(known, offset=offset)
+        life = MessageHistory(known, offset=offset)
         life.event(known["timestamp_us"], "published")
         return life
 
     @staticmethod
-    def _stored_event(life: Life, header: Header, rows: pa.RecordBatch, row: int) -> None:
+    def _stored_event(life: MessageHistory, header: Header, rows: pa.RecordBatch, row: int) -> None:
         if header.kind == frame.STAGED:
             life.attempt = header.producer_id
             life.state = STAGED if life.offset is None else ""
@@ -293,7 +302,7 @@ class _Walk:
         life.event(header.append_time_us, "scheduled", deliver_at_us=due_us)
 
     @staticmethod
-    def _appended_event(life: Life, header: Header, offset: int) -> None:
+    def _appended_event(life: MessageHistory, header: Header, offset: int) -> None:
         what = "appended"
         if header.flags & frame.RELEASED:
             applied = not header.columns & HAS_DELIVER_AT or (life.attempt >= 0 and life.ref < 0)
@@ -338,11 +347,11 @@ def _fields(rows: pa.RecordBatch, row: int) -> dict[str, Any]:
     return known
 
 
-def _by_group(lives: Lives, life: Life) -> dict[str, str]:
+def _by_group(lives: MessageHistories, life: MessageHistory) -> dict[str, str]:
     return {lives.name(group): standing.status for group, standing in life.standings.items()}
 
 
-def _answer(source: Source, lives: Lives, life: Life) -> dict[str, Any]:
+def _answer(source: SearchedPartition, lives: MessageHistories, life: MessageHistory) -> dict[str, Any]:
     found = {
         "topic": source.topic,
         "partition": source.partition,

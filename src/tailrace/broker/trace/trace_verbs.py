@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.read_queue import ReadTurns, Work
+from tailrace.broker.runtime.read_queue import ReadQueue, Work
 from tailrace.broker.runtime.turn import error_of, together
 from tailrace.broker.topics import Topics
-from tailrace.broker.trace.trace_search import ID_WINDOW_US, Budget, Source, Wanted, search
+from tailrace.broker.trace.trace_search import ID_WINDOW_US, Budget, SearchedPartition, TraceQuery, search
 from tailrace.core.model.queue_commands import Trace, TraceFound
 from tailrace.core.trace.message_history import STATUSES
 from tailrace.errors import Corrupt, InvalidRequest, NotFound
@@ -27,25 +27,25 @@ ANSWER_BYTES_MAX = HEADER_BYTES_MAX * 3 // 4
 """Lives travel in the head of a message. A single one always fits: its events and their texts are bounded."""
 
 
-class Tracing:
+class TraceVerbs:
     """Answers `Trace`."""
 
     def __init__(self, topics: Topics, pump: Pump) -> None:
         self.verbs: dict[type[Any], Verb] = {Trace: self._trace}
         self._topics = topics
         self._pump = pump
-        self._turns = ReadTurns(pump, "traces", WAITING_MAX, retry_after_ms=1000)
+        self._turns = ReadQueue(pump, "traces", WAITING_MAX, retry_after_ms=1000)
 
     def _trace(self, request: Trace, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._shards(request)
         self._wanted(request)
         self._turns.add(lambda: self._begin(request), respond)
 
-    def _wanted(self, request: Trace) -> Wanted:
+    def _wanted(self, request: Trace) -> TraceQuery:
         kept_us = self._topics.get(request.topic).info.options.trace_retention_ms * 1000
         return wanted_of(request, self._pump.clock.now_us(), kept_us)
 
-    def _shards(self, request: Trace) -> list[tuple[int, Shard]]:
+    def _shards(self, request: Trace) -> list[tuple[int, PartitionRuntime]]:
         shards = list(enumerate(self._topics.get(request.topic).shards))
         if request.partition is None:
             return shards
@@ -79,7 +79,7 @@ class Tracing:
         return work
 
 
-def wanted_of(request: Trace, now_us: int, kept_us: int) -> Wanted:
+def wanted_of(request: Trace, now_us: int, kept_us: int) -> TraceQuery:
     """What is looked for, and in which time, `kept_us` back at most; raises `InvalidRequest`."""
     if request.status is not None and request.status not in STATUSES:
         raise InvalidRequest(f"status: one of {', '.join(STATUSES)}, not {request.status[:80]!r}")
@@ -88,7 +88,7 @@ def wanted_of(request: Trace, now_us: int, kept_us: int) -> Wanted:
     if request.offset is not None:
         if request.partition is None:
             raise InvalidRequest("offset: only together with a partition")
-        return Wanted(0, TIME_END_US, request.count_max, offset=request.offset, status=request.status)
+        return TraceQuery(0, TIME_END_US, request.count_max, offset=request.offset, status=request.status)
     from_us, to_us = request.from_us, request.to_us or TIME_END_US
     if request.id is not None:
         if len(request.id) != 16:
@@ -107,7 +107,9 @@ def wanted_of(request: Trace, now_us: int, kept_us: int) -> Wanted:
         if from_us >= to_us:
             text = f"longer ago than traces are searched by themselves, {kept_us // 1000} ms"
             raise InvalidRequest(f"until: {text} (trace_retention_ms): search everything with full")
-    return Wanted(max(from_us, 0), to_us, request.count_max, None, request.id, request.key, request.status)
+    return TraceQuery(
+        max(from_us, 0), to_us, request.count_max, None, request.id, request.key, request.status
+    )
 
 
 def fitting(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -127,7 +129,7 @@ def time_of(id_bytes: bytes) -> int | None:
     return int.from_bytes(id_bytes[:6], "big") * 1000
 
 
-def source_of(topic: str, partition: int, shard: Shard) -> Source:
+def source_of(topic: str, partition: int, shard: PartitionRuntime) -> SearchedPartition:
     """What a search needs of a partition, taken on the loop."""
     queues = shard.state.queues
     numbers = queues.numbers()
@@ -140,4 +142,6 @@ def source_of(topic: str, partition: int, shard: Shard) -> Source:
     time_us = shard.time_us()
     ahead_us = time_us - shard.pump.clock.wall_us()
     times = time_us, max(0, -ahead_us), max(shard.clock.lead_us, ahead_us)
-    return Source(topic, partition, shard.log, shard.end_offset, numbers, committed, decode, *times)
+    return SearchedPartition(
+        topic, partition, shard.log, shard.end_offset, numbers, committed, decode, *times
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.repair import accept_loss, find_losses
 from tailrace.broker.topics import Topics
 from tailrace.core.collections.span_map import count, flat
@@ -73,7 +73,7 @@ class LossAcceptance:
         find_losses(shard, found)
 
 
-def _report(shard: Shard, losses: Losses) -> LossReport:
+def _report(shard: PartitionRuntime, losses: Losses) -> LossReport:
     groups = []
     spans = flat(sorted((lost.first_offset, lost.end_offset) for lost in losses.ranges))
     if shard.machine.delivers:

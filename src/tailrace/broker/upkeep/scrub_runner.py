@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.partition_runtime import NOTHING, Shard, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.damage_commands import Scrub, ScrubState
@@ -64,7 +64,7 @@ class _Job:
         return ScrubState(running, done, self.total, self.bytes, self.damage, self.begun_us, self.ended_us)
 
 
-class Scrubbing:
+class ScrubRunner:
     """The scrub of a node, and the verb for it. All methods run on the pump's thread."""
 
     def __init__(self, topics: Topics, pump: Pump, store: LogStore, metrics: Metrics, period_us: int) -> None:
@@ -109,7 +109,7 @@ class Scrubbing:
     def _names(self, topic: str | None, partition: int | None) -> list[str]:
         return sorted(shard.name for shard in self._shards(topic, partition))
 
-    def _shards(self, topic: str | None, partition: int | None) -> list[Shard]:
+    def _shards(self, topic: str | None, partition: int | None) -> list[PartitionRuntime]:
         if topic is None:
             return list(self._topics.shards())
         host = self._topics.find(topic)
@@ -160,7 +160,7 @@ class Scrubbing:
             self._end(self._jobs.pop(0))
         self._busy = False
 
-    def _next(self, job: _Job) -> Shard | None:
+    def _next(self, job: _Job) -> PartitionRuntime | None:
         """The partition that a job is at; those that are gone, or known to be damaged, are not read."""
         known = {shard.name: shard for shard in self._topics.shards()} if job.names else {}
         while job.names:
@@ -178,7 +178,7 @@ class Scrubbing:
         if job.periodic and job.names:
             self._note(job)
 
-    def _reader(self, job: _Job, shard: Shard) -> Callable[[Any, Exception | None], None]:
+    def _reader(self, job: _Job, shard: PartitionRuntime) -> Callable[[Any, Exception | None], None]:
         def done(result: Any, error: Exception | None) -> None:
             read = 0
             if error is not None:
@@ -192,7 +192,7 @@ class Scrubbing:
 
         return done
 
-    def _took(self, job: _Job, shard: Shard, found: Scrubbed) -> int:
+    def _took(self, job: _Job, shard: PartitionRuntime, found: Scrubbed) -> int:
         job.bytes += found.bytes
         job.unnoted += found.bytes
         self._metrics.scrubbed_bytes += found.bytes

@@ -146,7 +146,7 @@ def read(
     if follow and to is not None:
         raise InvalidRequest("--follow has no end, so --to cannot go with it")
     now = datetime.now(UTC)
-    wanted = read.Wanted(
+    wanted = read.ReadRequest(
         topic=topic,
         start=parse_point(start, now, "--from"),
         end="latest" if to is None else parse_point(to, now, "--to"),

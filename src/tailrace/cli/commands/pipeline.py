@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.spark.pipelines import Pipeline
-    from tailrace.spark.pipelines.progress import Progress, Standing
+    from tailrace.spark.pipelines.progress import PipelineStanding, Progress
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_FORCED = 1
@@ -242,12 +242,12 @@ def _signals(progress: Progress) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _display(output: Output) -> Iterator[Callable[[Standing], None]]:
+def _display(output: Output) -> Iterator[Callable[[PipelineStanding], None]]:
     """How progress is shown on standard error: a bar on a terminal, otherwise a line for each new step."""
     if output.as_json or not (sys.stderr.isatty() and decorated()):
         last = ""
 
-        def remark(standing: Standing) -> None:
+        def remark(standing: PipelineStanding) -> None:
             nonlocal last
             if standing.step != last:
                 last = standing.step
@@ -262,13 +262,13 @@ def _display(output: Output) -> Iterator[Callable[[Standing], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         line = bar.add_task("starting", total=None)
 
-        def draw(standing: Standing) -> None:
+        def draw(standing: PipelineStanding) -> None:
             bar.update(line, description=words(standing), total=_total(standing), completed=_done(standing))
 
         yield draw
 
 
-def words(standing: Standing) -> str:
+def words(standing: PipelineStanding) -> str:
     """A step and its numbers in one line."""
     text = printable(standing.step)
     if standing.rows_expected is not None:
@@ -281,11 +281,11 @@ def words(standing: Standing) -> str:
     return text.replace("[", "\\[")
 
 
-def _total(standing: Standing) -> int | None:
+def _total(standing: PipelineStanding) -> int | None:
     return standing.rows_expected or standing.tasks or None
 
 
-def _done(standing: Standing) -> int:
+def _done(standing: PipelineStanding) -> int:
     return standing.rows if standing.rows_expected else standing.tasks_done
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tailrace import Client, Message, Reader
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to read."""
 
     topic: str
@@ -29,7 +29,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None
 
 
-async def print_messages(client: Client, wanted: Wanted, output: Output) -> None:
+async def print_messages(client: Client, wanted: ReadRequest, output: Output) -> None:
     """Print until the end that was asked for; each partition stops at its own."""
     starts, ends = await _ranges(client, wanted)
     if not wanted.follow:
@@ -68,7 +68,7 @@ async def _through(messages: Reader, output: Output) -> AsyncIterator[Message]:
             output.note(f"note: {printable(error.message)}")
 
 
-async def _ranges(client: Client, wanted: Wanted) -> tuple[dict[int, int], dict[int, int]]:
+async def _ranges(client: Client, wanted: ReadRequest) -> tuple[dict[int, int], dict[int, int]]:
     """First offset and end of each partition, in offsets that exist now. A given offset has to be there; a
     time, and an end, may lie outside."""
     admin = client.admin()

@@ -19,7 +19,7 @@ COUNT = 500
 BYTES = 4 * 1024 * 1024
 
 
-class OpenLetters:
+class DeadLetterReader:
     """The messages of one topic that one group has not settled."""
 
     def __init__(self, verbs: BrokerVerbs, topic: str, group: str, timeout: float) -> None:

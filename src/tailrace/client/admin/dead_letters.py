@@ -16,8 +16,8 @@ from datetime import datetime
 
 import msgspec
 
-from tailrace.client.admin.dead_letter_reader import OpenLetters
-from tailrace.client.admin.redrive import SendingBack
+from tailrace.client.admin.dead_letter_reader import DeadLetterReader
+from tailrace.client.admin.redrive import Redrive
 from tailrace.client.messages import Message, moment
 from tailrace.client.queue.held_leases import offsets_of, spans_of
 from tailrace.client.rpc.calls import ask
@@ -118,7 +118,7 @@ class DeadLetters:
         self.name = topic if topic.endswith(SUFFIX) else topic + SUFFIX
         self._verbs = verbs
         self._timeout = timeout
-        self._open = OpenLetters(verbs, self.name, GROUP, timeout)
+        self._open = DeadLetterReader(verbs, self.name, GROUP, timeout)
 
     async def list(
         self,
@@ -162,7 +162,7 @@ class DeadLetters:
         at_once = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
         count = reopened = republished = held = failed = 0
         problems: list[str] = []
-        back = SendingBack(self._verbs, self.name, self._timeout)
+        back = Redrive(self._verbs, self.name, self._timeout)
         member = f"redrive-{secrets.token_hex(6)}"
         if not dry_run:
             await self._enlist()

@@ -28,7 +28,7 @@ _ADDED = dead_letter_headers.NAMES | {REDRIVE_HEADER}
 """What a dead letter has beyond the headers of its message."""
 
 
-class Sent(msgspec.Struct):
+class SentBack(msgspec.Struct):
     """What became of letters of one partition."""
 
     reopened: list[DeadLetter] = []
@@ -47,7 +47,7 @@ class Sent(msgspec.Struct):
             self.failed.update({letter.message.offset: str(error) for letter in letters})
 
 
-class SendingBack:
+class Redrive:
     """Sends letters of one dead-letter topic back, each to the group that gave it up."""
 
     def __init__(self, verbs: BrokerVerbs, name: str, timeout: float) -> None:
@@ -57,10 +57,10 @@ class SendingBack:
         self._topics: dict[str, TopicInfo] = {}
         """The origins as they are while some letters are sent."""
 
-    async def send(self, letters: Sequence[DeadLetter]) -> Sent:
+    async def send(self, letters: Sequence[DeadLetter]) -> SentBack:
         """Reopen at the origin what is still there, publish the rest again. What is refused stays behind; an
         error that may pass is raised."""
-        sent = Sent()
+        sent = SentBack()
         self._topics.clear()
         places: dict[tuple[str, int, str, int], list[DeadLetter]] = {}
         for letter in letters:

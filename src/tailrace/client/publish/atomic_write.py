@@ -25,7 +25,7 @@ from tailrace.client.publish.message_fields import Delay, Fields, Headers, check
 from tailrace.client.rpc.calls import ask
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, partition_of
-from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, Stage, StagedDecision
+from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, StagedDecision, StageRows
 from tailrace.errors import InvalidRequest, NotFound, TailraceError
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
@@ -50,7 +50,7 @@ class _Part:
         self.lock = asyncio.Lock()
 
 
-class _Topic:
+class _TopicShare:
     """What is known of a topic that is written to, and where the next message without a key goes."""
 
     def __init__(self, info: TopicInfo) -> None:
@@ -77,7 +77,7 @@ class Atomic:
         self._verbs = verbs
         self._wall_ns = verbs.clock.wall_ns
         self._timeout = timeout
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _TopicShare] = {}
         self._parts: dict[tuple[str, int], _Part] = {}
         self._state = "new"
         self._failed = False
@@ -156,12 +156,12 @@ class Atomic:
             known.turn = (known.turn + 1) % known.partitions
             await self._stage(part)
 
-    async def _topic(self, topic: str) -> _Topic:
+    async def _topic(self, topic: str) -> _TopicShare:
         known = self._topics.get(topic)
         if known is None:
             info = await ask(self._verbs, DescribeTopic(topic), self._timeout)
             assert isinstance(info, TopicInfo)
-            known = self._topics.setdefault(topic, _Topic(info))
+            known = self._topics.setdefault(topic, _TopicShare(info))
         return known
 
     async def _stage(self, part: _Part) -> None:
@@ -184,7 +184,9 @@ class Atomic:
         number = part.batches
         part.batches += 1
         columns, body = _encode(rows, self._wall_ns() // 1000)
-        request = Stage(part.topic, part.partition, self.writer, self.attempt, columns, crc32c(body), number)
+        request = StageRows(
+            part.topic, part.partition, self.writer, self.attempt, columns, crc32c(body), number
+        )
         await ask(self._verbs, request, self._timeout, body=body)
 
     def _require_whole(self) -> None:
@@ -201,7 +203,7 @@ class Atomic:
                 await ask(self._verbs, AbortStaged(self.writer, places), min(self._timeout, ABORT_S))
 
 
-def _place(topic: _Topic, key: bytes | None, partition: int | None) -> int:
+def _place(topic: _TopicShare, key: bytes | None, partition: int | None) -> int:
     if partition is not None:
         if type(partition) is not int or not 0 <= partition < topic.partitions:
             raise NotFound(f"partition: 0 to {topic.partitions - 1}, not {partition!r}")

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tailrace.client.messages import to_us
-from tailrace.client.publish.partition_flow import Batch
+from tailrace.client.publish.partition_flow import PendingBatch
 from tailrace.core.model.identifiers import (
     ANY_KEY_SEQUENCE,
     DEDUP_ID_BYTES_MAX,
@@ -210,7 +210,7 @@ def _headers(headers: Any) -> tuple[list[tuple[str, bytes]], int]:
     return pairs, size
 
 
-def add_fields(batch: Batch, fields: Fields) -> None:
+def add_fields(batch: PendingBatch, fields: Fields) -> None:
     """Append a message to the parallel lists of a batch; a list begins when a message first needs it."""
     row = len(batch.values)
     batch.values.append(fields["value"])
@@ -246,7 +246,7 @@ def are_alike(values: Sequence[Any], keys: Sequence[Any] | None, priorities: Seq
 
 
 def add_columns(
-    batch: Batch,
+    batch: PendingBatch,
     at: int,
     keys: Sequence[Any] | None,
     priorities: Sequence[int] | None,
@@ -265,7 +265,7 @@ def add_columns(
     return more
 
 
-def encode_batch(batch: Batch, ids: bytes, compression: str | None, now_us: int) -> None:
+def encode_batch(batch: PendingBatch, ids: bytes, compression: str | None, now_us: int) -> None:
     """Turn the lists of a batch into its body; `now_us` is the time of messages without one."""
     values, rows = batch.values, len(batch.values)
     batch.ids = ids

@@ -53,7 +53,7 @@ class Outside(Protocol):
         """A fresh random identity."""
         ...
 
-    def settled(self, batch: Batch) -> None:
+    def settled(self, batch: PendingBatch) -> None:
         """A batch has its result or its error."""
         ...
 
@@ -62,7 +62,7 @@ class Outside(Protocol):
         ...
 
 
-class Batch(Pending):
+class PendingBatch(Pending):
     """Messages for one partition that travel together. Lists are parallel; a list that nobody needed stays
     None.
     """
@@ -175,9 +175,9 @@ class PartitionFlow:
         self._claiming = False
         self._advancing = False
         self._next_sequence = 0
-        self.queue: deque[Batch] = deque()
-        self.flight: list[Batch] = []
-        self._returned: list[Batch] = []
+        self.queue: deque[PendingBatch] = deque()
+        self.flight: list[PendingBatch] = []
+        self._returned: list[PendingBatch] = []
         self._recovering = False
         self._paused = False
         self._pause_s = PAUSE_S_MIN
@@ -195,7 +195,7 @@ class PartitionFlow:
         """Whether nothing at all is on its way."""
         return not (self.flight or self.queue or self._returned)
 
-    def enqueue(self, batch: Batch) -> None:
+    def enqueue(self, batch: PendingBatch) -> None:
         """Take an encoded batch; it leaves as soon as the window allows."""
         self.queue.append(batch)
         self.advance()
@@ -228,7 +228,7 @@ class PartitionFlow:
         held = self._recovering or self._paused or self._claiming
         return not held and len(self.flight) < IN_FLIGHT_MAX
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: PendingBatch) -> None:
         assert batch.sequence is not None
         assert self._epoch is not None
         request = Publish(
@@ -244,7 +244,7 @@ class PartitionFlow:
         )
         self._outside.submit(request, batch.body, lambda reply, parts: self._answered(batch, reply))
 
-    def _answered(self, batch: Batch, reply: Reply) -> None:
+    def _answered(self, batch: PendingBatch, reply: Reply) -> None:
         if batch not in self.flight:
             return  # Given up meanwhile.
         self.flight.remove(batch)
@@ -259,7 +259,7 @@ class PartitionFlow:
         elif self.queue:
             self.advance()
 
-    def _refused(self, batch: Batch, reply: Reply) -> None:
+    def _refused(self, batch: PendingBatch, reply: Reply) -> None:
         assert isinstance(reply, Refusal), f"not an answer to a publish: {reply!r}"
         error = _error(reply)
         self._recovering = True
@@ -335,7 +335,7 @@ class PartitionFlow:
         else:
             self.advance()
 
-    def _renew_identity(self, numbered: list[Batch]) -> None:
+    def _renew_identity(self, numbered: list[PendingBatch]) -> None:
         for batch in numbered:
             batch.sequence, batch.doubtful = None, False
         self._next_sequence = 0
@@ -395,7 +395,7 @@ class PartitionFlow:
             _fail(batch, self.dead)
 
 
-def _fail(batch: Batch, error: TailraceError) -> None:
+def _fail(batch: PendingBatch, error: TailraceError) -> None:
     """Settle with an error. It may be certain of itself, but not of the copies that were sent before."""
     if batch.doubtful and error.outcome == "none":
         error = from_code(error.code, error.message, "unknown", error.details)

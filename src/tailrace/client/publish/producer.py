@@ -37,7 +37,7 @@ from tailrace.client.publish.message_fields import (
     fitting,
     too_large,
 )
-from tailrace.client.publish.partition_flow import Batch, PartitionFlow
+from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.publish.table_split import split_table
 from tailrace.client.rpc.calls import ask
 from tailrace.core.model.commands import DescribeTopic, Reply, TopicInfo
@@ -77,15 +77,15 @@ class Producer:
         self._compression = compression
         self._loop: asyncio.AbstractEventLoop
         self._flows: list[PartitionFlow] = []
-        self._open: dict[int, Batch] = {}
+        self._open: dict[int, PendingBatch] = {}
         """What gathers, by partition; delayed messages under its complement."""
-        self._plain: Batch | None = None
+        self._plain: PendingBatch | None = None
         self._value_max = 0
         self._next_partition = 0
         self._buffered = 0
         self._room: list[asyncio.Future[None]] = []
         self._idle: list[asyncio.Future[None]] = []
-        self._failures: list[Batch] = []
+        self._failures: list[PendingBatch] = []
         self._failed_messages = 0
         self._full = False
         self._timer: asyncio.TimerHandle | None = None
@@ -311,13 +311,13 @@ class Producer:
                 raise InvalidRequest("expected_key_sequence: all messages need the same key")
             receipt = self._conditional(checked, partition, 0, expected_key_sequence)
             return Receipts([(receipt._batch, range(len(checked)), None)])
-        places: dict[int, tuple[Batch, list[int], list[int]]] = {}
+        places: dict[int, tuple[PendingBatch, list[int], list[int]]] = {}
         for at, fields in enumerate(checked):
             if self._buffered >= self._buffer_bytes_max:
                 await self._yield()
             receipt = self._buffer(fields, self._choose(fields, partition))
             batch = receipt._batch
-            assert isinstance(batch, Batch)
+            assert isinstance(batch, PendingBatch)
             _, rows, ats = places.setdefault(id(batch), (batch, [], []))
             rows.append(receipt._row)
             ats.append(at)
@@ -432,10 +432,10 @@ class Producer:
         self._next_partition = chosen + 1
         return chosen
 
-    def _new_batch(self, partition: int) -> Batch:
-        return Batch(self, partition, self._loop.time() + self._timeout)
+    def _new_batch(self, partition: int) -> PendingBatch:
+        return PendingBatch(self, partition, self._loop.time() + self._timeout)
 
-    def _follow(self, partition: int) -> Batch:
+    def _follow(self, partition: int) -> PendingBatch:
         """A batch of its own, behind everything that was sent to the partition before."""
         for place in (partition, ~partition):
             before = self._open.get(place)
@@ -483,7 +483,7 @@ class Producer:
         self._enqueue(batch)
         return Receipt(batch, 0)
 
-    def _schedule(self, batch: Batch) -> None:
+    def _schedule(self, batch: PendingBatch) -> None:
         """An idle partition sends in the next round of the loop; a busy one gathers for `linger_ms`."""
         if self._flows[batch.partition].busy:
             self._loop.call_later(self._linger_s, self._due, batch)
@@ -500,11 +500,11 @@ class Producer:
             if not self._flows[batch.partition].busy:
                 self._ship(batch)
 
-    def _due(self, batch: Batch) -> None:
+    def _due(self, batch: PendingBatch) -> None:
         if self._open.get(_place(batch)) is batch:
             self._ship(batch)
 
-    def _ship(self, batch: Batch) -> None:
+    def _ship(self, batch: PendingBatch) -> None:
         """Close a batch and hand it to its partition."""
         if self._open.get(_place(batch)) is batch:
             del self._open[_place(batch)]
@@ -517,7 +517,7 @@ class Producer:
         bits = random.getrandbits(74)
         return arrow.make_ids(count, self._wall_ns() // 1_000_000, bits & ((1 << 62) - 1), bits >> 62)
 
-    def _enqueue(self, batch: Batch) -> None:
+    def _enqueue(self, batch: PendingBatch) -> None:
         """Encode a batch and send it, or fail it alone."""
         try:
             encode_batch(batch, self._ids(len(batch.values)), self._compression, self._wall_ns() // 1000)
@@ -526,7 +526,7 @@ class Producer:
             return
         self._hand_over(batch)
 
-    def _hand_over(self, batch: Batch) -> None:
+    def _hand_over(self, batch: PendingBatch) -> None:
         batch.values = []
         self._flows[batch.partition].enqueue(batch)
         if self._buffered >= self._buffer_bytes_max:
@@ -554,7 +554,7 @@ class Producer:
         """A future of the producer's loop."""
         return self._loop.create_future()
 
-    def settled(self, batch: Batch) -> None:
+    def settled(self, batch: PendingBatch) -> None:
         """A batch is through: free its room, remember failures, send what gathered behind it."""
         self._buffered -= batch.nbytes
         if batch.error is not None:
@@ -573,7 +573,7 @@ class Producer:
             _wake(self._idle)
 
 
-def _place(batch: Batch) -> int:
+def _place(batch: PendingBatch) -> int:
     """Where a batch gathers: delayed messages do so apart from the others of their partition."""
     return batch.partition if batch.deliver_ats is None else ~batch.partition
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from tailrace.client.queue.delivery import Leased
+from tailrace.client.queue.delivery import LeasedMessage
 from tailrace.client.queue.held_leases import (
     UNDER_WAY,
     AckRun,
     FailedAck,
     FirstOfKeys,
     HeldLease,
-    Leases,
+    HeldLeases,
     Unstarted,
     failures,
     offsets_of,
@@ -22,7 +22,7 @@ from tailrace.client.rpc.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
 from tailrace.core.model.commands import Reply, Request
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.queue_commands import Ack, Extend, Extended, GiveBack, Nack, Reject, Settled
+from tailrace.core.model.queue_commands import Ack, Extend, Extended, GiveBack, Nack, RejectMessages, Settled
 from tailrace.errors import InvalidRequest, LeaseLost, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
@@ -34,7 +34,7 @@ TICK_S_MIN = 0.01
 _SILENCE = Refusal("timeout", "no answer in time", "unknown")
 
 
-class Settlement:
+class AckSender:
     """See `deliveries.Settling`. `behind` is called when messages are about to be given back: it takes out
     what is in hand behind them. `started` tells what handlers have of a partition. `going_back` is called
     when a request leaves that gives messages back, with the first of each key. `went_back` is called when
@@ -47,14 +47,14 @@ class Settlement:
         group: str,
         timeout: float,
         *,
-        behind: Callable[[Sequence[Leased]], Unstarted],
+        behind: Callable[[Sequence[LeasedMessage]], Unstarted],
         started: Callable[[Place], list[tuple[int, list[int]]]],
         going_back: Callable[[Place, FirstOfKeys], None],
-        went_back: Callable[[Sequence[Leased]], None],
+        went_back: Callable[[Sequence[LeasedMessage]], None],
         lost: Callable[[HeldLease], None],
     ) -> None:
         self.group = group
-        self.leases = Leases(self._gathered)
+        self.leases = HeldLeases(self._gathered)
         self.failures: list[FailedAck] = []
         self.lease_ms = 30_000
         self.twin: object = None
@@ -139,7 +139,7 @@ class Settlement:
     def _add_failures(self, failed: list[FailedAck]) -> None:
         self.failures += failed[: max(0, FAILURES_KEPT - len(self.failures))]
 
-    def ack_late(self, delivery: Leased) -> None:
+    def ack_late(self, delivery: LeasedMessage) -> None:
         """An acknowledgement from another thread. If it comes too late, that thread is told by `failures`."""
         lease = delivery.rows.lease
         lease.acks.append(delivery.offset)
@@ -187,7 +187,7 @@ class Settlement:
 
     # -- settling and waiting
 
-    async def ack(self, deliveries: Sequence[Leased]) -> None:
+    async def ack(self, deliveries: Sequence[LeasedMessage]) -> None:
         """Acknowledge; returns when all are durable, raises the first failure."""
         answers: list[asyncio.Future[None]] = []
         for delivery in deliveries:
@@ -210,7 +210,7 @@ class Settlement:
                 raise error
 
     async def nack(
-        self, deliveries: Sequence[Leased], delay: float | None, error: str, failure: bool
+        self, deliveries: Sequence[LeasedMessage], delay: float | None, error: str, failure: bool
     ) -> None:
         """Give back, as a failure or without one."""
         delay_ms = None if delay is None else _delay_ms(delay)
@@ -244,20 +244,20 @@ class Settlement:
                     # Mostly they went with it; nobody knows for sure.
                     self._send_back(place, leases, behind.first[place])
 
-    async def reject(self, deliveries: Sequence[Leased], reason: str, poison: bool) -> None:
+    async def reject(self, deliveries: Sequence[LeasedMessage], reason: str, poison: bool) -> None:
         """Send to the dead letters."""
         kind = "poison" if poison else "rejected"
         text = _sendable("reason", reason)
 
         def make(lease: HeldLease, spans: list[int]) -> Request:
             topic, partition = lease.place
-            return Reject(topic, partition, self.group, lease.id, spans, kind, text)
+            return RejectMessages(topic, partition, self.group, lease.id, spans, kind, text)
 
         await self._settle(deliveries, make)
 
     async def _settle(
         self,
-        deliveries: Sequence[Leased],
+        deliveries: Sequence[LeasedMessage],
         make: Callable[[HeldLease, list[int]], Request],
         done: Callable[[HeldLease, Iterable[int]], None] = lambda lease, offsets: None,
     ) -> None:
@@ -344,7 +344,7 @@ class Settlement:
         if lease.error is not None:
             raise lease.error
 
-    def let_go(self, delivery: Leased) -> None:
+    def let_go(self, delivery: LeasedMessage) -> None:
         """Return a message that a handler had, without a failure; nobody waits for it."""
         lease, offset = delivery.rows.lease, delivery.offset
         if offset in lease.open:
@@ -467,7 +467,7 @@ class Settlement:
         self._wake()
 
 
-def _first_of(deliveries: Sequence[Leased], place: Place) -> FirstOfKeys:
+def _first_of(deliveries: Sequence[LeasedMessage], place: Place) -> FirstOfKeys:
     first: FirstOfKeys = {}
     for delivery in deliveries:
         if delivery.rows.lease.place == place:

@@ -12,9 +12,9 @@ from types import TracebackType
 
 from tailrace.client.queue.consumer_options import ConsumerOptions
 from tailrace.client.queue.delivery import Batch, Delivery
-from tailrace.client.queue.handler_runner import Handler, Runner
+from tailrace.client.queue.handler_runner import Handler, HandlerRunner
 from tailrace.client.queue.held_leases import FailedAck
-from tailrace.client.queue.lease_prefetch import Intake
+from tailrace.client.queue.lease_prefetch import LeasePrefetch
 from tailrace.client.queue.membership import client_name
 from tailrace.client.queue.threaded_handlers import runs_here
 from tailrace.client.rpc.calls import whole_of
@@ -38,7 +38,7 @@ class Consumer:
         self._verbs = verbs
         self._timeout = timeout
         self._options = options
-        self._intake: Intake
+        self._intake: LeasePrefetch
         self._closed: TailraceError | None = Unavailable(
             "the consumer is not open: use `async with client.consumer(…)`"
         )
@@ -52,7 +52,7 @@ class Consumer:
         options = self._options
         asked = {"mode": options.mode, **options.group}
         request = JoinGroup(self.group, self.member, self.topics, asked, options.wait, client_name())
-        self._intake = Intake(self._verbs, request, self._timeout, options)
+        self._intake = LeasePrefetch(self._verbs, request, self._timeout, options)
         self._closed = None
         try:
             await self._intake.membership.join()
@@ -89,7 +89,7 @@ class Consumer:
             self._intake.end(error)
         self._closed = error
 
-    def _open(self) -> Intake:
+    def _open(self) -> LeasePrefetch:
         if self._closed is not None:
             raise self._closed
         return self._intake
@@ -159,7 +159,7 @@ class Consumer:
         """
         whole_of("concurrency", concurrency)
         intake = self._open()
-        runner = Runner(
+        runner = HandlerRunner(
             self,
             intake.ready,
             handler,

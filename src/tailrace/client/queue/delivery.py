@@ -24,7 +24,7 @@ REDRIVE_HEADER = "tailrace-redrive-group"
 """On a message that was published again from the dead letters: the only group that it is for."""
 
 
-L = TypeVar("L", bound="Leased")
+L = TypeVar("L", bound="LeasedMessage")
 
 
 class Settling(Protocol):
@@ -34,21 +34,21 @@ class Settling(Protocol):
     twin: object
     """The consumer of another thread in front of it, if there is one."""
 
-    async def ack(self, deliveries: Sequence[Leased]) -> None:
+    async def ack(self, deliveries: Sequence[LeasedMessage]) -> None:
         """Settle and wait until it is durable."""
         ...
 
-    def ack_late(self, delivery: Leased) -> None:
+    def ack_late(self, delivery: LeasedMessage) -> None:
         """Settle without waiting, called for another thread."""
         ...
 
     async def nack(
-        self, deliveries: Sequence[Leased], delay: float | None, error: str, failure: bool
+        self, deliveries: Sequence[LeasedMessage], delay: float | None, error: str, failure: bool
     ) -> None:
         """Give back."""
         ...
 
-    async def reject(self, deliveries: Sequence[Leased], reason: str, poison: bool) -> None:
+    async def reject(self, deliveries: Sequence[LeasedMessage], reason: str, poison: bool) -> None:
         """Send to the dead letters."""
         ...
 
@@ -60,7 +60,7 @@ class Settling(Protocol):
         """Whether a lease has ended, as far as can be told here."""
         ...
 
-    def let_go(self, delivery: Leased) -> None:
+    def let_go(self, delivery: LeasedMessage) -> None:
         """Return a message that a handler had, without a failure, and without waiting for it."""
         ...
 
@@ -127,7 +127,7 @@ class LeasedRows(Rows):
         return map(kind, repeat(self), values, range(len(values)))
 
 
-class Leased(Message, frozen=True, gc=False, eq=False):
+class LeasedMessage(Message, frozen=True, gc=False, eq=False):
     """A leased message, without the ways to settle it."""
 
     rows: LeasedRows
@@ -162,7 +162,7 @@ class Leased(Message, frozen=True, gc=False, eq=False):
         return f"Delivery({place}, attempt={self.attempt}, key={self.key!r}, value={self.value!r})"
 
 
-class Delivery(Leased, frozen=True, gc=False, eq=False):
+class Delivery(LeasedMessage, frozen=True, gc=False, eq=False):
     """A leased message. Settle it with `ack`, `nack` or `reject`; settling it twice is harmless, and a
     receipt that is stale raises `LeaseLost`."""
 

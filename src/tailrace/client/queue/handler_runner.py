@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
-from tailrace.client.queue.delivery import Delivery, Leased
+from tailrace.client.queue.delivery import Delivery, LeasedMessage
 from tailrace.client.queue.handler_verdicts import Reject, Retry, as_text, delay_of, described
 from tailrace.client.queue.held_leases import Unstarted
 from tailrace.client.queue.pace import Pace
@@ -24,7 +24,7 @@ log = logging.getLogger("tailrace.consumer")
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[BlockingDelivery], Any]
 
 
-class Source(Protocol):
+class DeliverySource(Protocol):
     """Where deliveries come from."""
 
     def __anext__(self) -> Awaitable[Delivery]:
@@ -32,12 +32,12 @@ class Source(Protocol):
         ...
 
 
-class Runner:
+class HandlerRunner:
     """One run of a handler over a consumer."""
 
     def __init__(
         self,
-        source: Source,
+        source: DeliverySource,
         ready: Callable[[], Delivery | None],
         handler: Handler,
         *,
@@ -160,7 +160,7 @@ class Runner:
             self._parked_count += 1
         return None
 
-    def _key(self, delivery: Leased) -> object:
+    def _key(self, delivery: LeasedMessage) -> object:
         if self._ordering == "partition":
             return (delivery.topic, delivery.partition)
         if self._ordering == "key" and delivery.key is not None:
@@ -260,7 +260,7 @@ class Runner:
                 unstarted.add(delivery.rows.lease, delivery.offset, delivery.key)
         return unstarted
 
-    def behind(self, failed: Leased) -> Unstarted:
+    def behind(self, failed: LeasedMessage) -> Unstarted:
         """See `intake.Parking`."""
         parked = self._parked.get(self._key(failed))
         if not parked:

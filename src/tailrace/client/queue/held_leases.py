@@ -67,7 +67,7 @@ class HeldLease:
         "place",
     )
 
-    def __init__(self, table: Leases, number: int, place: Place, generation: int, grant: Grant) -> None:
+    def __init__(self, table: HeldLeases, number: int, place: Place, generation: int, grant: Grant) -> None:
         self._table = table
         self.number = number
         """Leases are counted as they are granted."""
@@ -140,7 +140,7 @@ class HeldLease:
         return offset in self.gone or offset in self.failed
 
     def went_back_before(self, offset: int) -> int:
-        """See `Leases.went_back_before`."""
+        """See `HeldLeases.went_back_before`."""
         return self._table.went_back_before(self, offset)
 
     def take(self, offset: int) -> bool:
@@ -224,7 +224,7 @@ class AckRun:
         return [(lease.id, spans_of(offsets)) for lease, offsets in self.taken]
 
 
-class Leases:
+class HeldLeases:
     """All leases of a consumer. `wake` is called when the first acknowledgement gathers on a partition."""
 
     def __init__(self, wake: Callable[[Place], None]) -> None:

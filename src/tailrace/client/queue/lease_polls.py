@@ -102,7 +102,7 @@ class _Poll(NamedTuple):
     above: int
 
 
-class Polls:
+class LeasePolls:
     """The polls of one consumer. `ready` has the generation of every partition that may be asked."""
 
     def __init__(

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from tailrace.client.queue.ack_sender import Settlement
+from tailrace.client.queue.ack_sender import AckSender
 from tailrace.client.queue.consumer_options import ConsumerOptions
-from tailrace.client.queue.delivery import Delivery, Leased, LeasedRows, foreign_rows, unpack
+from tailrace.client.queue.delivery import Delivery, LeasedMessage, LeasedRows, foreign_rows, unpack
 from tailrace.client.queue.hand import Chosen, Hand, overtakes
 from tailrace.client.queue.held_leases import HeldLease, Unstarted, deadline_ms, spans_of
-from tailrace.client.queue.lease_polls import SOON_MS, Answer, Polls
-from tailrace.client.queue.membership import Member
+from tailrace.client.queue.lease_polls import SOON_MS, Answer, LeasePolls
+from tailrace.client.queue.membership import GroupSession
 from tailrace.client.queue.pace import Pace
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
@@ -48,12 +48,12 @@ class Parking(Protocol):
         """All of them; they stay."""
         ...
 
-    def behind(self, failed: Leased) -> Unstarted:
+    def behind(self, failed: LeasedMessage) -> Unstarted:
         """Those that have to come after a message that comes again; they are not started any more."""
         ...
 
 
-class Intake:
+class LeasePrefetch:
     """See `membership.Holder` and `polls.Taker`. Messages are taken from `current`; `last` is the one that
     was handed out."""
 
@@ -63,7 +63,7 @@ class Intake:
         self._verbs = verbs
         self._request = request
         self._loop = asyncio.get_running_loop()
-        self.settlement = Settlement(
+        self.settlement = AckSender(
             verbs,
             request.group,
             timeout,
@@ -73,7 +73,7 @@ class Intake:
             went_back=self._went_back,
             lost=self._lease_lost,
         )
-        self.membership = Member(
+        self.membership = GroupSession(
             verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
         )
         self._begun = False
@@ -88,11 +88,11 @@ class Intake:
         self._looking = False
         self.parking: Parking | None = None
         self._hand = Hand()
-        self._polls = Polls(verbs, request, options, self, self._hand, self.pace)
+        self._polls = LeasePolls(verbs, request, options, self, self._hand, self.pace)
         self._rows: LeasedRows | None = None
         self.current: Iterator[Any] = iter(())
-        self.last: Leased | None = None
-        self.kind: type[Leased] = Delivery
+        self.last: LeasedMessage | None = None
+        self.kind: type[LeasedMessage] = Delivery
         self.wall_ns = verbs.clock.wall_ns
         self.calm_ns = self.until_ns = 0
         """While the wall clock is in this span, the current rows need no look at their lease; see
@@ -253,7 +253,7 @@ class Intake:
 
     # -- dropping what is not handed out
 
-    def _take_behind(self, deliveries: Sequence[Leased]) -> Unstarted:
+    def _take_behind(self, deliveries: Sequence[LeasedMessage]) -> Unstarted:
         """Messages are about to go back: take out what is in hand behind them, to go back with them."""
         taken = Unstarted()
         ordering = self.membership.policy.ordering
@@ -283,7 +283,7 @@ class Intake:
                 found.append((lease.id, spans_of(sorted(given))))
         return found
 
-    def _went_back(self, deliveries: Sequence[Leased]) -> None:
+    def _went_back(self, deliveries: Sequence[LeasedMessage]) -> None:
         """Messages have to come again: the later ones of their keys are not handed out before. The broker
         took them back, too, or is given them now, where nobody here can tell."""
         ordering = self.membership.policy.ordering

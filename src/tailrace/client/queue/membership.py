@@ -84,7 +84,7 @@ class Holder(Protocol):
         ...
 
 
-class Member:
+class GroupSession:
     """One member of a group."""
 
     def __init__(

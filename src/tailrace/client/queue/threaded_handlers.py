@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from tailrace.client.queue.delivery import Leased
+from tailrace.client.queue.delivery import LeasedMessage
 
 log = logging.getLogger("tailrace.consumer")
 
@@ -88,7 +88,7 @@ class PlainHandler:
             return None, error
 
 
-class BlockingDelivery(Leased, frozen=True, gc=False, eq=False):
+class BlockingDelivery(LeasedMessage, frozen=True, gc=False, eq=False):
     """A leased message in a plain function, which runs in a thread: the names of `Delivery`, and they wait.
     On the event loop, in a coroutine that the function returned, they can be awaited instead."""
 

@@ -41,7 +41,7 @@ class Cursor:
         self.next = self.fetched = offset
 
 
-class LogFeed:
+class Fetcher:
     """Messages are taken from `current`; `last` is the one that was handed out."""
 
     def __init__(self, verbs: BrokerVerbs, options: ConsumerOptions, group: str | None) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from tailrace.client.messages import Message, point
 from tailrace.client.queue.consumer_options import ConsumerOptions
-from tailrace.client.queue.membership import Member, client_name
+from tailrace.client.queue.membership import GroupSession, client_name
 from tailrace.client.queue.threaded_handlers import PlainHandler, is_async, runs_here
-from tailrace.client.read.fetcher import Cursor, LogFeed
+from tailrace.client.read.fetcher import Cursor, Fetcher
 from tailrace.client.rpc.calls import PAUSE_S_MAX, ask, whole_of
 from tailrace.core.model.commands import FindOffsets, Offsets
 from tailrace.core.model.group_commands import JoinGroup, Place
@@ -208,7 +208,7 @@ class _Source:
         self._timeout = timeout
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self.feed = LogFeed(verbs, options, group)
+        self.feed = Fetcher(verbs, options, group)
         self.sought: dict[Place, int] = {}
         self._every_ms = every_ms
         self._now_ms = now_ms
@@ -311,7 +311,7 @@ class _Seat(_Source):
         self._group = group
         asked = {"mode": options.mode, **options.group}
         request = JoinGroup(group, options.member, list(topics), asked, options.wait, client_name())
-        self._membership = Member(
+        self._membership = GroupSession(
             verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
         )
 

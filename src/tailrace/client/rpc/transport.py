@@ -48,10 +48,10 @@ _STRANGER = "what listens there is not a Tailrace broker"
 _CLOSED = Refusal("unavailable", "the client is closed", "none")
 
 
-class Wire(asyncio.BufferedProtocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection to one broker."""
 
-    def __init__(self, lost: Callable[[Wire], None]) -> None:
+    def __init__(self, lost: Callable[[Connection], None]) -> None:
         self._lost = lost
         self._reader = WireReader(BODY_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -174,7 +174,7 @@ class NetworkVerbs:
     def __init__(self, hosts: Sequence[tuple[str, int]]) -> None:
         self.clock = MachineClock()
         self._hosts = list(hosts)
-        self._wire: Wire | None = None
+        self._wire: Connection | None = None
         self._where = ""
         self._keeper: asyncio.Task[None] | None = None
         self._down = asyncio.Event()
@@ -205,7 +205,7 @@ class NetworkVerbs:
         loop = asyncio.get_running_loop()
         problems = []
         for host, port in list(self._hosts):
-            wire = Wire(self._lost)
+            wire = Connection(self._lost)
             try:
                 async with asyncio.timeout(timeout_s):
                     await loop.create_connection(lambda wire=wire: wire, host, port)  # type: ignore[misc]
@@ -227,7 +227,7 @@ class NetworkVerbs:
                     wire.close()
         raise _unreached(problems, self._hosts)
 
-    def _lost(self, wire: Wire) -> None:
+    def _lost(self, wire: Connection) -> None:
         if self._wire is wire:
             self._wire = None
             self._down.set()
@@ -289,7 +289,7 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _problem(error: Exception, wire: Wire, host: str, where: str, timeout_s: float) -> str:
+def _problem(error: Exception, wire: Connection, host: str, where: str, timeout_s: float) -> str:
     """Why there is no connection to one host, in words for whoever named it."""
     if isinstance(error, TailraceError):
         return f"the broker at {where} takes no connection now: {error.message}"

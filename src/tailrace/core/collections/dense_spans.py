@@ -24,7 +24,7 @@ VALUES_MAX = 4 * CHUNK
 Offsets = npt.NDArray[np.int64]
 
 
-class Chunk:
+class DenseSpans:
     """The offsets from `base` on. `count` of them have a value."""
 
     __slots__ = ("_numbers", "base", "cells", "count", "values")
@@ -37,9 +37,9 @@ class Chunk:
         self._numbers: dict[bytes, int] = {}
         self.count = 0
 
-    def frozen(self) -> Chunk:
+    def frozen(self) -> DenseSpans:
         """A copy for reading."""
-        copy = Chunk(self.base >> BITS)
+        copy = DenseSpans(self.base >> BITS)
         copy.cells, copy.values, copy.count = self.cells.copy(), self.values[:], self.count
         return copy
 

@@ -52,7 +52,7 @@ Slots = npt.NDArray[np.uint64]
 Buffer = bytes | bytearray | memoryview
 
 
-class Groups(msgspec.Struct, frozen=True, eq=False):
+class EqualHashes(msgspec.Struct, frozen=True, eq=False):
     """Equal hashes of a batch: the first row of each group, each row's group, and its rank inside of it."""
 
     first: Numbers
@@ -60,7 +60,7 @@ class Groups(msgspec.Struct, frozen=True, eq=False):
     rank: Numbers
 
 
-def group_rows(hashes: Hashes) -> Groups:
+def group_rows(hashes: Hashes) -> EqualHashes:
     """Group the rows by hash; ranks follow the order of the rows."""
     rows = len(hashes)
     # Sorts are stable, so rows of a group stay in order. One half of the hash is nearly always enough.
@@ -69,7 +69,7 @@ def group_rows(hashes: Hashes) -> Groups:
     same = low[1:] == low[:-1]
     if not same.any():
         each = np.arange(rows)
-        return Groups(each, each, np.zeros(rows, np.int64))
+        return EqualHashes(each, each, np.zeros(rows, np.int64))
     high = hashes[:, 1][order]
     equal = same & (high[1:] == high[:-1])
     if (same != equal).any():
@@ -81,7 +81,7 @@ def group_rows(hashes: Hashes) -> Groups:
     group, rank = np.empty(rows, np.int64), np.empty(rows, np.int64)
     group[order] = number
     rank[order] = np.arange(rows) - starts[number]
-    return Groups(order[starts], group, rank)
+    return EqualHashes(order[starts], group, rank)
 
 
 def present_rows(hashes: Hashes) -> Numbers:

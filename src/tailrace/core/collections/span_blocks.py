@@ -16,7 +16,7 @@ Run = tuple[int, int, bytes]
 """First offset, end, value."""
 
 
-class RunBlocks:
+class SpanBlocks:
     """A map from offsets to values (bytes, whatever they mean), kept as runs. `total` counts offsets."""
 
     __slots__ = ("_ends", "_firsts", "_heads", "_values", "total")
@@ -76,7 +76,7 @@ class RunBlocks:
     def within(self, first: int, end: int) -> list[Run]:
         """Runs in [first, end), clipped."""
         found = []
-        for start, stop, value in RunBlocks.since(self, first):
+        for start, stop, value in SpanBlocks.since(self, first):
             if start >= end:
                 break
             found.append((start, stop if stop < end else end, value))
@@ -93,7 +93,7 @@ class RunBlocks:
                 return
             block, index = self._locate(first)
             if self._firsts[block][index] < end:
-                RunBlocks.cut(self, first, end)
+                SpanBlocks.cut(self, first, end)
                 if not self._heads or self._ends[-1][-1] <= first:
                     self._append(first, end, value)
                     return

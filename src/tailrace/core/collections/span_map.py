@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tailrace.core.collections import span_blocks
-from tailrace.core.collections.dense_spans import BITS, CHUNK, Chunk, Offsets, by_chunk, spans_in
-from tailrace.core.collections.span_blocks import Run, RunBlocks
+from tailrace.core.collections.dense_spans import BITS, CHUNK, DenseSpans, Offsets, by_chunk, spans_in
+from tailrace.core.collections.span_blocks import Run, SpanBlocks
 
 MANY = 8
 """So many spans in one call, or in one chunk, are worth an operation on all of them."""
@@ -28,7 +28,7 @@ THIN = 32
 STEP = 512
 
 
-class Runs(RunBlocks):
+class Runs(SpanBlocks):
     """A map from offsets to values (bytes, whatever they mean), kept as runs. `total` counts offsets."""
 
     __slots__ = ("_chunks", "_numbers")
@@ -36,7 +36,7 @@ class Runs(RunBlocks):
     def clear(self) -> None:
         """Forget everything."""
         super().clear()
-        self._chunks: dict[int, Chunk] = {}
+        self._chunks: dict[int, DenseSpans] = {}
         self._numbers: list[int] = []
         """Of the chunks, ascending. Nothing in the blocks lies where a chunk is."""
 
@@ -268,7 +268,7 @@ class Runs(RunBlocks):
             yield run
             run = next(runs, None)
 
-    def _split(self, first: int, end: int) -> Iterator[tuple[int, int, Chunk | None]]:
+    def _split(self, first: int, end: int) -> Iterator[tuple[int, int, DenseSpans | None]]:
         """[first, end) as pieces that lie in a chunk and pieces that lie in none."""
         numbers = self._numbers
         for number in numbers[bisect_left(numbers, first >> BITS) : bisect_left(numbers, -(-end >> BITS))]:
@@ -282,11 +282,11 @@ class Runs(RunBlocks):
         if first < end:
             yield first, end, None
 
-    def _made(self, number: int, offsets: Offsets, added: int) -> Chunk | None:
+    def _made(self, number: int, offsets: Offsets, added: int) -> DenseSpans | None:
         """A chunk for a stretch that changes in many places, if enough will be there."""
         if np.count_nonzero(offsets[1:] - offsets[:-1] > 1) < MANY:
             return None
-        chunk = Chunk(number)
+        chunk = DenseSpans(number)
         there = super().within(chunk.base, chunk.base + CHUNK)
         if sum([end - first for first, end, _ in there]) + added < 2 * THIN:
             return None
@@ -299,7 +299,7 @@ class Runs(RunBlocks):
         insort(self._numbers, number)
         return chunk
 
-    def _clear(self, chunk: Chunk, places: Any) -> None:
+    def _clear(self, chunk: DenseSpans, places: Any) -> None:
         """Take places of a chunk out."""
         self.total += chunk.fill(places, 0, 0)
         if chunk.count < THIN:
@@ -308,7 +308,7 @@ class Runs(RunBlocks):
             for first, end, value in left:
                 super().put(first, end, value)
 
-    def _drop(self, chunk: Chunk) -> None:
+    def _drop(self, chunk: DenseSpans) -> None:
         self.total -= chunk.count
         number = chunk.base >> BITS
         del self._chunks[number]
@@ -344,7 +344,7 @@ class SpanSet(Runs):
         found: list[tuple[int, int]] = []
         for start, stop, chunk in self._split(first, end):
             if chunk is None:
-                part = [(run[0], run[1]) for run in RunBlocks.within(self, start, stop)]
+                part = [(run[0], run[1]) for run in SpanBlocks.within(self, start, stop)]
             else:
                 firsts, ends, _ = chunk.edges(start, stop)
                 part = list(zip(firsts.tolist(), ends.tolist(), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 
-class Texts:
+class StringPool:
     """A text gets the lowest number that is free; 0 is the empty text. Uses are counted in messages."""
 
     def __init__(self) -> None:

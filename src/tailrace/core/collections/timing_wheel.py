@@ -144,7 +144,7 @@ class _Slot:
         return sum(block.fill for block in self.blocks)
 
 
-class Wheel:
+class TimingWheel:
     """Rows that wait. Nothing but `insert`, `advance`, `drop` and `cancel` changes it."""
 
     __slots__ = ("_live", "_loose", "_ripe", "_slots", "_tombstones", "position")

@@ -31,17 +31,17 @@ from tailrace.core.collections.timing_wheel import (
     ROW_BITS,
     WIDTH,
     Rows,
-    Wheel,
+    TimingWheel,
     ref_of,
 )
 from tailrace.core.delay.cancelled_ids import CancelledIds
 from tailrace.core.model.commands import Done, Published
 from tailrace.core.model.decision import NOTHING, Decision
-from tailrace.core.model.facts import Appended, Released, ScheduleCancelled, Scheduled
+from tailrace.core.model.facts import Appended, Delayed, Released, ScheduleCancelled
 from tailrace.core.model.identifiers import Hashes, Refusal, Times
 from tailrace.core.model.internal_commands import ReleaseDue
 from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
-from tailrace.core.publish.delayed_dedup import WINDOW_BUFFERS, LateIds
+from tailrace.core.publish.delayed_dedup import WINDOW_BUFFERS, DelayedDedup
 from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ IDS_MAX = 10_000
 """Of one request to cancel."""
 
 
-class Timetable:
+class DelayQueue:
     """Delayed messages of one partition."""
 
     COMMANDS: tuple[type, ...] = (ReleaseDue, CancelScheduled)
@@ -59,10 +59,10 @@ class Timetable:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self.wheel = Wheel()
+        self.wheel = TimingWheel()
         options = partition.options
         self.cancelled = CancelledIds()
-        self.dedup = LateIds(options.dedup_window_ms, options.dedup_max)
+        self.dedup = DelayedDedup(options.dedup_window_ms, options.dedup_max)
         self.scheduled = 0
         """How many messages were ever delayed."""
         self.releases = 0
@@ -134,7 +134,7 @@ class Timetable:
 
     # ----------------------------------------------------------------------------------------------- apply
 
-    def schedule(self, fact: Scheduled) -> None:
+    def schedule(self, fact: Delayed) -> None:
         """A batch of delayed messages is stored."""
         view, count = fact.view, fact.view.count
         assert view.deliver_at_us is not None

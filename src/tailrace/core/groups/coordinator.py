@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
-from tailrace.core.groups.cron_schedules import Recurrences
-from tailrace.core.groups.group_deletions import Deletions
-from tailrace.core.groups.group_membership import Groups
+from tailrace.core.groups.cron_schedules import CronSchedules
+from tailrace.core.groups.group_deletions import GroupDeletions
+from tailrace.core.groups.group_membership import GroupMembership
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.group_commands import PutSchedule
-from tailrace.core.model.identifiers import AtHand
+from tailrace.core.model.identifiers import CachedFrames
 from tailrace.core.model.internal_commands import Look
 from tailrace.core.model.topic_options import TopicOptions
-from tailrace.core.staged.staged_versions import StagedDecisions
+from tailrace.core.staged.staged_versions import StagedVersions
 from tailrace.errors import Corrupt
 
 SNAPSHOT_VERSION = 1
@@ -64,7 +64,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
 class Coordinator:
     """State of one partition of the internal topic. `decide` never changes it; `apply` takes every fact."""
 
-    at_hand: AtHand
+    at_hand: CachedFrames
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
@@ -72,10 +72,10 @@ class Coordinator:
         self.end_offset = 0
         self.append_time_us = 0
         self.leader_epoch = 0
-        self.deletions = Deletions()
-        self.groups = Groups(self.deletions)
-        self.recurrences = Recurrences()
-        self.staged = StagedDecisions()
+        self.deletions = GroupDeletions()
+        self.groups = GroupMembership(self.deletions)
+        self.recurrences = CronSchedules()
+        self.staged = StagedVersions()
         self.parts: dict[str, Part] = {
             "groups": self.groups,
             "deletions": self.deletions,

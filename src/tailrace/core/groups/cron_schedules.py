@@ -18,7 +18,7 @@ SCHEDULES_MAX = 10_000
 """Schedules of one coordinator."""
 
 
-class Recurrence(msgspec.Struct, frozen=True, array_like=True):
+class CronSchedule(msgspec.Struct, frozen=True, array_like=True):
     """A schedule and its last tick (0: none yet). `since_us` is when it was put: earlier ticks do not
     count. Both are wall times."""
 
@@ -32,14 +32,14 @@ class Recurrence(msgspec.Struct, frozen=True, array_like=True):
         return max(self.since_us, self.last_us)
 
 
-class Recurrences:
+class CronSchedules:
     """The schedules of one coordinator."""
 
     COMMANDS: tuple[type, ...] = (PutSchedule, DeleteSchedule, TickDone)
     FACTS: tuple[type, ...] = (SchedulePut, ScheduleDeleted, ScheduleTicked)
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Recurrence] = {}
+        self.by_name: dict[str, CronSchedule] = {}
 
     def decide(self, command: Any, now_us: int) -> Decision:
         """What a command leads to; for `PutSchedule` see `put`."""
@@ -69,7 +69,9 @@ class Recurrences:
             fields = {field: getattr(fact, field) for field in PutSchedule.__struct_fields__}
             known = self.by_name.get(fact.name)
             last_us = 0 if known is None else known.last_us
-            self.by_name[fact.name] = Recurrence(PutSchedule(**fields), fact.wall_us or fact.time_us, last_us)
+            self.by_name[fact.name] = CronSchedule(
+                PutSchedule(**fields), fact.wall_us or fact.time_us, last_us
+            )
         elif isinstance(fact, ScheduleTicked):
             known = self.by_name[fact.name]
             self.by_name[fact.name] = msgspec.structs.replace(known, last_us=fact.tick_us)
@@ -82,7 +84,7 @@ class Recurrences:
 
     def load(self, data: bytes) -> None:
         """The state that a snapshot holds."""
-        known = msgspec.msgpack.decode(data, type=list[Recurrence])
+        known = msgspec.msgpack.decode(data, type=list[CronSchedule])
         self.by_name = {recurrence.put.name: recurrence for recurrence in known}
 
     def verify(self) -> None:

@@ -21,7 +21,7 @@ from tailrace.core.model.group_facts import GroupForgotten
 from tailrace.core.model.internal_commands import ConfirmForgotten
 
 
-class Deletion(msgspec.Struct, frozen=True, array_like=True):
+class GroupDeletion(msgspec.Struct, frozen=True, array_like=True):
     """A deleted group, and the partitions that have not confirmed: topic, partition, id of the topic."""
 
     group: str
@@ -29,7 +29,7 @@ class Deletion(msgspec.Struct, frozen=True, array_like=True):
     places: list[tuple[str, int, int]]
 
 
-class Deletions:
+class GroupDeletions:
     """The deletions of one coordinator that are under way."""
 
     COMMANDS: tuple[type, ...] = (ConfirmForgotten,)
@@ -40,10 +40,10 @@ class Deletions:
         self.last_id = 0
         """The greatest id of a deleted group that is known."""
 
-    def pending(self) -> Iterator[Deletion]:
+    def pending(self) -> Iterator[GroupDeletion]:
         """Those that some partition has still to confirm."""
         for (group, group_id), places in list(self._places.items()):
-            yield Deletion(group, group_id, [(*place, topic_id) for place, topic_id in places.items()])
+            yield GroupDeletion(group, group_id, [(*place, topic_id) for place, topic_id in places.items()])
 
     def ids(self, group: str, place: Place) -> list[int]:
         """The groups of that name that a partition has still to forget."""
@@ -83,7 +83,7 @@ class Deletions:
     def load(self, data: bytes) -> None:
         """The state that a snapshot holds."""
         self._places = {}
-        for item in msgspec.msgpack.decode(data, type=list[Deletion]):
+        for item in msgspec.msgpack.decode(data, type=list[GroupDeletion]):
             self.add(item.group, item.id, item.places)
 
     def verify(self) -> None:

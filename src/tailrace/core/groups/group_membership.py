@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from tailrace.core.groups.group_deletions import Deletions
-from tailrace.core.groups.group_state import Extent, Group, Holding, Member, StoredGroup
+from tailrace.core.groups.group_deletions import GroupDeletions
+from tailrace.core.groups.group_state import Extent, GroupMember, GroupState, PartitionHolding, StoredGroup
 from tailrace.core.groups.rebalancing import crowded, draft_of, leaving, moved_on, plan, wishes
 from tailrace.core.model import group_facts as facts
 from tailrace.core.model.commands import Done
@@ -43,7 +43,7 @@ MEMBERS_MAX = 10_000
 """Groups of one coordinator, and members of one group."""
 
 
-class Groups:
+class GroupMembership:
     """The groups of one coordinator."""
 
     COMMANDS: tuple[type, ...] = (
@@ -61,11 +61,11 @@ class Groups:
     )
     FACTS: tuple[type, ...] = facts.GroupFact.__args__
 
-    def __init__(self, deletions: Deletions) -> None:
-        self.by_name: dict[str, Group] = {}
+    def __init__(self, deletions: GroupDeletions) -> None:
+        self.by_name: dict[str, GroupState] = {}
         self._deletions = deletions
         self._last_id = 0
-        self._decide: dict[type, Callable[[Group, Any, int], Decision]] = {
+        self._decide: dict[type, Callable[[GroupState, Any, int], Decision]] = {
             Leave: self._leave,
             ConfirmReleased: self._confirm,
             PassTime: self._pass_time,
@@ -76,7 +76,7 @@ class Groups:
             DropGroup: self._drop,
             ConfirmEnlisted: self._confirm_enlisted,
         }
-        self._apply: dict[type, Callable[[Group, Any], None]] = {
+        self._apply: dict[type, Callable[[GroupState, Any], None]] = {
             facts.TopicsEnlisted: self._topics_enlisted,
             facts.TopicsDropped: self._topics_dropped,
             facts.MemberJoined: self._member_joined,
@@ -106,7 +106,7 @@ class Groups:
             return Decision(NOTHING, Refusal(NotFound.code, f"there is no group {command.group[:80]!r}"))
         return self._decide[type(command)](group, command, now_us)
 
-    def _make(self, group: Group | None, command: MakeGroup, now_us: int) -> Decision:
+    def _make(self, group: GroupState | None, command: MakeGroup, now_us: int) -> Decision:
         if group is None:
             full = self._full()
             return Decision(NOTHING, full) if full else Decision((self._created(command, now_us),), Done())
@@ -133,7 +133,7 @@ class Groups:
         text = f"this coordinator has {GROUPS_MAX} groups, and that is the most there can be"
         return Refusal(Overloaded.code, text)
 
-    def _join(self, group: Group | None, command: Join, now_us: int) -> Decision:
+    def _join(self, group: GroupState | None, command: Join, now_us: int) -> Decision:
         made: list[Any] = []
         if group is None:
             full = self._full()
@@ -141,7 +141,7 @@ class Groups:
                 return Decision(NOTHING, full)
             created = self._created(command, now_us)
             made.append(created)
-            group = Group(command.group, command.policy, now_us, created.id)
+            group = GroupState(command.group, command.policy, now_us, created.id)
             self._topics_enlisted(group, created)
         refusal = _unwelcome(group, command)
         if refusal is not None:
@@ -160,7 +160,7 @@ class Groups:
             made += plan(draft, now_us)
         return Decision(tuple(made), Done())
 
-    def _leave(self, group: Group, command: Leave, now_us: int) -> Decision:
+    def _leave(self, group: GroupState, command: Leave, now_us: int) -> Decision:
         if command.member not in group.members:
             return Decision(NOTHING, Done())
         draft = draft_of(group)
@@ -168,8 +168,8 @@ class Groups:
         left = facts.MemberLeft(group.name, command.member, command.reason, now_us)
         return Decision((left, *plan(draft, now_us)), Done())
 
-    def _confirm(self, group: Group, command: ConfirmReleased, now_us: int) -> Decision:
-        given_up: dict[Place, Holding] = {}
+    def _confirm(self, group: GroupState, command: ConfirmReleased, now_us: int) -> Decision:
+        given_up: dict[Place, PartitionHolding] = {}
         left: list[Place] = []
         for place in dict.fromkeys(command.places):
             held = group.places.get(place)
@@ -186,7 +186,7 @@ class Groups:
             made.append(facts.Assigned(group.name, moved_on(given_up), now_us))
         return Decision(tuple(made), Done())
 
-    def _pass_time(self, group: Group, command: PassTime, now_us: int) -> Decision:
+    def _pass_time(self, group: GroupState, command: PassTime, now_us: int) -> Decision:
         since_us = now_us - group.policy.revoke_timeout_ms * 1000
         overdue = {
             place: held for place, held in group.places.items() if held.revoking and held.since_us <= since_us
@@ -197,10 +197,10 @@ class Groups:
             moves = moved_on(overdue)
             made.append(facts.Assigned(group.name, moves, now_us))
             for topic, number, member, generation in moves:
-                draft.places[topic, number] = Holding(member, generation)
+                draft.places[topic, number] = PartitionHolding(member, generation)
         return Decision((*made, *plan(draft, now_us)), Done())
 
-    def _change_options(self, group: Group, command: ChangeOptions, now_us: int) -> Decision:
+    def _change_options(self, group: GroupState, command: ChangeOptions, now_us: int) -> Decision:
         policy = altered(group.policy, command.options, group.name)
         if isinstance(policy, Refusal):
             return Decision(NOTHING, policy)
@@ -210,7 +210,7 @@ class Groups:
         draft.policy = policy
         return Decision((facts.OptionsChanged(group.name, policy, now_us), *plan(draft, now_us)), Done())
 
-    def _resize(self, group: Group, command: ResizeTopics, now_us: int) -> Decision:
+    def _resize(self, group: GroupState, command: ResizeTopics, now_us: int) -> Decision:
         wanted = {topic for member in group.members.values() for topic in member.topics} | set(group.topics)
         ids = command.topic_ids
         gone = [
@@ -232,7 +232,7 @@ class Groups:
             made += plan(draft, now_us)
         return Decision(tuple(made), Done())
 
-    def _raise(self, group: Group, command: RaiseGenerations, now_us: int) -> Decision:
+    def _raise(self, group: GroupState, command: RaiseGenerations, now_us: int) -> Decision:
         higher = [
             (topic, number, generation)
             for topic, number, generation in command.places
@@ -242,17 +242,17 @@ class Groups:
             return Decision(NOTHING, Done())
         return Decision((facts.GenerationsRaised(group.name, higher, now_us),), Done())
 
-    def _pause(self, group: Group, command: SetPaused, now_us: int) -> Decision:
+    def _pause(self, group: GroupState, command: SetPaused, now_us: int) -> Decision:
         if group.paused == command.paused:
             return Decision(NOTHING, Done())
         return Decision((facts.PauseChanged(group.name, command.paused, now_us),), Done())
 
-    def _drop(self, group: Group, command: DropGroup, now_us: int) -> Decision:
+    def _drop(self, group: GroupState, command: DropGroup, now_us: int) -> Decision:
         if group.members and not command.force:
             return Decision(NOTHING, in_use(group, "it is deleted"))
         return Decision((facts.GroupDeleted(group.name, now_us, group.id or -1),), Done())
 
-    def _confirm_enlisted(self, group: Group, command: ConfirmEnlisted, now_us: int) -> Decision:
+    def _confirm_enlisted(self, group: GroupState, command: ConfirmEnlisted, now_us: int) -> Decision:
         new = [place for place in command.places if place[0] in group.topics and place not in group.enlisted]
         if not new:
             return Decision(NOTHING, Done())
@@ -263,7 +263,7 @@ class Groups:
     def apply(self, fact: Any) -> None:
         """Let a fact happen."""
         if isinstance(fact, facts.GroupCreated):
-            group = self.by_name[fact.group] = Group(fact.group, fact.policy, fact.time_us, fact.id)
+            group = self.by_name[fact.group] = GroupState(fact.group, fact.policy, fact.time_us, fact.id)
             self._last_id = max(self._last_id, fact.id)
             self._topics_enlisted(group, fact)
             return
@@ -272,7 +272,7 @@ class Groups:
         if group.shared:
             _look_for_calm(group, fact.time_us)
 
-    def _topics_enlisted(self, group: Group, fact: facts.TopicsEnlisted | facts.GroupCreated) -> None:
+    def _topics_enlisted(self, group: GroupState, fact: facts.TopicsEnlisted | facts.GroupCreated) -> None:
         draft = draft_of(group)
         draft.grow(fact.topics)
         group.places, group.shared = draft.places, draft.calm_us
@@ -283,7 +283,7 @@ class Groups:
             else:
                 group.topics[topic] = Extent(count, known.first, fact.topic_ids.get(topic, known.id))
 
-    def _topics_dropped(self, group: Group, fact: facts.TopicsDropped) -> None:
+    def _topics_dropped(self, group: GroupState, fact: facts.TopicsDropped) -> None:
         for topic in fact.topics:
             del group.topics[topic]
         draft = draft_of(group)
@@ -291,34 +291,36 @@ class Groups:
         group.places, group.shared = draft.places, draft.calm_us
         group.enlisted = {place for place in group.enlisted if place[0] not in fact.topics}
 
-    def _member_joined(self, group: Group, fact: facts.MemberJoined) -> None:
+    def _member_joined(self, group: GroupState, fact: facts.MemberJoined) -> None:
         known = group.members.get(fact.member)
         joined_us = fact.time_us if known is None else known.joined_us
-        group.members[fact.member] = Member(fact.member, tuple(fact.topics), fact.client, joined_us)
+        group.members[fact.member] = GroupMember(fact.member, tuple(fact.topics), fact.client, joined_us)
 
-    def _member_left(self, group: Group, fact: facts.MemberLeft) -> None:
+    def _member_left(self, group: GroupState, fact: facts.MemberLeft) -> None:
         del group.members[fact.member]
         _let_go(group, fact.member, group.places)
 
-    def _revoking(self, group: Group, fact: facts.Revoking) -> None:
+    def _revoking(self, group: GroupState, fact: facts.Revoking) -> None:
         for topic, number, member in fact.moves:
             held = group.places[topic, number]
             since_us = held.since_us if held.revoking else fact.time_us
-            group.places[topic, number] = Holding(held.owner, held.generation, True, member, since_us)
+            group.places[topic, number] = PartitionHolding(
+                held.owner, held.generation, True, member, since_us
+            )
 
-    def _assigned(self, group: Group, fact: facts.Assigned) -> None:
+    def _assigned(self, group: GroupState, fact: facts.Assigned) -> None:
         for topic, number, member, generation in fact.moves:
             held = group.places[topic, number]
             assert generation > held.generation - (not held.owner), "a generation only grows"
-            group.places[topic, number] = Holding(member, generation)
+            group.places[topic, number] = PartitionHolding(member, generation)
 
-    def _topics_shared(self, group: Group, fact: facts.TopicsShared) -> None:
+    def _topics_shared(self, group: GroupState, fact: facts.TopicsShared) -> None:
         group.shared.update(dict.fromkeys(fact.topics))
         for place, held in group.places.items():
             if place[0] in fact.topics:
-                group.places[place] = Holding(generation=held.generation)
+                group.places[place] = PartitionHolding(generation=held.generation)
 
-    def _topics_divided(self, group: Group, fact: facts.TopicsDivided) -> None:
+    def _topics_divided(self, group: GroupState, fact: facts.TopicsDivided) -> None:
         for topic in fact.topics:
             del group.shared[topic]
         members = wishes(group)
@@ -326,29 +328,31 @@ class Groups:
             held = group.places[topic, number]
             others = leaving(held, topic, member, members, topic in fact.topics)
             since_us = held.since_us if held.revoking else fact.time_us
-            group.places[topic, number] = Holding("", held.generation, True, member, since_us, others)
+            group.places[topic, number] = PartitionHolding(
+                "", held.generation, True, member, since_us, others
+            )
 
-    def _places_left(self, group: Group, fact: facts.PlacesLeft) -> None:
+    def _places_left(self, group: GroupState, fact: facts.PlacesLeft) -> None:
         _let_go(group, fact.member, [(topic, number) for topic, number in fact.places])
 
-    def _options_changed(self, group: Group, fact: facts.OptionsChanged) -> None:
+    def _options_changed(self, group: GroupState, fact: facts.OptionsChanged) -> None:
         group.policy = fact.policy
 
-    def _generations_raised(self, group: Group, fact: facts.GenerationsRaised) -> None:
+    def _generations_raised(self, group: GroupState, fact: facts.GenerationsRaised) -> None:
         for topic, number, generation in fact.places:
             held = group.places[topic, number]
             group.places[topic, number] = msgspec.structs.replace(held, generation=generation)
 
-    def _pause_changed(self, group: Group, fact: facts.PauseChanged) -> None:
+    def _pause_changed(self, group: GroupState, fact: facts.PauseChanged) -> None:
         group.paused = fact.paused
 
-    def _group_deleted(self, group: Group, fact: facts.GroupDeleted) -> None:
+    def _group_deleted(self, group: GroupState, fact: facts.GroupDeleted) -> None:
         del self.by_name[group.name]
         if fact.id:
             places = ((*place, group.topics[place[0]].id) for place in group.all_places())
             self._deletions.add(group.name, group.id, places)
 
-    def _places_enlisted(self, group: Group, fact: facts.PlacesEnlisted) -> None:
+    def _places_enlisted(self, group: GroupState, fact: facts.PlacesEnlisted) -> None:
         group.enlisted.update((topic, number) for topic, number in fact.places)
 
     # -------------------------------------------------------------------------------------------- snapshot
@@ -360,7 +364,7 @@ class Groups:
     def load(self, data: bytes) -> None:
         """The state that a snapshot holds."""
         stored = msgspec.msgpack.decode(data, type=list[StoredGroup])
-        self.by_name = {item.name: Group.of(item) for item in stored}
+        self.by_name = {item.name: GroupState.of(item) for item in stored}
         self._last_id = max((group.id for group in self.by_name.values()), default=0)
 
     def verify(self) -> None:
@@ -370,7 +374,7 @@ class Groups:
             group.verify()
 
 
-def in_use(group: Group, when: str) -> Refusal:
+def in_use(group: GroupState, when: str) -> Refusal:
     """Refuse what would pull the ground from under members."""
     count = len(group.members)
     have = f"group {group.name!r} has {count} member{'s' if count > 1 else ''}"
@@ -378,7 +382,7 @@ def in_use(group: Group, when: str) -> Refusal:
     return Refusal(InvalidRequest.code, text, details={"members": list(group.members)[:100]})
 
 
-def _unwelcome(group: Group, command: Join) -> Refusal | None:
+def _unwelcome(group: GroupState, command: Join) -> Refusal | None:
     """Why somebody cannot become a member."""
     refusal = contradictions(group.policy, command.options, group.name)
     if refusal is not None or command.member in group.members:
@@ -393,7 +397,7 @@ def _unwelcome(group: Group, command: Join) -> Refusal | None:
     return None
 
 
-def _grown(group: Group, topics: Sizes, ids: dict[str, int], gone: Collection[str] = ()) -> Sizes:
+def _grown(group: GroupState, topics: Sizes, ids: dict[str, int], gone: Collection[str] = ()) -> Sizes:
     """Those topics that the group is not on yet, or only with fewer partitions, or without their id."""
     return [
         (topic, count)
@@ -405,12 +409,12 @@ def _grown(group: Group, topics: Sizes, ids: dict[str, int], gone: Collection[st
     ]
 
 
-def _same(group: Group, topic: str, ids: dict[str, int]) -> bool:
+def _same(group: GroupState, topic: str, ids: dict[str, int]) -> bool:
     """Whether a group is on just that topic, and not on another of its name."""
     return 0 in (group.topics[topic].id, ids.get(topic, 0)) or group.topics[topic].id == ids[topic]
 
 
-def _replaced(group: Group, topic: str, ids: dict[str, int]) -> bool:
+def _replaced(group: GroupState, topic: str, ids: dict[str, int]) -> bool:
     """Whether another topic has the name of one that a group is on."""
     return not _same(group, topic, ids)
 
@@ -419,7 +423,7 @@ def _of(topics: Sizes, ids: dict[str, int]) -> dict[str, int]:
     return {topic: ids[topic] for topic, _ in topics if topic in ids}
 
 
-def _let_go(group: Group, member: str, places: Iterable[Place]) -> None:
+def _let_go(group: GroupState, member: str, places: Iterable[Place]) -> None:
     """A member has finished with places that are being divided."""
     for place in places:
         held = group.places[place]
@@ -428,7 +432,7 @@ def _let_go(group: Group, member: str, places: Iterable[Place]) -> None:
             group.places[place] = msgspec.structs.replace(held, leaving=others)
 
 
-def _look_for_calm(group: Group, time_us: int) -> None:
+def _look_for_calm(group: GroupState, time_us: int) -> None:
     """Note since when shared topics have enough partitions for all who want them."""
     wanted = crowded(group.policy, wishes(group), group.places)
     for topic, since_us in group.shared.items():

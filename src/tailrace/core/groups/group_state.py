@@ -13,7 +13,7 @@ CALM_US = 10_000_000
 """So long there must have been enough partitions for all members before a topic is shared no more."""
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class GroupMember(msgspec.Struct, frozen=True, array_like=True):
     """Somebody who consumes."""
 
     id: str
@@ -22,7 +22,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     joined_us: int
 
 
-class Holding(msgspec.Struct, frozen=True, array_like=True):
+class PartitionHolding(msgspec.Struct, frozen=True, array_like=True):
     """Who has a partition. While it is being revoked, `next` is who gets it (it may be the owner again). One
     that was shared until now has no owner then, and `leaving` are those who have not finished with it."""
 
@@ -64,15 +64,15 @@ class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
     created_us: int
     paused: bool
     topics: list[tuple[str, Extent]]
-    members: list[Member]
-    places: list[tuple[str, int, Holding]]
+    members: list[GroupMember]
+    places: list[tuple[str, int, PartitionHolding]]
     id: int = 0
     enlisted: list[Place] = []
     shared: list[tuple[str, int | None]] | None = None
     """None: of a release in which a group shared all of its topics or none."""
 
 
-class Group:
+class GroupState:
     """One group. Only `Groups.apply` changes it."""
 
     def __init__(self, name: str, policy: GroupPolicy, created_us: int, number: int = 0) -> None:
@@ -83,8 +83,8 @@ class Group:
         self.created_us = created_us
         self.paused = False
         self.topics: dict[str, Extent] = {}
-        self.members: dict[str, Member] = {}
-        self.places: dict[Place, Holding] = {}
+        self.members: dict[str, GroupMember] = {}
+        self.places: dict[Place, PartitionHolding] = {}
         self.shared: dict[str, int | None] = {}
         """The topics from which every member takes, and since when each has enough partitions to be divided;
         None: it has not, or is never divided."""
@@ -97,7 +97,7 @@ class Group:
             (topic, number) for topic, extent in self.topics.items() for number in range(extent.partitions)
         )
 
-    def owned(self, member: str) -> list[tuple[Place, Holding]]:
+    def owned(self, member: str) -> list[tuple[Place, PartitionHolding]]:
         """What a member has, whether it is being revoked or not."""
         return [(place, holding) for place, holding in self.places.items() if holding.owner == member]
 
@@ -139,7 +139,7 @@ class Group:
         )
 
     @classmethod
-    def of(cls, stored: StoredGroup) -> Group:
+    def of(cls, stored: StoredGroup) -> GroupState:
         """The group that a snapshot holds."""
         group = cls(stored.name, stored.policy, stored.created_us, stored.id)
         group.enlisted = set(stored.enlisted)
@@ -151,7 +151,7 @@ class Group:
             group.shared = dict(stored.shared)
         elif stored.policy.assignment == "shared":
             group.shared = dict.fromkeys(group.topics)
-            group.places = {place: Holding() for place in group.all_places()}
+            group.places = {place: PartitionHolding() for place in group.all_places()}
         return group
 
     def verify(self) -> None:
@@ -160,7 +160,7 @@ class Group:
         assert self.shared.keys() <= self.topics.keys()
         for (topic, _), held in self.places.items():
             if topic in self.shared:
-                assert held == Holding(generation=held.generation), "what is shared has no owner"
+                assert held == PartitionHolding(generation=held.generation), "what is shared has no owner"
             assert self.members.keys() >= set(held.leaving), "who is leaving is a member"
             assert held.next not in held.leaving
             assert held.dividing or not held.leaving

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from tailrace.core.groups.assignment import assign, one_for_all
-from tailrace.core.groups.group_state import CALM_US, Group, Holding
+from tailrace.core.groups.group_state import CALM_US, GroupState, PartitionHolding
 from tailrace.core.model import group_facts as facts
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy
@@ -39,9 +39,9 @@ class Draft(msgspec.Struct):
     name: str
     policy: GroupPolicy
     members: dict[str, tuple[str, ...]]
-    places: dict[Place, Holding]
+    places: dict[Place, PartitionHolding]
     calm_us: dict[str, int | None]
-    """The shared topics, and since when each has enough partitions; see `Group.shared`."""
+    """The shared topics, and since when each has enough partitions; see `GroupState.shared`."""
 
     def grow(self, topics: Sizes) -> None:
         """Topics have so many partitions."""
@@ -49,7 +49,7 @@ class Draft(msgspec.Struct):
             if self.policy.assignment == "shared":
                 self.calm_us.setdefault(topic, None)
             for number in range(count):
-                self.places.setdefault((topic, number), Holding())
+                self.places.setdefault((topic, number), PartitionHolding())
 
     def drop(self, topics: Collection[str]) -> None:
         """Topics are gone."""
@@ -57,13 +57,13 @@ class Draft(msgspec.Struct):
         self.calm_us = {topic: since for topic, since in self.calm_us.items() if topic not in topics}
 
 
-def draft_of(group: Group) -> Draft:
+def draft_of(group: GroupState) -> Draft:
     """The group as it is."""
     members = wishes(group)
     return Draft(group.name, group.policy, members, dict(group.places), dict(group.shared))
 
 
-def wishes(group: Group) -> dict[str, tuple[str, ...]]:
+def wishes(group: GroupState) -> dict[str, tuple[str, ...]]:
     """Members in the order of joining, with the topics that they want."""
     return {member.id: member.topics for member in group.members.values()}
 
@@ -74,7 +74,7 @@ def may_share(policy: GroupPolicy) -> bool:
 
 
 def crowded(
-    policy: GroupPolicy, members: dict[str, tuple[str, ...]], places: dict[Place, Holding]
+    policy: GroupPolicy, members: dict[str, tuple[str, ...]], places: dict[Place, PartitionHolding]
 ) -> set[str]:
     """The topics that more members want than there are partitions; all, where the group always shares."""
     partitions = Counter(topic for topic, _ in places)
@@ -111,7 +111,7 @@ def _is_over(policy: GroupPolicy, since_us: int | None, now_us: int) -> bool:
     return not may_share(policy) or (since_us is not None and now_us - since_us >= CALM_US)
 
 
-def _moves(draft: Draft, places: dict[Place, Holding], over: set[str], now_us: int) -> list[Any]:
+def _moves(draft: Draft, places: dict[Place, PartitionHolding], over: set[str], now_us: int) -> list[Any]:
     """Divide these places among the members; those of topics in `over` were shared until now."""
     members = draft.members
     holders = {place: held.holder if held.holder in members else "" for place, held in places.items()}
@@ -142,7 +142,7 @@ def _moves(draft: Draft, places: dict[Place, Holding], over: set[str], now_us: i
 
 
 def leaving(
-    held: Holding, topic: str, member: str, members: dict[str, tuple[str, ...]], shared: bool
+    held: PartitionHolding, topic: str, member: str, members: dict[str, tuple[str, ...]], shared: bool
 ) -> tuple[str, ...]:
     """Who has to finish with a place that is to belong to a member, and was `shared` until now or is being
     divided already."""
@@ -150,7 +150,7 @@ def leaving(
     return tuple(other for other in had if other != member and topic in members.get(other, ()))
 
 
-def moved_on(given_up: dict[Place, Holding]) -> list[tuple[str, int, str, int]]:
+def moved_on(given_up: dict[Place, PartitionHolding]) -> list[tuple[str, int, str, int]]:
     """Places that their owners, or all who were leaving, have given up go to who is next."""
     return [
         (topic, number, held.next, held.generation + (not held.dividing))

@@ -1,6 +1,6 @@
 """Facts: what the log of a partition says has happened; replaying them is the only way that state changes.
 
-`Appended`, `Scheduled` and `Staged` are never encoded: they are frames of their own, made again from the
+`Appended`, `Delayed` and `Staged` are never encoded: they are frames of their own, made again from the
 frame's header and body at replay. All others are small and share facts frames. The number in front of an
 encoded fact is its tag: stored bytes depend on it, so tags are never given twice. Fields are only ever added
 at the end, with a default.
@@ -29,7 +29,7 @@ class Appended(msgspec.Struct, frozen=True, eq=False, array_like=True):
     """What the wall clock showed; 0 (all frames of earlier releases): the append time."""
 
 
-class Scheduled(msgspec.Struct, frozen=True, eq=False, array_like=True):
+class Delayed(msgspec.Struct, frozen=True, eq=False, array_like=True):
     """A batch of delayed messages was stored as the frame with index `entry`; it has no offsets yet."""
 
     entry: int
@@ -336,5 +336,5 @@ Fact = (
 )
 """What a facts frame holds, for the codec."""
 
-Stored = Appended | Scheduled | Staged
+Stored = Appended | Delayed | Staged
 """Facts that are frames of their own."""

@@ -99,7 +99,7 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     """Size of the frame, for the bytes of an average row."""
 
 
-class AtHand(Protocol):
+class CachedFrames(Protocol):
     """The committed frames that the shell has in memory right now, for decisions about delivery.
 
     A decision may look only at what is at hand; for the rest it says which frame it misses, the shell loads

@@ -74,7 +74,7 @@ class GiveBack(Command, frozen=True, tag="give_back"):
     leases: list[tuple[int, list[int]]]
 
 
-class Reject(Command, frozen=True, tag="reject"):
+class RejectMessages(Command, frozen=True, tag="reject"):
     """Send messages to the dead letters: `reason` is "rejected" or "poison"."""
 
     topic: str
@@ -206,7 +206,7 @@ class Trace(Command, frozen=True, tag="trace"):
 # ------------------------------------------------------------------------------------------ staged writes
 
 
-class Stage(Command, frozen=True, tag="stage"):
+class StageRows(Command, frozen=True, tag="stage"):
     """Store the batch in the body for one partition under an attempt, outside of the readable log. Batches of
     an attempt on one partition are numbered from 0; one that is there already is not stored twice."""
 
@@ -265,7 +265,7 @@ DeliveryRequest = (
     | Ack
     | Nack
     | GiveBack
-    | Reject
+    | RejectMessages
     | Extend
     | Commit
     | Committed
@@ -277,7 +277,7 @@ DeliveryRequest = (
     | CancelScheduled
     | ListScheduled
     | Trace
-    | Stage
+    | StageRows
     | DecideStaged
     | AbortStaged
     | ReadFacts

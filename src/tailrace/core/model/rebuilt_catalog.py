@@ -22,7 +22,7 @@ OWN_OPTIONS = TopicOptions(partitions=PARTITIONS, ring_buffer_bytes=0)
 """Of the topic of groups, whichever broker made it."""
 
 
-class Found(NamedTuple):
+class RebuiltTopic(NamedTuple):
     """What becomes of a folder."""
 
     folder: str
@@ -40,10 +40,10 @@ class RebuiltCatalog(NamedTuple):
     """The catalog to store, and how each folder fared."""
 
     catalog: Catalog
-    found: list[Found]
+    found: list[RebuiltTopic]
 
     @property
-    def guessed(self) -> list[Found]:
+    def guessed(self) -> list[RebuiltTopic]:
         """Those whose options are not known."""
         return [item for item in self.found if item.options == "defaults"]
 
@@ -53,7 +53,7 @@ def rebuild(catalog: Catalog | None, folders: Iterable[TopicFolder], now_us: int
     old = catalog or Catalog()
     topics = dict(old.topics)
     removing = {removal.folder for removal in old.removing}
-    found: list[Found] = []
+    found: list[RebuiltTopic] = []
     next_id, sequence = old.next_id, old.sequence
     # Of two topics of one name the later one counts.
     for state in sorted(folders, key=lambda item: decode_folder(item.folder)[1], reverse=True):
@@ -71,12 +71,12 @@ def rebuild(catalog: Catalog | None, folders: Iterable[TopicFolder], now_us: int
         elif other is not None and other.id != number:
             entry, note = None, f"{other.folder} has the same name"
         if entry is None:
-            found.append(Found(state.folder, name, number, partitions, "", "left", note))
+            found.append(RebuiltTopic(state.folder, name, number, partitions, "", "left", note))
             continue
         known = other is not None and other == entry
         topics[name] = entry
         state_now = "known" if known else "registered"
-        found.append(Found(state.folder, name, number, partitions, options, state_now, note))
+        found.append(RebuiltTopic(state.folder, name, number, partitions, options, state_now, note))
     after = msgspec.structs.replace(
         old, topics=dict(sorted(topics.items())), next_id=next_id, sequence=sequence + 1
     )

@@ -21,7 +21,7 @@ import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
 from tailrace.core.model.decision import NOTHING, Decision
-from tailrace.core.model.facts import Appended, Scheduled, Trimmed
+from tailrace.core.model.facts import Appended, Delayed, Trimmed
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt, Overloaded, TooLarge
 
@@ -34,7 +34,7 @@ ANY = 1 << 62
 """More than there ever is."""
 
 
-class Ring:
+class Capacity:
     """Sums of bytes over the offsets of one partition, and the rules of ephemeral topics."""
 
     def __init__(self, partition: Partition) -> None:
@@ -107,7 +107,7 @@ class Ring:
             if isinstance(fact, Appended):
                 count += fact.view.count
                 nbytes += fact.view.nbytes
-            elif isinstance(fact, Scheduled):
+            elif isinstance(fact, Delayed):
                 problem = self.too_large(1, fact.view.value_bytes_max)
                 if problem is not None:
                     return Decision(NOTHING, problem)

@@ -26,7 +26,7 @@ from tailrace.core.model.identifiers import Hashes, Refusal
 from tailrace.errors import Overloaded, TooLarge
 
 if TYPE_CHECKING:
-    from tailrace.core.publish.delayed_dedup import LateIds
+    from tailrace.core.publish.delayed_dedup import DelayedDedup
 
 ROTATE_MIN = 1024
 """Smaller young tables are not worth a rotation."""
@@ -91,7 +91,7 @@ class DedupWindow:
         time_us: int,
         *,
         late: Mask | None = None,
-        others: LateIds | None = None,
+        others: DelayedDedup | None = None,
     ) -> Filtered | Refusal | None:
         """What is a duplicate in a batch that would be appended there and then; None when nothing is.
 

@@ -21,7 +21,7 @@ WINDOW_BUFFERS = 6
 """A snapshot in which nothing was released has so many, and so have all older ones."""
 
 
-class LateIds:
+class DelayedDedup:
     """Ids of delayed messages, and the offsets of those that were released."""
 
     __slots__ = ("_lines", "_old", "_turned_us", "_young", "waiting")

@@ -21,7 +21,7 @@ from tailrace.core.model.identifiers import (
 )
 from tailrace.core.model.topic_options import DURABILITIES, TopicOptions
 from tailrace.core.publish.dedup import DedupWindow, Filtered, Mask
-from tailrace.core.publish.delayed_dedup import LateIds
+from tailrace.core.publish.delayed_dedup import DelayedDedup
 from tailrace.core.publish.producers import BatchResult
 from tailrace.errors import InvalidRequest, TooLarge
 
@@ -111,7 +111,7 @@ def mixed(found: Filtered) -> Refusal:
 
 
 def repeat_late(
-    view: BatchView, late: Mask, result: BatchResult, known: DedupWindow, others: LateIds
+    view: BatchView, late: Mask, result: BatchResult, known: DedupWindow, others: DelayedDedup
 ) -> Published:
     """The answer to a retry of a batch with delayed rows: what its first result was.
 

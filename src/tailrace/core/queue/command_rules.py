@@ -7,7 +7,15 @@ from operator import le, lt
 
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import HoldRun
-from tailrace.core.model.queue_commands import Ack, Extend, GiveBack, Nack, Reject, Reopen, SettleOffsets
+from tailrace.core.model.queue_commands import (
+    Ack,
+    Extend,
+    GiveBack,
+    Nack,
+    RejectMessages,
+    Reopen,
+    SettleOffsets,
+)
 from tailrace.core.queue.lease_decision import LEASE_MS_MAX
 from tailrace.errors import InvalidRequest
 
@@ -17,7 +25,7 @@ DELAY_MS_MAX = 365 * 24 * 3_600_000
 OFFSET_MAX = (1 << 63) - 1
 REASONS = ("rejected", "poison")
 
-Checked = Ack | Nack | GiveBack | Reject | Extend | Reopen | SettleOffsets | HoldRun
+Checked = Ack | Nack | GiveBack | RejectMessages | Extend | Reopen | SettleOffsets | HoldRun
 
 
 def problem_with(command: Checked) -> Refusal | None:
@@ -35,7 +43,7 @@ def problem_with(command: Checked) -> Refusal | None:
                 text = f"delay_ms is from 0 to {DELAY_MS_MAX}, not {delay_ms}"
             elif command.started:
                 text = _leases("started", command.started)
-        elif text is None and isinstance(command, Reject) and command.reason not in REASONS:
+        elif text is None and isinstance(command, RejectMessages) and command.reason not in REASONS:
             text = f"reason is {' or '.join(map(repr, REASONS))}, not {command.reason[:80]!r}"
     return None if text is None else Refusal(InvalidRequest.code, text)
 

@@ -25,7 +25,7 @@ PLAIN = PLAIN_LANE << LANES_AT
 _PLACES = np.arange(PRIORITY_MAX + 1)
 
 
-class FrameTraits:
+class FrameIndex:
     """Runs of frames that are alike. It may say more than is there, never less: when there are too many runs,
     neighbours become one."""
 

@@ -19,36 +19,44 @@ from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.queue import ledger_snapshot
 from tailrace.core.queue.command_rules import problem_with
-from tailrace.core.queue.frame_index import FrameTraits
+from tailrace.core.queue.frame_index import FrameIndex
 from tailrace.core.queue.hold_decision import hold
-from tailrace.core.queue.lease_decision import LeaseRules, fenced
+from tailrace.core.queue.lease_decision import LeaseDecision, fenced
 from tailrace.core.queue.ledger import Ledger
 from tailrace.core.queue.ledger_stats import Dead, dead_of, figures_of, unsettled_of
-from tailrace.core.queue.row_lookup import FrameMissing, KeyLookup, Originals
-from tailrace.core.queue.settle_decision import MEMBER_GONE, Settlement, all_lost
+from tailrace.core.queue.row_lookup import FrameMissing, KeyLookup, RowLookup
+from tailrace.core.queue.settle_decision import MEMBER_GONE, SettleDecision, all_lost
 from tailrace.errors import Fenced, InvalidRequest, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from tailrace.core.partition import Partition
 
 DONE = Decision(NOTHING, Done())
-Settling = wire.Ack | wire.Nack | wire.GiveBack | wire.Reject | wire.Extend
+Settling = wire.Ack | wire.Nack | wire.GiveBack | wire.RejectMessages | wire.Extend
 ANEW_US = 1
 """Messages that begin another life do so later than whatever was before, also where the clock stands still: a
 second death has another time than the first, by which they are told apart."""
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True):
+class _QueuesHead(msgspec.Struct, frozen=True, array_like=True):
     """In front of the ledgers of a snapshot."""
 
     next_number: int
 
 
-class Queues:
+class GroupQueues:
     """The groups of one partition. `decide` only reads (and fills caches), `apply` is the only mutator."""
 
     COMMANDS: tuple[type, ...] = (
-        *(wire.Ack, wire.Nack, wire.GiveBack, wire.Reject, wire.Extend, wire.Reopen, wire.SettleOffsets),
+        *(
+            wire.Ack,
+            wire.Nack,
+            wire.GiveBack,
+            wire.RejectMessages,
+            wire.Extend,
+            wire.Reopen,
+            wire.SettleOffsets,
+        ),
         inner.LeaseRun,
         inner.HoldRun,
         inner.Enlist,
@@ -69,13 +77,13 @@ class Queues:
         self._by_number: dict[int, Ledger] = {}
         self._next_number = 1
         self._flights: Flights | None = None
-        self.traits = FrameTraits()
-        self._originals = Originals(self.traits)
+        self.traits = FrameIndex()
+        self._originals = RowLookup(self.traits)
         self._decide: dict[type, Callable[[Any, int], Decision]] = {
             wire.Ack: self._settle,
             wire.Nack: self._settle,
             wire.GiveBack: self._settle,
-            wire.Reject: self._settle,
+            wire.RejectMessages: self._settle,
             wire.Extend: self._settle,
             wire.SettleOffsets: self._settle_offsets,
             inner.HoldRun: self._hold,
@@ -240,7 +248,7 @@ class Queues:
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
         at_hand = self._partition.at_hand
-        return LeaseRules(ledger, command, self.traits, at_hand, time_us, wall_us).decide()
+        return LeaseDecision(ledger, command, self.traits, at_hand, time_us, wall_us).decide()
 
     def _hold(self, command: inner.HoldRun, time_us: int) -> Decision:
         ledger = self._queue(command)
@@ -260,7 +268,11 @@ class Queues:
             return settlement.nack(command)
         if isinstance(command, wire.GiveBack):
             return settlement.give_back_unstarted(command)
-        return settlement.reject(command) if isinstance(command, wire.Reject) else settlement.extend(command)
+        return (
+            settlement.reject(command)
+            if isinstance(command, wire.RejectMessages)
+            else settlement.extend(command)
+        )
 
     def _expire(self, command: inner.ExpireLeases, time_us: int) -> Decision:
         found = [
@@ -433,8 +445,8 @@ class Queues:
     def _lookup(self, ledger: Ledger) -> KeyLookup:
         return KeyLookup(ledger, self.traits, self._partition.at_hand)
 
-    def _settlement(self, ledger: Ledger, time_us: int) -> Settlement:
-        return Settlement(ledger, self._lookup(ledger), time_us)
+    def _settlement(self, ledger: Ledger, time_us: int) -> SettleDecision:
+        return SettleDecision(ledger, self._lookup(ledger), time_us)
 
     def _queue(self, command: wire.Reopen | wire.SettleOffsets | inner.HoldRun) -> Ledger | Refusal:
         """The group, whose messages must be settled one by one."""
@@ -535,7 +547,7 @@ class Queues:
 
     def freeze(self) -> Callable[[], list[Buffer]]:
         """What gives the state as of now for a snapshot, whenever it is called."""
-        small: list[Buffer] = [msgspec.msgpack.encode(_Head(self._next_number)), *self.traits.buffers()]
+        small: list[Buffer] = [msgspec.msgpack.encode(_QueuesHead(self._next_number)), *self.traits.buffers()]
         images = [ledger_snapshot.freeze(ledger) for ledger in self._ledgers.values()]
         return lambda: small + [column for image in images for column in image()]
 
@@ -547,7 +559,7 @@ class Queues:
         """The state that a snapshot holds; it may be from before there were groups."""
         if not columns:
             return
-        self._next_number = msgspec.msgpack.decode(columns[0], type=_Head).next_number
+        self._next_number = msgspec.msgpack.decode(columns[0], type=_QueuesHead).next_number
         self.traits.load(columns[1], columns[2], self._partition.end_offset)
         for at in range(3, len(columns), ledger_snapshot.COLUMNS):
             part = columns[at : at + ledger_snapshot.COLUMNS]

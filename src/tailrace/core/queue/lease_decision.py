@@ -12,14 +12,14 @@ from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import Dying, Fact, Lapsed, Leased
 from tailrace.core.model.group_options import RANGES
-from tailrace.core.model.identifiers import PRIORITY_DEFAULT, AtHand, Refusal, Times
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT, CachedFrames, Refusal, Times
 from tailrace.core.model.internal_commands import LeaseRun, RunLeased
 from tailrace.core.queue.backlog import BACK
-from tailrace.core.queue.frame_index import FrameTraits
+from tailrace.core.queue.frame_index import FrameIndex
 from tailrace.core.queue.ledger import Ledger
 from tailrace.core.queue.row_lookup import KeyLookup, key_at
-from tailrace.core.queue.run_selector import PlainSelection
-from tailrace.core.selection.row_selector import Pool, Want
+from tailrace.core.queue.run_selector import RunSelector
+from tailrace.core.selection.row_selector import RowSelector, Want
 from tailrace.errors import Fenced, InvalidRequest
 
 LEASE_MS_MAX = RANGES["lease_ms"][1]
@@ -44,7 +44,7 @@ def fenced(ledger: Ledger, member: str, generation: int) -> Refusal | None:
     return Refusal(Fenced.code, text, details={"generation": ledger.generation})
 
 
-class LeaseRules:
+class LeaseDecision:
     """One request of one member."""
 
     __slots__ = ("_at_hand", "_command", "_ledger", "_time_us", "_traits", "_wall_us")
@@ -53,8 +53,8 @@ class LeaseRules:
         self,
         ledger: Ledger,
         command: LeaseRun,
-        traits: FrameTraits,
-        at_hand: AtHand,
+        traits: FrameIndex,
+        at_hand: CachedFrames,
         time_us: int,
         wall_us: int,
     ) -> None:
@@ -87,7 +87,7 @@ class LeaseRules:
             room = min(room, self._share(ledger.free(command.end_offset, self._time_us)))
         cursor = backlog.cursor
         if self._is_mixed(cursor):
-            chosen = PlainSelection(ledger, traits, self._at_hand, self._time_us, self._wall_us)
+            chosen = RunSelector(ledger, traits, self._at_hand, self._time_us, self._wall_us)
             chosen.select(room, command.bytes_max, command.end_offset)
             return self._decision(_told(chosen.runs), [], chosen.lapsed, chosen.missing)
         if cursor >= command.end_offset:
@@ -103,7 +103,7 @@ class LeaseRules:
         ledger.backlog.advance(self._time_us)
         for deliveries, offset, failures, key in ledger.suspects():
             if self._is_first(offset, key):
-                chosen = PlainSelection(ledger, self._traits, self._at_hand, self._time_us, self._wall_us)
+                chosen = RunSelector(ledger, self._traits, self._at_hand, self._time_us, self._wall_us)
                 chosen.only(offset, deliveries, failures, key, command.bytes_max)
                 keys = [key] * len(chosen.runs) if self._is_careful() else []
                 return self._decision(_told(chosen.runs), keys, chosen.lapsed, chosen.missing)
@@ -192,7 +192,7 @@ class LeaseRules:
     def _careful(self, room: int) -> Decision:
         ledger, command = self._ledger, self._command
         if ledger.pool is None:
-            ledger.pool = Pool(ledger.policy)
+            ledger.pool = RowSelector(ledger.policy)
         if ledger.pool.for_keys and self._traits.laned(ledger.committed()):
             ledger.pool.for_keys = False
         ledger.backlog.advance(self._time_us)

@@ -16,7 +16,7 @@ import msgspec
 REMEMBERED_MAX = 65_536
 
 
-class Lease(msgspec.Struct, array_like=True):
+class LiveLease(msgspec.Struct, array_like=True):
     """One lease. `spans` are as they were leased, `keys` the hash of each message where the fact told them,
     `taken` (flat, in no order) what left it without being settled through it, `left` how many it has."""
 
@@ -30,7 +30,7 @@ class Lease(msgspec.Struct, array_like=True):
     taken: list[int] = []
 
 
-class Receipts:
+class GroupLeases:
     """The leases by id, those that ended well, and when the next one is over."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Receipts:
 
     def clear(self) -> None:
         """Forget everything: every receipt is stale from now on."""
-        self.live: dict[int, Lease] = {}
+        self.live: dict[int, LiveLease] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._ended = array("Q")
         self._ended_us = array("Q")
@@ -46,17 +46,17 @@ class Receipts:
         self._until: dict[int, int] = {}
         self._taken: dict[int, bytes] = {}
 
-    def open(self, lease: Lease) -> None:
+    def open(self, lease: LiveLease) -> None:
         """A new lease."""
         self.live[lease.id] = lease
         heappush(self._deadlines, (lease.deadline_us, lease.id))
 
-    def extend(self, lease: Lease, deadline_us: int) -> None:
+    def extend(self, lease: LiveLease, deadline_us: int) -> None:
         """Another deadline."""
         lease.deadline_us = deadline_us
         heappush(self._deadlines, (deadline_us, lease.id))
 
-    def end(self, lease: Lease, time_us: int) -> None:
+    def end(self, lease: LiveLease, time_us: int) -> None:
         """Nothing is left of a lease: it is remembered until its deadline, the oldest forgotten first."""
         del self.live[lease.id]
         self._until[lease.id] = lease.deadline_us
@@ -75,7 +75,7 @@ class Receipts:
             del self._ended[: self._gone], self._ended_us[: self._gone]
             self._gone = 0
 
-    def drop(self, lease: Lease) -> None:
+    def drop(self, lease: LiveLease) -> None:
         """A lease expired: its receipts are stale."""
         del self.live[lease.id]
 
@@ -107,7 +107,7 @@ class Receipts:
 
     def fill(self, small: memoryview, ended: memoryview, ended_us: memoryview) -> None:
         """What `columns` gave."""
-        leases, self._taken = msgspec.msgpack.decode(small, type=tuple[list[Lease], dict[int, bytes]])
+        leases, self._taken = msgspec.msgpack.decode(small, type=tuple[list[LiveLease], dict[int, bytes]])
         self._ended.frombytes(ended)
         self._ended_us.frombytes(ended_us)
         self._until = dict(zip(self._ended, self._ended_us, strict=True))

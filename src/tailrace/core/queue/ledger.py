@@ -14,13 +14,13 @@ import mmh3
 import msgspec
 
 from tailrace.core.collections.span_map import Runs, SpanSet, count, flat, pairs
-from tailrace.core.collections.string_pool import Texts
+from tailrace.core.collections.string_pool import StringPool
 from tailrace.core.credit import InFlight
 from tailrace.core.model import facts
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.queue.backlog import BACK, DYING, Backlog
-from tailrace.core.queue.leases import KeyRuns, Lease, Receipts
-from tailrace.core.selection.row_selector import Pool
+from tailrace.core.queue.leases import GroupLeases, KeyRuns, LiveLease
+from tailrace.core.selection.row_selector import RowSelector
 
 
 def back_off_us(policy: GroupPolicy, group: str, offset: int, failures: int) -> int:
@@ -74,12 +74,12 @@ class Ledger:
         self.backlog = Backlog()
         self.backlog.clear(start)
         self.leased = Runs()
-        self.receipts = Receipts()
+        self.receipts = GroupLeases()
         self.in_flight = InFlight()
-        self.texts = Texts()
+        self.texts = StringPool()
         self.apart = SpanSet()
         """Of those that were delivered before: the ones that may have ended their members."""
-        self.pool: Pool | None = None
+        self.pool: RowSelector | None = None
         """Made when it is first needed, and told everything from then on."""
         self.keys_of_lease: dict[int, dict[int, int]] = {}
         """Found in frames after a failure, by lease: the keys of its messages; not state."""
@@ -144,7 +144,7 @@ class Ledger:
             found.append((max(first, backlog.cursor), end))
         return sorted(found)
 
-    def pieces_of(self, lease: Lease, first: int, end: int) -> list[tuple[int, int, int, int]]:
+    def pieces_of(self, lease: LiveLease, first: int, end: int) -> list[tuple[int, int, int, int]]:
         """What a lease still holds in [first, end): (first, end, deliveries, failures)."""
         found = []
         for start, stop, value in self.leased.within(first, end):
@@ -153,7 +153,7 @@ class Ledger:
                 found.append((start, stop, deliveries, failures))
         return found
 
-    def left_of(self, lease: Lease) -> list[tuple[int, int, int, int]]:
+    def left_of(self, lease: LiveLease) -> list[tuple[int, int, int, int]]:
         """All that a lease still holds."""
         return [piece for first, end in pairs(lease.spans) for piece in self.pieces_of(lease, first, end)]
 
@@ -200,7 +200,9 @@ class Ledger:
         """Messages went to a member."""
         spans, time_us = fact.spans, fact.time_us
         many = count(spans)
-        self.receipts.open(Lease(fact.lease, fact.member, fact.deadline_us, time_us, spans, many, fact.keys))
+        self.receipts.open(
+            LiveLease(fact.lease, fact.member, fact.deadline_us, time_us, spans, many, fact.keys)
+        )
         self.in_flight.add(fact.member, many)
         self.counters.deliveries += many
         first_time = LEASED.pack(fact.lease, 1, 0, time_us)
@@ -368,7 +370,7 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------------- internals
 
-    def _leave(self, lease: Lease, many: int, time_us: int) -> None:
+    def _leave(self, lease: LiveLease, many: int, time_us: int) -> None:
         """So many messages left a lease."""
         lease.left -= many
         self.in_flight.add(lease.member, -many)

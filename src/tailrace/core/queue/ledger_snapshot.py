@@ -19,7 +19,7 @@ COLUMNS = 16
 """Buffers a ledger."""
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True):
+class _LedgerHead(msgspec.Struct, frozen=True, array_like=True):
     """All of a ledger that is small."""
 
     number: int
@@ -39,7 +39,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
     """What gives the state of a ledger as of now in `COLUMNS` buffers, whenever it is called."""
-    head = _Head(
+    head = _LedgerHead(
         ledger.number,
         ledger.name,
         ledger.policy,
@@ -61,7 +61,7 @@ def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
 
 def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
     """The ledger that an image is of; raises `ValueError`."""
-    head = msgspec.msgpack.decode(columns[0], type=_Head)
+    head = msgspec.msgpack.decode(columns[0], type=_LedgerHead)
     ledger = Ledger(head.number, head.name, head.policy, head.cursor)
     ledger.member, ledger.generation, ledger.paused = head.member, head.generation, head.paused
     ledger.counters, ledger.id = head.counters, head.id

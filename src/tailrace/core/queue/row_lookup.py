@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.core.collections.span_map import flat, pairs
-from tailrace.core.model.identifiers import HAS_EXPIRES_AT, HAS_KEY, AtHand
-from tailrace.core.queue.frame_index import FrameTraits
-from tailrace.core.queue.leases import Lease
+from tailrace.core.model.identifiers import HAS_EXPIRES_AT, HAS_KEY, CachedFrames
+from tailrace.core.queue.frame_index import FrameIndex
+from tailrace.core.queue.leases import LiveLease
 from tailrace.core.queue.ledger import Ledger
 
 
@@ -19,7 +19,7 @@ class FrameMissing(Exception):
         self.offset = offset
 
 
-def key_at(at_hand: AtHand, offset: int) -> int:
+def key_at(at_hand: CachedFrames, offset: int) -> int:
     """The key of one message, 0: none."""
     frame = at_hand.columns(offset)
     if frame is None:
@@ -30,7 +30,7 @@ def key_at(at_hand: AtHand, offset: int) -> int:
 class KeyLookup:
     """Keys for one decision about one group; nothing is looked up where order does not go by key."""
 
-    def __init__(self, ledger: Ledger, traits: FrameTraits, at_hand: AtHand) -> None:
+    def __init__(self, ledger: Ledger, traits: FrameIndex, at_hand: CachedFrames) -> None:
         self._ledger = ledger
         self._traits = traits
         self._at_hand = at_hand
@@ -54,7 +54,7 @@ class KeyLookup:
                 first = stop
         return found
 
-    def of_lease(self, lease: Lease) -> dict[int, int]:
+    def of_lease(self, lease: LiveLease) -> dict[int, int]:
         """The keys of what a lease still has, or more. What was found in frames is kept as long as the lease
         lives, so that a decision about many leases gets there, even if their frames are never at hand
         together."""
@@ -77,15 +77,15 @@ class KeyLookup:
         return keys if any(keys) else []
 
 
-class Originals:
+class RowLookup:
     """Rows found in frames. They are kept until the decision is made, so that it gets there even if the
     frames are never at hand together."""
 
-    def __init__(self, traits: FrameTraits) -> None:
+    def __init__(self, traits: FrameIndex) -> None:
         self._traits = traits
         self._found: dict[int, tuple[int, int]] = {}
 
-    def look(self, spans: Sequence[int], at_hand: AtHand, *, keyed: bool) -> dict[int, tuple[int, int]]:
+    def look(self, spans: Sequence[int], at_hand: CachedFrames, *, keyed: bool) -> dict[int, tuple[int, int]]:
         """Key (0: none) and expiry (0: never) by offset; what is not there has neither, or no key that
         matters."""
         wanted = HAS_EXPIRES_AT | (HAS_KEY if keyed else 0)

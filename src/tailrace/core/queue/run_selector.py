@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import merge
 
-from tailrace.core.model.identifiers import HAS_EXPIRES_AT, HAS_KEY, AtHand, Columns
+from tailrace.core.model.identifiers import HAS_EXPIRES_AT, HAS_KEY, CachedFrames, Columns
 from tailrace.core.queue.backlog import BACK
-from tailrace.core.queue.frame_index import FrameTraits
+from tailrace.core.queue.frame_index import FrameIndex
 from tailrace.core.queue.ledger import Ledger
 
 RETRY, NEW, AHEAD = range(3)
@@ -22,12 +22,12 @@ Candidate = tuple[int, int, int, int, int, int]
 """First, end, kind, deliveries and failures so far, key (known for retries only)."""
 
 
-class PlainSelection:
+class RunSelector:
     """One selection: `runs` (first, end, deliveries, failures) in the order of delivery, `lapsed` offsets
     with their keys (0: none), and the frame that is `missing` before there can be more."""
 
     def __init__(
-        self, ledger: Ledger, traits: FrameTraits, at_hand: AtHand, time_us: int, wall_us: int
+        self, ledger: Ledger, traits: FrameIndex, at_hand: CachedFrames, time_us: int, wall_us: int
     ) -> None:
         self._ledger = ledger
         self._traits = traits

@@ -24,8 +24,8 @@ from tailrace.core.model.facts import (
     LeaseExtended,
     Nacked,
 )
-from tailrace.core.model.queue_commands import Ack, Extend, Extended, GiveBack, Nack, Reject, Settled
-from tailrace.core.queue.leases import Lease
+from tailrace.core.model.queue_commands import Ack, Extend, Extended, GiveBack, Nack, RejectMessages, Settled
+from tailrace.core.queue.leases import LiveLease
 from tailrace.core.queue.ledger import FEW_BOUNDS, LEASED, MAX_ATTEMPTS, MAX_DELIVERIES, Ledger
 from tailrace.core.queue.row_lookup import KeyLookup
 
@@ -43,7 +43,7 @@ Left = list[tuple[int, int, int, int]]
 """First, end, deliveries, failures."""
 
 
-class Settlement:
+class SettleDecision:
     """Decisions about the leases of one group at one time."""
 
     def __init__(self, ledger: Ledger, lookup: KeyLookup, time_us: int) -> None:
@@ -161,7 +161,7 @@ class Settlement:
             found.add(first, end)
         return flat(found.spans()), lost
 
-    def reject(self, command: Reject) -> Decision:
+    def reject(self, command: RejectMessages) -> Decision:
         """Send to the dead letters."""
         pieces, stale = self._sort_out(command.lease, command.spans)
         reply = Settled([(command.lease, stale)] if stale else [])
@@ -256,7 +256,9 @@ class Settlement:
                     gone.add(first, end)
         return tuple(facts)
 
-    def give_back(self, leases: Iterable[Lease], error: str = "", *, ended: bool = True) -> tuple[Fact, ...]:
+    def give_back(
+        self, leases: Iterable[LiveLease], error: str = "", *, ended: bool = True
+    ) -> tuple[Fact, ...]:
         """Everything that these leases hold, without a failure. With an error their holder had them and is
         gone, or lost them; without, it never got them. `ended`: perhaps because of one of them."""
         left = sorted(piece for lease in leases for piece in self._ledger.left_of(lease))
@@ -353,7 +355,7 @@ class Settlement:
         return flat([(offset, offset + 1) for offset in sorted(found)])
 
 
-def all_lost(command: Ack | Nack | GiveBack | Reject | Extend, time_us: int) -> Settled | Extended:
+def all_lost(command: Ack | Nack | GiveBack | RejectMessages | Extend, time_us: int) -> Settled | Extended:
     """The group is gone, and all receipts with it."""
     if isinstance(command, Ack | GiveBack):
         return Settled(list(command.leases))

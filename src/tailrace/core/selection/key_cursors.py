@@ -114,7 +114,7 @@ class KeyQueue:
         return row
 
 
-class KeyFeed:
+class KeyCursor:
     """A lane during one selection. It shows runs of rows, longer ones as more is drawn. The offers that it
     takes out of their heaps are put back when the selection ends."""
 
@@ -130,7 +130,7 @@ class KeyFeed:
         queues: KeyQueues,
         view: View,
         spots: tuple[Spot, Spot],
-        feeds: list[KeyFeed],
+        feeds: list[KeyCursor],
         dying_holds: bool,
     ) -> None:
         self._queues = queues

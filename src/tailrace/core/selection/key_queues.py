@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Columns
-from tailrace.core.selection.key_cursors import KeyFeed, KeyQueue, Spot, retry_entry
+from tailrace.core.selection.key_cursors import KeyCursor, KeyQueue, Spot, retry_entry
 from tailrace.core.selection.lane_queues import View, fresh_rows, lane_of, row_of
 from tailrace.core.selection.lanes import LANES, LANES_ALL
 from tailrace.core.selection.selection_terms import LedgerView
@@ -238,7 +238,7 @@ class KeyQueues:
 
     # ------------------------------------------------------------------------------------------- selecting
 
-    def feeds(self, view: View, starved_us: int, dying_holds: bool) -> list[KeyFeed] | int:
+    def feeds(self, view: View, starved_us: int, dying_holds: bool) -> list[KeyCursor] | int:
         """The lanes, ready to be drawn from; or the frame that is missing."""
         missing = self._place(view)
         if missing is not None:
@@ -259,10 +259,10 @@ class KeyQueues:
         place = bisect_right(self._times, starved_us)
         starved_below = self._bases[place] if place < len(self._bases) else self.looked
         held = self._held.get(view.want.member) or [Spot() for _ in range(LANES)]
-        feeds: list[KeyFeed] = []
+        feeds: list[KeyCursor] = []
         for lane in range(LANES):
             spots = (self._free[lane], held[lane])
-            feed = KeyFeed(self, view, spots, feeds, dying_holds)
+            feed = KeyCursor(self, view, spots, feeds, dying_holds)
             feed.starved_us, feed.starved_code = starved_us, starved_below << 3
             feed.hole = hole if unknown >> lane & 1 else None
             feeds.append(feed)

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.model.identifiers import PRIORITY_DEFAULT, AtHand, Columns, Times
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT, CachedFrames, Columns, Times
 from tailrace.core.selection.lanes import EMPTY, LANES, READY, UNKNOWN
 from tailrace.core.selection.selection_terms import LedgerView, Traits, Want
 
@@ -29,7 +29,7 @@ class View:
 
     __slots__ = ("at_hand", "lapsed", "source", "traits", "want")
 
-    def __init__(self, want: Want, source: LedgerView, traits: Traits, at_hand: AtHand) -> None:
+    def __init__(self, want: Want, source: LedgerView, traits: Traits, at_hand: CachedFrames) -> None:
         self.want = want
         self.source = source
         self.traits = traits

@@ -63,7 +63,7 @@ class Feed(Protocol):
         ...
 
 
-class Turn:
+class LaneTurn:
     """Whose turn it is; moves with every delivery. A copy is moved while selecting.
 
     Where lanes have shares, a row that was drawn ahead of its lane's turn is *owed*: the lane gives away one
@@ -79,9 +79,9 @@ class Turn:
         self.held_back = False
         """Whether a lane was not drawn from because it owes too much; not copied."""
 
-    def copy(self) -> Turn:
+    def copy(self) -> LaneTurn:
         """The same turn, to move on its own."""
-        return Turn(self.pattern, self.position, self.owed)
+        return LaneTurn(self.pattern, self.position, self.owed)
 
     def draw(
         self,

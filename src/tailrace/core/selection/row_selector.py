@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.core.model.group_options import GroupPolicy
-from tailrace.core.model.identifiers import AtHand
+from tailrace.core.model.identifiers import CachedFrames
 from tailrace.core.selection.key_queues import KeyQueues
 from tailrace.core.selection.lane_queues import LaneQueues, View
-from tailrace.core.selection.lanes import STRICT, WEIGHTED, Feed, Turn
+from tailrace.core.selection.lanes import STRICT, WEIGHTED, Feed, LaneTurn
 from tailrace.core.selection.selection_terms import LedgerView, Selection, Traits, Want
 
-__all__ = ["LedgerView", "Pool", "Selection", "Traits", "Want"]
+__all__ = ["LedgerView", "RowSelector", "Selection", "Traits", "Want"]
 
 DRAWN_MAX = 1_024
 """So many selections without a lease are remembered, then forgotten."""
 
 
-class Pool:
+class RowSelector:
     """A cache, never stored: it is rebuilt from the ledger when it is asked after a start or `forget`.
 
     `select` only reads: asked twice, it answers the same, and nothing is taken out before `leased` says so.
@@ -31,14 +31,14 @@ class Pool:
         self._policy = policy
         self.for_keys = True
         """It was only ever needed for keys of several members, and not for lanes."""
-        self._turn = Turn(STRICT if policy.priority_mode == "strict" else WEIGHTED)
-        self._drawn: dict[tuple[str, int, int, int], Turn] = {}
+        self._turn = LaneTurn(STRICT if policy.priority_mode == "strict" else WEIGHTED)
+        self._drawn: dict[tuple[str, int, int, int], LaneTurn] = {}
         """Of selections since the last lease: whose turn it is when they are leased, by member, count, first
         and last offset."""
         self._queues: LaneQueues | KeyQueues | None = None
         self._held_back = False
 
-    def select(self, want: Want, source: LedgerView, traits: Traits, at_hand: AtHand) -> Selection:
+    def select(self, want: Want, source: LedgerView, traits: Traits, at_hand: CachedFrames) -> Selection:
         """The messages that go to a member next."""
         if not isinstance(self._queues, KeyQueues if want.keyed else LaneQueues):
             self._queues = KeyQueues(source) if want.keyed else LaneQueues(source)

@@ -23,7 +23,7 @@ import msgspec
 from tailrace.core.collections.hash_table import Buffer
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
-from tailrace.core.model.facts import Appended, Fact, Scheduled, StageApplied, Staged, StageDropped, Stored
+from tailrace.core.model.facts import Appended, Delayed, Fact, StageApplied, Staged, StageDropped, Stored
 from tailrace.core.model.identifiers import (
     HAS_DEDUP_ID,
     HAS_OFFSET_DELTA,
@@ -78,7 +78,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     applied: list[tuple[str, int, int]]
 
 
-class Staging:
+class StagedBatches:
     """Staged writes on one partition."""
 
     COMMANDS: tuple[type, ...] = (StageBatch, CheckStaged, ApplyStaged, DropStaged)
@@ -196,7 +196,7 @@ class Staging:
                 facts.append(Appended(offset, view, time_us, released=True, wall_us=wall_us))
                 offset += view.count
             else:  # Should some be due since the shell parted them, they are released at the next tick.
-                facts.append(Scheduled(entry + place, view, time_us, released=True, wall_us=wall_us))
+                facts.append(Delayed(entry + place, view, time_us, released=True, wall_us=wall_us))
         known = [number for number in numbers if number in self._attempts]
         facts.append(StageApplied(command.writer, command.version, known, time_us))
         return self._partition.ring.admit(Decision(tuple(facts), Done()), accepted=True)

@@ -47,7 +47,7 @@ class FinishStaged(msgspec.Struct, frozen=True):
     version: int
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True):
+class DecidedVersion(msgspec.Struct, frozen=True, array_like=True):
     """The last decision of a writer."""
 
     version: int
@@ -72,24 +72,24 @@ class Settled(msgspec.Struct, frozen=True, array_like=True):
         return StagedDecision(self.version, targets, won, self.done)
 
 
-class StagedDecisions:
+class StagedVersions:
     """The last decision of each writer."""
 
     COMMANDS: tuple[type, ...] = (DecideStaged, ChooseStaged, FinishStaged)
     FACTS: tuple[type, ...] = (StagedDecided, StagedDone)
 
     def __init__(self) -> None:
-        self._last: dict[str, Settled] = {}
+        self._last: dict[str, DecidedVersion] = {}
         """By writer, the one decided last at the end."""
         self._pending: dict[str, None] = {}
         self._bytes = 0
         self.bytes_max = MEMORY_BYTES_MAX
 
-    def last(self, writer: str) -> Settled | None:
+    def last(self, writer: str) -> DecidedVersion | None:
         """The last decision of a writer."""
         return self._last.get(writer)
 
-    def pending(self) -> Iterator[tuple[str, Settled]]:
+    def pending(self) -> Iterator[tuple[str, DecidedVersion]]:
         """Decisions that some target may not have applied yet."""
         return ((writer, self._last[writer]) for writer in list(self._pending))
 
@@ -125,7 +125,7 @@ class StagedDecisions:
         grouped = grouped_of(targets_of(command.attempts, command.grouped))
         attempt = "" if grouped else command.attempt
         fact = StagedDecided(command.writer, command.version, [], now_us, grouped, attempt, topic_ids)
-        return Decision((fact,), Settled(command.version, [], now_us, False, grouped).answer(True))
+        return Decision((fact,), DecidedVersion(command.version, [], now_us, False, grouped).answer(True))
 
     def _bytes_after(self, command: DecideStaged, now_us: int) -> int:
         """How much there would be to remember, idle writers forgotten as far as needed."""
@@ -159,7 +159,7 @@ class StagedDecisions:
             del self._last[fact.writer]
             self._bytes -= _size(fact.writer, last)
         names = (fact.grouped, fact.attempt, fact.topic_ids)
-        settled = Settled(fact.version, fact.attempts, fact.time_us, False, *names)
+        settled = DecidedVersion(fact.version, fact.attempts, fact.time_us, False, *names)
         self._bytes += _size(fact.writer, settled)
         self._forget(fact.time_us)
         self._last[fact.writer] = settled
@@ -183,7 +183,7 @@ class StagedDecisions:
 
     def load(self, data: bytes) -> None:
         """The state that a snapshot holds."""
-        self._last = dict(msgspec.msgpack.decode(data, type=list[tuple[str, Settled]]))
+        self._last = dict(msgspec.msgpack.decode(data, type=list[tuple[str, DecidedVersion]]))
         self._pending = {writer: None for writer, last in self._last.items() if not last.done}
         self._bytes = sum(_size(writer, last) for writer, last in self._last.items())
 
@@ -233,7 +233,7 @@ def malformed(command: DecideStaged) -> Refusal | None:
     return None
 
 
-def _size(writer: str, last: Settled) -> int:
+def _size(writer: str, last: DecidedVersion) -> int:
     """What a decision counts: its names, and a little for each."""
     return 64 + len(writer) + len(last.attempt) + _names(last.attempts, last.grouped)
 

@@ -1,8 +1,8 @@
 """The life of messages as a fold over the facts that name them: there is no second store of traces.
 
-`Life` is one message, `Lives` the messages that are followed through the log of one partition. Facts come in
-the order of the log; each adds an event to the lives that it concerns and changes where they stand for a
-group:
+`MessageHistory` is one message, `MessageHistories` the messages that are followed through the log of one
+partition. Facts come in the order of the log; each adds an event to the lives that it concerns and changes
+where they stand for a group:
 
     free ──delivered──▶ leased ──acked──▶ settled ──redriven──▶ free
      ▲                    │ ├──nacked──▶ waiting (until it is delivered again)
@@ -47,7 +47,7 @@ _APPLIED = ("applied", "scheduled")
 Event = dict[str, Any]
 
 
-class Standing:
+class GroupStatus:
     """Where a message stands for one group."""
 
     __slots__ = ("deliveries", "failures", "lease", "status")
@@ -59,7 +59,7 @@ class Standing:
         self.lease = 0
 
 
-class Life:
+class MessageHistory:
     """One message: what is known of it, what happened to it, and where it stands for each group."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Life:
         self.attempt = attempt
         """Of a staged message: the number of its attempt."""
         self.events: list[Event] = []
-        self.standings: dict[int, Standing] = {}
+        self.standings: dict[int, GroupStatus] = {}
         self.state = ""
         """What holds for all groups: scheduled, cancelled, staged, dropped, collected; else empty."""
         self.cut = False
@@ -98,17 +98,17 @@ class Life:
         return found.pop() if found else FREE
 
 
-class Lives:
+class MessageHistories:
     """The messages that are followed through one log. `names` are those of groups by number, as of now."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self.names = dict(names)
-        self.lives: list[Life] = []
+        self.lives: list[MessageHistory] = []
         self._offsets: list[int] = []
-        self._by_offset: dict[int, Life] = {}
+        self._by_offset: dict[int, MessageHistory] = {}
         self._members: dict[tuple[int, int], str] = {}
         """By group and lease; only of leases that hold one of the lives."""
-        self._leases: dict[tuple[int, int], list[Life]] = {}
+        self._leases: dict[tuple[int, int], list[MessageHistory]] = {}
         """Whom a lease was given; those whose standing names another one have left it."""
         self._do: dict[type, Callable[[Any], None]] = {
             f.Enlisted: self._enlisted,
@@ -132,18 +132,18 @@ class Lives:
             f.StageDropped: self._stage_dropped,
         }
 
-    def add(self, life: Life) -> None:
+    def add(self, life: MessageHistory) -> None:
         """Follow one more message."""
         self.lives.append(life)
         if life.offset is not None:
             self._place(life, life.offset)
 
-    def appended(self, life: Life, offset: int) -> None:
+    def appended(self, life: MessageHistory, offset: int) -> None:
         """A delayed or staged message got its offset."""
         life.offset, life.state = offset, ""
         self._place(life, offset)
 
-    def _place(self, life: Life, offset: int) -> None:
+    def _place(self, life: MessageHistory, offset: int) -> None:
         insort(self._offsets, offset)
         self._by_offset[offset] = life
 
@@ -170,11 +170,11 @@ class Lives:
         for life in self.lives:
             for group, first in committed.items():
                 if life.offset is not None and group not in life.standings:
-                    life.standings[group] = Standing(FREE if life.offset >= first else SETTLED)
+                    life.standings[group] = GroupStatus(FREE if life.offset >= first else SETTLED)
 
     # ------------------------------------------------------------------------------------------- whom it hits
 
-    def _in(self, spans: list[int]) -> Iterator[Life]:
+    def _in(self, spans: list[int]) -> Iterator[MessageHistory]:
         offsets = self._offsets
         for number in range(0, len(spans), 2):
             first, end = spans[number], spans[number + 1]
@@ -183,11 +183,11 @@ class Lives:
                 yield self._by_offset[offsets[at]]
                 at += 1
 
-    def _each(self, fact: Any) -> Iterator[tuple[Life, Standing]]:
+    def _each(self, fact: Any) -> Iterator[tuple[MessageHistory, GroupStatus]]:
         for life in self._in(fact.spans):
             yield life, self._standing(life, fact.group)
 
-    def _held(self, group: int, leases: Iterable[int]) -> Iterator[tuple[Life, Standing]]:
+    def _held(self, group: int, leases: Iterable[int]) -> Iterator[tuple[MessageHistory, GroupStatus]]:
         """Lives that are under these leases of a group."""
         for lease in leases:
             for life in self._leases.get((group, lease), ()):
@@ -196,17 +196,17 @@ class Lives:
                     yield life, standing
 
     @staticmethod
-    def _standing(life: Life, group: int) -> Standing:
+    def _standing(life: MessageHistory, group: int) -> GroupStatus:
         standing = life.standings.get(group)
         if standing is None:
-            standing = life.standings[group] = Standing()
+            standing = life.standings[group] = GroupStatus()
         return standing
 
     def name(self, group: int) -> str:
         """Name of a group; its number where nothing that is left in the log tells the name."""
         return self.names.get(group, f"#{group}")
 
-    def _leave(self, group: int, standing: Standing, status: str) -> str:
+    def _leave(self, group: int, standing: GroupStatus, status: str) -> str:
         """Out of its lease, if it was in one; returns the member that had it."""
         member = self._members.get((group, standing.lease), "")
         standing.lease, standing.status = 0, status
@@ -218,7 +218,7 @@ class Lives:
         self.names[fact.group] = fact.name
         for life in self.lives:
             if life.offset is not None:  # It may be there already, and only has other options now.
-                standing = Standing(FREE if life.offset >= fact.start else SETTLED)
+                standing = GroupStatus(FREE if life.offset >= fact.start else SETTLED)
                 life.standings.setdefault(fact.group, standing)
 
     def _delisted(self, fact: f.Delisted) -> None:
@@ -239,7 +239,7 @@ class Lives:
     def _reset(self, fact: f.GroupReset) -> None:
         for life in self.lives:
             if life.offset is not None:
-                life.standings[fact.group] = Standing(FREE if life.offset >= fact.offset else SETTLED)
+                life.standings[fact.group] = GroupStatus(FREE if life.offset >= fact.offset else SETTLED)
                 life.event(fact.time_us, "reset", group=self.name(fact.group), to_offset=fact.offset)
 
     def _cursor_moved(self, fact: f.CursorMoved) -> None:

@@ -14,7 +14,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import Committed
 from tailrace.format.frame import Buffer
 from tailrace.sim.delivery_history import require
-from tailrace.sim.network import Line
+from tailrace.sim.network import SimulatedLink
 
 if TYPE_CHECKING:
     from tailrace.sim.worlds.delivery_world import DeliveryWorld
@@ -27,7 +27,7 @@ class SimAuditor:
 
     def __init__(self, world: DeliveryWorld) -> None:
         self._world = world
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self._ends: list[int] = []
         self._places: dict[str, tuple[int, list[int]]] = {}
         """What was told of a group, and when it was asked for."""

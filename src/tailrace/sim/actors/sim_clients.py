@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailrace.client.publish.partition_flow import Batch, PartitionFlow
+from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.core.model.commands import Claimed, ClaimProducer, Fetch, Fetched, Publish, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import Respond
-from tailrace.sim.network import Line
+from tailrace.sim.network import SimulatedLink
 from tailrace.sim.virtual_time import SECOND_US
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class Violation(AssertionError):
     """A promise was broken."""
 
 
-class Sent:
+class SentBatch:
     """A batch as its sender remembers it."""
 
     def __init__(
-        self, batch: Batch, flow: PartitionFlow, place: tuple[str, int], values: list[bytes]
+        self, batch: PendingBatch, flow: PartitionFlow, place: tuple[str, int], values: list[bytes]
     ) -> None:
         self.batch, self.flow, self.place, self.values = batch, flow, place, values
         self.taken = self.probe = False
@@ -42,7 +42,7 @@ class SimProducer:
 
     def __init__(self, world: ClientWorld, named_id: int | None) -> None:
         self._world = world
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self._numbers: dict[int, tuple[int, int]] = {}
         places = PLACES if named_id is None else PLACES[:2]
         self.flows = {place: PartitionFlow(self, *place, named_id) for place in places}
@@ -89,7 +89,7 @@ class SimProducer:
         """See `Outside.new_producer_id`."""
         return self._world.random.getrandbits(64) | 1
 
-    def settled(self, batch: Batch) -> None:
+    def settled(self, batch: PendingBatch) -> None:
         """See `Outside.settled`."""
         error, seen = batch.error, self._world.seen
         if error is None:
@@ -107,11 +107,11 @@ class SimProducer:
         """See `Outside.future`; nobody waits here."""
         raise NotImplementedError
 
-    def send(self, place: tuple[str, int], give_up_s: float, *, odd: bool) -> Sent:
+    def send(self, place: tuple[str, int], give_up_s: float, *, odd: bool) -> SentBatch:
         """Make a batch and enqueue it; an odd one may be refused for good."""
         world = self._world
         values = [world.value() for _ in range(world.random.choice((1, 1, 2, 3)))]
-        batch = Batch(self, place[1], self.now_s() + give_up_s)
+        batch = PendingBatch(self, place[1], self.now_s() + give_up_s)
         if odd and world.chance(0.5):
             values[-1] += b"x" * TOO_LARGE
         elif odd:
@@ -120,7 +120,7 @@ class SimProducer:
         now_us = world.clock.now_us()
         batch.columns, batch.body = arrow.encode(values, ids=batch.ids, timestamps=now_us)
         batch.crc = crc32c(batch.body)
-        sent = Sent(batch, self.flows[place], place, values)
+        sent = SentBatch(batch, self.flows[place], place, values)
         world.ledger.append(sent)
         self.flows[place].enqueue(batch)
         return sent
@@ -132,7 +132,7 @@ class SimReader:
     def __init__(self, world: ClientWorld, topic: str) -> None:
         self._world = world
         self.topic = topic
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self.seen: dict[int, list[bytes]] = {p: [] for name, p in PLACES if name == topic}
         self._fetch()
 

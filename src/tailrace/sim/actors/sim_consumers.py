@@ -18,7 +18,7 @@ from tailrace.errors import TailraceError, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 from tailrace.sim.actors.sim_clients import Violation
-from tailrace.sim.network import Line
+from tailrace.sim.network import SimulatedLink
 from tailrace.sim.sim_loop import SimLoop
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SimVerbs:
     def __init__(self, world: ClientWorld, loop: SimLoop) -> None:
         self._world = world
         self._loop = loop
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self.clock = self
         self._asked = 0
         self._since_us: int | None = None

@@ -14,8 +14,8 @@ from tailrace.core.model.identifiers import HAS_OFFSET_DELTA, Refusal
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.sim.delivery_history import Act, Given, require
-from tailrace.sim.network import Line
+from tailrace.sim.delivery_history import Given, HistoryAct, require
+from tailrace.sim.network import SimulatedLink
 
 if TYPE_CHECKING:
     from tailrace.sim.worlds.delivery_world import DeliveryWorld
@@ -41,7 +41,7 @@ class SimMember:
 
     def __init__(self, world: DeliveryWorld, group: str, name: str) -> None:
         self.world, self.group, self.name = world, group, name
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self.version = 0
         self.owned: dict[int, int] = {}
         self.released: list[tuple[str, int]] = []
@@ -267,7 +267,7 @@ class SimMember:
         world = self.world
         notes = []
         for item in given:
-            act = Act(kind, world.clock.now_us(), wait_ms)
+            act = HistoryAct(kind, world.clock.now_us(), wait_ms)
             item.acts.append(act)
             notes.append((item.place[1], act))
 
@@ -315,7 +315,7 @@ class SimMember:
 
     def _reject(self, given: list[Given]) -> None:
         lease, partition = given[0].lease, given[0].place[0]
-        request = wire.Reject(self.world.topic, partition, self.group, lease, self._spans(given))
+        request = wire.RejectMessages(self.world.topic, partition, self.group, lease, self._spans(given))
         self._send(request, given, "reject")
 
     def _extend(self, lease: int, given: list[Given]) -> None:

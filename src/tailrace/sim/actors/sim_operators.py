@@ -19,7 +19,7 @@ from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.sim.delivery_history import Place, require
-from tailrace.sim.network import Line
+from tailrace.sim.network import SimulatedLink
 
 if TYPE_CHECKING:
     from tailrace.sim.worlds.move_world import MoveWorld
@@ -67,7 +67,7 @@ class SimOperator:
 
     def __init__(self, world: MoveWorld) -> None:
         self.world = world
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self.sent: list[SentBack] = []
         self.over: set[Place] = set()
         """Letters that were taken off the list, as the broker has confirmed."""

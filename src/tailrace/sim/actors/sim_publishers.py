@@ -10,8 +10,8 @@ from tailrace.core.model.commands import Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
-from tailrace.sim.delivery_history import Message
-from tailrace.sim.network import Line
+from tailrace.sim.delivery_history import SentMessage
+from tailrace.sim.network import SimulatedLink
 from tailrace.sim.virtual_time import SECOND_US
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class SimPublisher:
 
     def __init__(self, world: DeliveryWorld) -> None:
         self.world = world
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self._count = 0
 
     def send(self) -> None:
@@ -36,7 +36,7 @@ class SimPublisher:
         partition, now_us = random.randrange(world.partitions), world.clock.now_us()
         messages = []
         for _ in range(random.choice((1, 1, 3, 8))):
-            message = Message(world.value(), partition, random.randbytes(16), now_us)
+            message = SentMessage(world.value(), partition, random.randbytes(16), now_us)
             if kind in ("keyed", "mixed", "delayed") and random.random() < 0.8:
                 message.key = random.choice(KEYS)
             if kind in ("lanes", "mixed"):
@@ -57,7 +57,7 @@ class SimPublisher:
                 world.later(delay_us, lambda: self.cancel(messages))
         self.publish(messages)
 
-    def publish(self, messages: list[Message]) -> None:
+    def publish(self, messages: list[SentMessage]) -> None:
         """Send messages of one partition as one batch."""
         world = self.world
         columns, body = arrow.encode(
@@ -88,7 +88,7 @@ class SimPublisher:
 
         self.line.submit(request, body, answered)
 
-    def cancel(self, messages: list[Message]) -> None:
+    def cancel(self, messages: list[SentMessage]) -> None:
         """Cancel some of a batch; a wrong place to look must not matter."""
         world, some = self.world, messages[:: self.world.random.choice((1, 2))]
         times = [message.deliver_at_us if world.chance(0.7) else 0 for message in some]

@@ -73,7 +73,7 @@ class WorkerLoop(SimLoop):
         self.when_awake(lambda: super(WorkerLoop, self)._run(handle))
 
 
-class Wire:
+class SimulatedWire:
     """See `BrokerVerbs`: the connection of one client, late and in order each way; it ends with its owner."""
 
     def __init__(self, world: FairnessWorld, loop: WorkerLoop | None = None) -> None:
@@ -135,7 +135,7 @@ class Worker:
         self.concurrency = concurrency
         self.mood = mood
         self.loop = WorkerLoop(world)
-        self.wire = Wire(world, self.loop)
+        self.wire = SimulatedWire(world, self.loop)
         self.wire.given = lambda reply: world.accounts.granted(self, reply)
         self.running: set[bytes] = set()
         self.joined = self.leaving = self.dead = self.gone = False

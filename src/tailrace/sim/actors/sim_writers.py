@@ -10,8 +10,8 @@ from tailrace.core.model.commands import Done, Reply, Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
-from tailrace.sim.delivery_history import Message
-from tailrace.sim.network import Line
+from tailrace.sim.delivery_history import SentMessage
+from tailrace.sim.network import SimulatedLink
 from tailrace.sim.virtual_time import SECOND_US
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class SimWriter:
 
     def __init__(self, world: DeliveryWorld, name: str) -> None:
         self.world, self.name = world, name
-        self.line = Line(world)
+        self.line = SimulatedLink(world)
         self._version = 0
         self._busy = False
 
@@ -38,7 +38,9 @@ class SimWriter:
         batches = []
         for place in world.random.sample(range(world.partitions), count):
             rows = world.random.choice((1, 1, 3))
-            batch = [Message(world.value(), place, world.random.randbytes(16), now_us) for _ in range(rows)]
+            batch = [
+                SentMessage(world.value(), place, world.random.randbytes(16), now_us) for _ in range(rows)
+            ]
             if world.chance(0.4):
                 for message in batch:
                     ahead = world.random.choice((-SECOND_US, 5_000, 100_000, SECOND_US, 5 * SECOND_US))
@@ -63,7 +65,7 @@ class SimWriter:
 
         self.line.submit(request, body, answered)
 
-    def _stage(self, batches: list[list[Message]], at: int) -> None:
+    def _stage(self, batches: list[list[SentMessage]], at: int) -> None:
         if at == len(batches):
             self._decide(batches)
             return
@@ -81,7 +83,7 @@ class SimWriter:
             deliver_at=[message.deliver_at_us for message in batch] if batch[0].deliver_at_us else None,
         )
         attempt = self._attempts([batch])[0][2]
-        request = wire.Stage(world.topic, batch[0].partition, self.name, attempt, columns, crc32c(body))
+        request = wire.StageRows(world.topic, batch[0].partition, self.name, attempt, columns, crc32c(body))
 
         def staged(reply: Reply) -> None:
             if isinstance(reply, Done):
@@ -91,10 +93,10 @@ class SimWriter:
 
         self._ask(request, body, staged)
 
-    def _attempts(self, batches: list[list[Message]]) -> list[tuple[str, int, str]]:
+    def _attempts(self, batches: list[list[SentMessage]]) -> list[tuple[str, int, str]]:
         return [(self.world.topic, batch[0].partition, f"try-{self._version}") for batch in batches]
 
-    def _decide(self, batches: list[list[Message]]) -> None:
+    def _decide(self, batches: list[list[SentMessage]]) -> None:
         attempts = self._attempts(batches)
         request = wire.DecideStaged(self.name, self._version, attempts, [1] * len(attempts))
 
@@ -108,7 +110,7 @@ class SimWriter:
 
         self._ask(request, b"", decided)
 
-    def _over(self, batches: list[list[Message]], outcome: str) -> None:
+    def _over(self, batches: list[list[SentMessage]], outcome: str) -> None:
         self.world.seen["staged version given up"] += outcome == "none"
         for batch in batches:
             for message in batch:

@@ -27,10 +27,10 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Full, StorageFault
 from tailrace.format import batch as arrow
 from tailrace.format import frame
-from tailrace.sim.actors.sim_clients import PLACES, QUICK, SAFE, Sent, SimProducer, SimReader, Violation
+from tailrace.sim.actors.sim_clients import PLACES, QUICK, SAFE, SentBatch, SimProducer, SimReader, Violation
 from tailrace.sim.actors.sim_consumers import SimConsumer
-from tailrace.sim.network import Line
-from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
+from tailrace.sim.network import SimulatedLink
+from tailrace.sim.virtual_time import SECOND_US, BrokerRun, VirtualTime
 
 TOPICS: dict[str, dict[str, Any]] = {
     SAFE: {"partitions": 2, "durability": "fsync", "ring_buffer_bytes": 1500, "message_bytes_max": 100},
@@ -80,7 +80,7 @@ class ClientWorld(VirtualTime):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.ledger: list[Sent] = []
+        self.ledger: list[SentBatch] = []
         self._value_count = 0
         self._ends_told: dict[int, int] = {}
         self.taken_over: list[tuple[tuple[str, int], SimProducer, int, int]] = []
@@ -115,7 +115,7 @@ class ClientWorld(VirtualTime):
     # ---------------------------------------------------------------------------------- the broker
 
     def _start(self) -> None:
-        self.life = Life(self)
+        self.life = BrokerRun(self)
         if not self._healed:
             self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
@@ -128,7 +128,7 @@ class ClientWorld(VirtualTime):
         self.run_for(2)
         assert [type(reply) for reply in replies] == [TopicInfo] * 4, replies
 
-    def serving(self) -> Life | None:
+    def serving(self) -> BrokerRun | None:
         """See `Surroundings.serving`."""
         return self.life
 
@@ -180,7 +180,7 @@ class ClientWorld(VirtualTime):
                 if reader.topic == QUICK:
                     reader.cut_back(0, end)
 
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[SimulatedLink]:
         lines = [producer.line for producer in self.producers]
         return [*lines, *(reader.line for reader in self.readers), self.consumer.verbs.line]
 

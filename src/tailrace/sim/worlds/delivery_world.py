@@ -22,10 +22,10 @@ from tailrace.sim.actors.sim_auditors import SimAuditor
 from tailrace.sim.actors.sim_members import SimMember
 from tailrace.sim.actors.sim_publishers import SimPublisher
 from tailrace.sim.actors.sim_writers import SimWriter
-from tailrace.sim.delivery_history import History, Message, Place, Reset, Rules, require
+from tailrace.sim.delivery_history import History, HistoryReset, Place, Rules, SentMessage, require
 from tailrace.sim.log_contents import reasons_of, rows_in
-from tailrace.sim.network import Line
-from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
+from tailrace.sim.network import SimulatedLink
+from tailrace.sim.virtual_time import SECOND_US, BrokerRun, VirtualTime
 
 TOPIC = "work"
 TICK = b"tick"
@@ -136,7 +136,7 @@ class DeliveryWorld(VirtualTime):
         self.writer = SimWriter(self, "writer")
         self.auditor = SimAuditor(self)
         self.members: list[SimMember] = []
-        self._operator = Line(self)
+        self._operator = SimulatedLink(self)
         self._member_count = 0
 
     def _some_options(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class DeliveryWorld(VirtualTime):
         if value != TICK:
             return value
         name = b"%s of %d/%d" % (TICK, partition, offset)
-        known = Message(name, partition, b"", 0, outcome="ok")
+        known = SentMessage(name, partition, b"", 0, outcome="ok")
         return self.history.messages.setdefault(name, known).value
 
     def run_for(self, seconds: float) -> None:
@@ -224,7 +224,7 @@ class DeliveryWorld(VirtualTime):
         return steady_us - self.life.clock.skew_us
 
     def _start(self) -> None:
-        self.life = Life(self)
+        self.life = BrokerRun(self)
         if not self._full and not self._sync_fails:  # Where snapshots fail, replays grow until one succeeds.
             replayed_us = self.life.replayed_us
             require(replayed_us <= REPLAYED_US_MAX, f"a start replayed for {replayed_us:.0f} us")
@@ -234,7 +234,7 @@ class DeliveryWorld(VirtualTime):
         if not self.healed:
             self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
-    def serving(self) -> Life | None:
+    def serving(self) -> BrokerRun | None:
         """See `Surroundings.serving`."""
         return self.life
 
@@ -280,7 +280,7 @@ class DeliveryWorld(VirtualTime):
 
         life.engine.close(over)
 
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[SimulatedLink]:
         clients: list[Any] = [*self.publishers, self.writer, self.auditor, *self.members]
         return [client.line for client in clients] + [self._operator]
 
@@ -408,7 +408,7 @@ class DeliveryWorld(VirtualTime):
         group = self.random.choice(list(self.options))
         offset = self.random.choice((0, 0, 3))
         targets = dict.fromkeys(range(self.partitions), offset)
-        reset = Reset(group, self.clock.now_us(), targets)
+        reset = HistoryReset(group, self.clock.now_us(), targets)
         self.history.resets.append(reset)
 
         def answered(reply: Reply, parts: Sequence[Buffer]) -> None:

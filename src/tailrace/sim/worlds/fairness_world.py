@@ -17,9 +17,9 @@ from tailrace.core.selection.lanes import WEIGHTS
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.sim.actors.sim_clients import Violation
-from tailrace.sim.actors.sim_workers import GROUP, PACES_MS, TOPIC, Wire, Worker
+from tailrace.sim.actors.sim_workers import GROUP, PACES_MS, TOPIC, SimulatedWire, Worker
 from tailrace.sim.fairness_accounts import LOOK_US, Accounts, Task
-from tailrace.sim.virtual_time import SECOND_US, Life, VirtualTime
+from tailrace.sim.virtual_time import SECOND_US, BrokerRun, VirtualTime
 
 STORAGE_US = (50, 500, 2_000, 5_000)
 GROUP_OPTIONS: dict[str, Any] = {
@@ -101,11 +101,11 @@ class FairnessWorld(VirtualTime):
         self._began_us = self.clock.now_us()
         self.accounts = Accounts(self)
         self._start()
-        self._wire = Wire(self)
+        self._wire = SimulatedWire(self)
         self._tell_kind()
 
     def _start(self) -> None:
-        self.life = Life(self)
+        self.life = BrokerRun(self)
         self.life.threads.delays_us = STORAGE_US
         replies: list[Reply] = []
         request = CreateTopic(TOPIC, {"partitions": self.partitions, "durability": "fsync"})
@@ -119,7 +119,7 @@ class FairnessWorld(VirtualTime):
         self.seen["ordered by key"] += bool(self._keys) and self.ordering == "key"
 
     @property
-    def broker(self) -> Life:
+    def broker(self) -> BrokerRun:
         """The broker."""
         assert self.life is not None
         return self.life

@@ -22,9 +22,9 @@ from tailrace.core.model.commands import CreateTopic, Reply, Request, TopicInfo
 from tailrace.core.model.topic_options import DEAD_LETTERS
 from tailrace.sim.actors.sim_operators import Letter, SimOperator, letters_in
 from tailrace.sim.actors.sim_publishers import KEYS
-from tailrace.sim.delivery_history import Message, require
+from tailrace.sim.delivery_history import SentMessage, require
 from tailrace.sim.log_contents import rows_in
-from tailrace.sim.network import Line
+from tailrace.sim.network import SimulatedLink
 from tailrace.sim.virtual_time import SECOND_US
 from tailrace.sim.worlds.delivery_world import TICK, TOPIC, DeliveryWorld
 
@@ -112,7 +112,7 @@ class MoveWorld(DeliveryWorld):
                 place = request.group, partition
                 self._granted[place] = max(generation, self._granted.get(place, 0))
 
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[SimulatedLink]:
         return super()._lines() + ([] if self.operator is None else [self.operator.line])
 
     def _step(self) -> None:
@@ -156,7 +156,7 @@ class MoveWorld(DeliveryWorld):
             batch = []
             delayed = self.chance(0.3)
             for _ in range(random.choice((1, 2, 3))):
-                message = Message(self.value(), partition, random.randbytes(16), now_us)
+                message = SentMessage(self.value(), partition, random.randbytes(16), now_us)
                 message.key = random.choice((None, *KEYS))
                 if delayed:
                     message.deliver_at_us = now_us + random.choice((100_000, 5 * SECOND_US, 9 * SECOND_US))

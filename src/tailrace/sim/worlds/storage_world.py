@@ -15,7 +15,7 @@ from tailrace.errors import Corrupt, Full, InvalidRequest, StorageFault
 from tailrace.format.frame import DATA, FACTS, MORE, Frame
 from tailrace.ports import Recovery, Snapshot
 from tailrace.sim.bit_flips import FlippedLog
-from tailrace.sim.log_checks import LOG, Violation
+from tailrace.sim.log_checks import LOG, LogViolation
 from tailrace.sim.sim_disk import Crash
 from tailrace.storage.snapshots import snapshot_entry
 
@@ -70,7 +70,7 @@ class StorageWorld(FlippedLog):
         self.finished = False
 
     def run(self) -> Counter[str]:
-        """All steps; raises `Violation`."""
+        """All steps; raises `LogViolation`."""
         for _ in range(STEPS):
             if self.finished:
                 break
@@ -110,7 +110,7 @@ class StorageWorld(FlippedLog):
             self._require(error.outcome == "none", "a full disk has to say that nothing happened")
             self._end_when_fenced()
         except Corrupt as error:
-            raise Violation(f"an honest disk was called damaged: {error.message}") from error
+            raise LogViolation(f"an honest disk was called damaged: {error.message}") from error
         except StorageFault as error:
             self._require(error.outcome == "none" or self.log.stats().fault is not None, "no fence was left")
             self._end_when_fenced()
@@ -216,7 +216,7 @@ class StorageWorld(FlippedLog):
             except InvalidRequest:
                 self.seen["truncation refused"] += 1
             else:
-                raise Violation("a log was cut although only a later snapshot knows what was trimmed")
+                raise LogViolation("a log was cut although only a later snapshot knows what was trimmed")
             return
         model.durable = min(model.durable, entry)
         model.saved = -1
@@ -284,7 +284,7 @@ class StorageWorld(FlippedLog):
         except StorageFault as error:
             self._require(error.outcome == "none", "a fenced log has to refuse for certain")
         else:
-            raise Violation("a log took an append after its sync had failed")
+            raise LogViolation("a log took an append after its sync had failed")
 
     def _check_lying(self, recovery: Recovery) -> None:
         """A disk that lies may lose anything; what is served is still true. The world ends here."""
@@ -298,5 +298,5 @@ class StorageWorld(FlippedLog):
 
 
 def run(seed: int) -> Counter[str]:
-    """Run one seed; returns how often each state was reached, or raises `Violation`."""
+    """Run one seed; returns how often each state was reached, or raises `LogViolation`."""
     return StorageWorld(seed).run()

@@ -44,7 +44,7 @@ from tailrace.spark.pipelines import CommonOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tailrace.spark.link import Link
+    from tailrace.spark.link import BrokerLink
     from tailrace.spark.pipelines.progress import Progress
 
 NAME = "archive"
@@ -98,7 +98,7 @@ class Archived(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did, and what the archive has now."""
 
     root: str
@@ -112,7 +112,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[Archived]
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(session: SparkSession, options: Options, progress: Progress) -> ArchiveSummary:
     """Archive what is there, or go on until stopped."""
     work = Archiver(session, options, progress)
     topics = list(dict.fromkeys(name.strip() for name in options.topic.split(",") if name.strip()))
@@ -146,7 +146,7 @@ class Archiver:
         if options.url:
             given["url"] = options.url
         self._url = read_options(given).url
-        self._link: Link = link_to(self._url, options.timeout_s)
+        self._link: BrokerLink = link_to(self._url, options.timeout_s)
         self._root = os.path.abspath(options.root)
         self._rounds = self._rows = self._files = self._merged = self._removed = 0
 
@@ -279,7 +279,7 @@ class Archiver:
         keep_us = round(self._options.keep_s * 1e6)
         self._removed += remove_garbage(self._root, topic, time.time_ns() // 1000, keep_us)
 
-    def summary(self, topics: list[str]) -> Summary:
+    def summary(self, topics: list[str]) -> ArchiveSummary:
         """What was done, and what there is now."""
         partitions = []
         for topic in topics:
@@ -287,7 +287,7 @@ class Archiver:
             for partition, cover in sorted(manifest.partitions.items()) if manifest else ():
                 size = sum(file.bytes for file in cover.files)
                 partitions.append(Archived(topic, partition, cover.start, cover.end, len(cover.files), size))
-        return Summary(
+        return ArchiveSummary(
             root=self._root,
             rounds=self._rounds,
             rows=self._rows,

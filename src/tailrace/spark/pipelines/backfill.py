@@ -62,7 +62,7 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class BackfillChunk(msgspec.Struct, frozen=True):
     """One write. Parts are partitions of the source with offsets, or part 0 with numbers of chunks."""
 
     version: int
@@ -79,7 +79,7 @@ class Chunk(msgspec.Struct, frozen=True):
     """Written by all chunks before this one."""
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class BackfillSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did."""
 
     topic: str
@@ -95,7 +95,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 # ------------------------------------------------------------------------------------------------ the plan
 
 
-def next_chunk(last: Chunk, rows_max: int) -> Chunk | None:
+def next_chunk(last: BackfillChunk, rows_max: int) -> BackfillChunk | None:
     """The write after one that is done: a share of what is left of every part, so that all end together."""
     from tailrace.spark.source.slices import share
 
@@ -109,7 +109,7 @@ def next_chunk(last: Chunk, rows_max: int) -> Chunk | None:
     )
 
 
-def units(chunk: Chunk) -> int:
+def units(chunk: BackfillChunk) -> int:
     """How much of its parts a chunk has: offsets, or numbers of chunks."""
     return sum(chunk.ends[part] - at for part, at in chunk.starts.items())
 
@@ -130,7 +130,7 @@ def pause_s(rows: int, rows_per_second: float, elapsed_s: float) -> float:
 # -------------------------------------------------------------------------------------------------- running
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(session: SparkSession, options: Options, progress: Progress) -> BackfillSummary:
     """Write what is not written yet."""
     if options.follow:
         raise InvalidRequest("follow: a backfill has an end; `project` follows a topic")
@@ -142,7 +142,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
     return _Backfill(session, options, progress, source).run()
 
 
-def backfill_frame(frame: DataFrame, options: Options, progress: Progress) -> Summary:
+def backfill_frame(frame: DataFrame, options: Options, progress: Progress) -> BackfillSummary:
     """Any DataFrame with columns of messages into a topic. Rows of a key are written by `order_by`, all in
     the same chunk. The DataFrame has to give the same rows each time, as one of files does."""
     return _FrameBackfill(frame, options, progress).run()
@@ -169,11 +169,11 @@ class _Writing(ABC):
         self._target = self._link.ask(DescribeTopic(options.topic))
 
     @abstractmethod
-    def begin(self) -> Chunk:
+    def begin(self) -> BackfillChunk:
         """A version without rows, which says where the backfill begins and ends."""
 
     @abstractmethod
-    def rows(self, chunk: Chunk) -> tuple[DataFrame, int | None]:
+    def rows(self, chunk: BackfillChunk) -> tuple[DataFrame, int | None]:
         """The rows of a chunk, in the order in which they are to be written, and how many they are if that is
         known."""
 
@@ -181,15 +181,15 @@ class _Writing(ABC):
     def rows_max(self) -> int:
         """How much of the parts, together, one chunk has at most."""
 
-    def rows_total(self, chunk: Chunk) -> int | None:
+    def rows_total(self, chunk: BackfillChunk) -> int | None:
         """How many rows all chunks up to this one have, if that is known."""
         return None
 
-    def keep_partition(self, chunk: Chunk) -> bool:
+    def keep_partition(self, chunk: BackfillChunk) -> bool:
         """Whether rows go to the partition that their column names."""
         return bool(self._options.keep_partition)
 
-    def run(self, clock: Callable[[], float] = time.monotonic) -> Summary:
+    def run(self, clock: Callable[[], float] = time.monotonic) -> BackfillSummary:
         """All chunks that are left."""
         self._progress.step("looking for the position")
         chunk = self._last()
@@ -211,7 +211,7 @@ class _Writing(ABC):
             wait_s = pause_s(count or 0, self._options.rows_per_second, clock() - began_s)
             if wait_s and not self._progress.again(wait_s):
                 break
-        return Summary(
+        return BackfillSummary(
             topic=chunk.topic,
             writer=chunk.writer,
             chunks=chunks,
@@ -220,13 +220,13 @@ class _Writing(ABC):
             complete=chunk.ends == chunk.until,
         )
 
-    def _last(self) -> Chunk:
+    def _last(self) -> BackfillChunk:
         stored = newest_version(self._state)
         if stored is None:
             chunk = self.begin()
             put_version(self._state, chunk.version, msgspec.json.encode(chunk))
             return chunk
-        chunk = msgspec.json.decode(stored, type=Chunk)
+        chunk = msgspec.json.decode(stored, type=BackfillChunk)
         have = chunk.source, chunk.topic, chunk.topic_id
         if have != (self._source, self._options.topic, self._target.id):
             raise InvalidRequest(
@@ -235,14 +235,14 @@ class _Writing(ABC):
             )
         return chunk
 
-    def first(self, starts: dict[int, int], until: dict[int, int]) -> Chunk:
+    def first(self, starts: dict[int, int], until: dict[int, int]) -> BackfillChunk:
         """What a new backfill begins with."""
         writer = f"backfill-{os.urandom(8).hex()}"
-        return Chunk(
+        return BackfillChunk(
             0, writer, self._source, self._options.topic, self._target.id, until, starts, starts, True
         )
 
-    def _write(self, chunk: Chunk) -> int | None:
+    def _write(self, chunk: BackfillChunk) -> int | None:
         frame, rows = self.rows(chunk)
         self._progress.step(f"chunk {chunk.version}", rows=rows)
         options = {
@@ -277,7 +277,7 @@ class _Backfill(_Writing):
             given.update(mode="archive", archive=os.path.abspath(self._options.archive))
         return given
 
-    def begin(self) -> Chunk:
+    def begin(self) -> BackfillChunk:
         """From the options `start` and `end`, as of now."""
         from tailrace.spark.options import read_options
 
@@ -308,7 +308,7 @@ class _Backfill(_Writing):
             rows = sum(part["end_offset"] - part["start_offset"] for part in parts)
         return chunk_rows(self._options, nbytes / max(rows, 1))
 
-    def rows(self, chunk: Chunk) -> tuple[DataFrame, int | None]:
+    def rows(self, chunk: BackfillChunk) -> tuple[DataFrame, int | None]:
         """By partition and offset; every offset is a row."""
         rows = units(chunk)
         cores = max(self._session.sparkContext.defaultParallelism, 1)
@@ -321,11 +321,11 @@ class _Backfill(_Writing):
         # Partitions that were added to the source since the first run do not belong to the backfill.
         return found.where(found["partition"].isin(list(chunk.until))), rows
 
-    def rows_total(self, chunk: Chunk) -> int | None:
+    def rows_total(self, chunk: BackfillChunk) -> int | None:
         """Every offset is a row."""
         return chunk.rows + units(chunk)
 
-    def keep_partition(self, chunk: Chunk) -> bool:
+    def keep_partition(self, chunk: BackfillChunk) -> bool:
         """By default where the target has as many partitions as the source."""
         if self._options.keep_partition is not None:
             return self._options.keep_partition
@@ -342,7 +342,7 @@ class _FrameBackfill(_Writing):
         self._frame = frame
         self._count = options.chunks if "key" in frame.columns else 1
 
-    def begin(self) -> Chunk:
+    def begin(self) -> BackfillChunk:
         """From the first chunk to the last."""
         return self.first({0: 0}, {0: self._count})
 
@@ -350,7 +350,7 @@ class _FrameBackfill(_Writing):
         """One chunk."""
         return 1
 
-    def rows(self, chunk: Chunk) -> tuple[DataFrame, int | None]:
+    def rows(self, chunk: BackfillChunk) -> tuple[DataFrame, int | None]:
         """The rows of its keys, each key in one task; counted only where the rate depends on it."""
         from pyspark.sql import functions
 

@@ -52,7 +52,7 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> project.Summary:
+def run(session: SparkSession, options: Options, progress: Progress) -> project.ProjectSummary:
     """Bring the table or topic up to date, or keep it so until stopped."""
     if "," in options.topic:
         raise InvalidRequest("topic: one; keys of different topics have nothing to do with each other")

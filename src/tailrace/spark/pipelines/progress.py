@@ -19,7 +19,7 @@ class Stopped(Exception):
     """Somebody asked the pipeline to stop; what it was doing is done again by the next run."""
 
 
-class Standing(msgspec.Struct):
+class PipelineStanding(msgspec.Struct):
     """How far a pipeline is: its step, the rows that are done, and the tasks of the stages under way."""
 
     step: str = "starting"
@@ -36,15 +36,15 @@ class Progress:
     its jobs needs nothing else; a job that is under way is cancelled by `supervise`.
     """
 
-    def __init__(self, show: Callable[[Standing], None] | None = None) -> None:
-        self.standing = Standing()
+    def __init__(self, show: Callable[[PipelineStanding], None] | None = None) -> None:
+        self.standing = PipelineStanding()
         self._show = show
         self._stop = threading.Event()
 
     def step(self, text: str, *, rows: int | None = None) -> None:
         """A step begins; `rows` says how many rows it is going to handle, where that is known."""
         self.check()
-        self.standing = Standing(step=text, rows_expected=rows)
+        self.standing = PipelineStanding(step=text, rows_expected=rows)
         self.shown()
 
     def done(self, rows: int) -> None:
@@ -55,7 +55,7 @@ class Progress:
 
     def again(self, seconds: float) -> bool:
         """Wait before another round of a pipeline that follows; False when it is to stop instead."""
-        self.standing = Standing(step="waiting for more")
+        self.standing = PipelineStanding(step="waiting for more")
         self.shown()
         return not self._stop.wait(seconds)
 

@@ -40,7 +40,7 @@ from tailrace.spark.pipelines.projections import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tailrace.spark.link import Link
+    from tailrace.spark.link import BrokerLink
     from tailrace.spark.pipelines.progress import Progress
 
 NAME = "project"
@@ -72,7 +72,7 @@ class Options(CommonOptions, frozen=True):
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did, and where the projection is now."""
 
     result: str
@@ -82,10 +82,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets that were read in this run."""
     rows: int | None
     """Of the whole table; None for a topic."""
-    positions: list[Reached]
+    positions: list[ResultReach]
 
 
-class Reached(msgspec.Struct, frozen=True):
+class ResultReach(msgspec.Struct, frozen=True):
     """Up to where the events of a partition are in the result."""
 
     topic: str
@@ -93,7 +93,7 @@ class Reached(msgspec.Struct, frozen=True):
     end: int
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(session: SparkSession, options: Options, progress: Progress) -> ProjectSummary:
     """Bring a projection up to date, or keep it so until stopped."""
     _check(options)
     projection = Projection(session, options, progress)
@@ -107,14 +107,14 @@ def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
             break
     newest = projection.positions.newest()
     ends = newest.ends if newest else {}
-    return Summary(
+    return ProjectSummary(
         result=options.table or options.to_topic,
         version=newest.version if newest else 0,
         rounds=rounds,
         events=events,
         rows=(newest.rows if newest else 0) if options.table else None,
         positions=[
-            Reached(t, p, end) for t, found in sorted(ends.items()) for p, end in sorted(found.items())
+            ResultReach(t, p, end) for t, found in sorted(ends.items()) for p, end in sorted(found.items())
         ],
     )
 
@@ -128,7 +128,7 @@ def table(session: SparkSession, folder: str) -> DataFrame:
     return session.read.parquet(*positions.folders(newest))
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
     """One round before it is done."""
 
     topics: dict[str, int]
@@ -163,7 +163,7 @@ class Projection:
             given.update(mode="archive", archive=options.archive)
         self._given = given
         self._url = read_options(given).url
-        self._link: Link = link_to(self._url, options.timeout_s)
+        self._link: BrokerLink = link_to(self._url, options.timeout_s)
 
     def round(self, *, rebuild: bool) -> int:
         """Read what is new and put it into the result; how many offsets that were, 0 for nothing new."""
@@ -269,7 +269,7 @@ class Projection:
 
     # -- both
 
-    def _plan(self, newest: Position | None, base: Position | None, rows: int) -> Plan:
+    def _plan(self, newest: Position | None, base: Position | None, rows: int) -> RoundPlan:
         """The next round after `base`, or a first one; `newest` is what a rebuild has to be as good as."""
         from tailrace.spark.source.slices import share
 
@@ -289,7 +289,7 @@ class Projection:
         begins = known(base.begins if base else {}, earliest)
         starts = known(base.ends if base else {}, earliest)
         spans = pending(starts, latest)
-        plan = Plan(topics, begins, starts, advanced(starts, share(spans, rows) if rows else spans))
+        plan = RoundPlan(topics, begins, starts, advanced(starts, share(spans, rows) if rows else spans))
         if base is None and newest is not None and not plan.events:
             raise InvalidRequest("it cannot be made anew, because there are no events any more")
         return plan

@@ -24,7 +24,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 520, 180, 46, 26
 COLOURS = ("#2f6fb2", "#c7612a", "#3b8f5a", "#8a4fa3", "#a38a1f", "#b23a5e")
 
 
-class Stage(msgspec.Struct, frozen=True):
+class StageTimes(msgspec.Struct, frozen=True):
     """How long messages took from one step to the next, in milliseconds; without a group: all of them."""
 
     group: str
@@ -51,7 +51,7 @@ class Cause(msgspec.Struct, frozen=True):
     """Topic, partition and offset of one of them."""
 
 
-class Consumer(msgspec.Struct, frozen=True):
+class ConsumerTimes(msgspec.Struct, frozen=True):
     """A member of a group: what it did, and how long it held messages."""
 
     group: str
@@ -109,11 +109,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     span: str
     events: int
     messages: int
-    stages: list[Stage]
+    stages: list[StageTimes]
     bars: list[Bar]
     moments: list[Moment]
     causes: list[Cause]
-    consumers: list[Consumer]
+    consumers: list[ConsumerTimes]
     stuck: list[StuckKey]
 
 
@@ -125,7 +125,7 @@ def bucket_low_ms(bucket: int) -> float:
     return 0.0 if bucket < 0 else float(2 ** (bucket / BUCKETS_PER_DOUBLING))
 
 
-def with_slow_ones(consumers: Iterable[Consumer]) -> list[Consumer]:
+def with_slow_ones(consumers: Iterable[ConsumerTimes]) -> list[ConsumerTimes]:
     """Which consumers are slow: compared with the others of their group, because work differs from group to
     group."""
     known = list(consumers)
@@ -137,7 +137,7 @@ def with_slow_ones(consumers: Iterable[Consumer]) -> list[Consumer]:
     return sorted(marked, key=lambda one: (one.group, -one.p95_ms, one.member))
 
 
-def in_order(stages: Iterable[Stage]) -> list[Stage]:
+def in_order(stages: Iterable[StageTimes]) -> list[StageTimes]:
     """Stages by group, in the order in which messages pass them."""
     return sorted(stages, key=lambda stage: (stage.group, STAGES.index(stage.stage)))
 
@@ -151,10 +151,10 @@ def page(report: Report) -> str:
     head = f"{report.messages:,} messages, {report.events:,} events, {escape(report.span)}; as of "
     parts = [
         f"<h1>{title}</h1><p>{head}{escape(report.as_of)}</p>",
-        _section("Latency", _table(report.stages, Stage), *_histograms(report.bars)),
+        _section("Latency", _table(report.stages, StageTimes), *_histograms(report.bars)),
         _section("Over time", _timeline(report.moments)),
         _section("Retries and dead letters", _table(report.causes, Cause)),
-        _section("Consumers", _table(report.consumers, Consumer)),
+        _section("Consumers", _table(report.consumers, ConsumerTimes)),
         _section("Stuck keys", _table(report.stuck, StuckKey)),
     ]
     return (

@@ -26,10 +26,10 @@ from tailrace.spark.pipelines.trace_report import (
     STAGES,
     Bar,
     Cause,
-    Consumer,
+    ConsumerTimes,
     Moment,
     Report,
-    Stage,
+    StageTimes,
     StuckKey,
     in_order,
     page,
@@ -66,20 +66,20 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a run found."""
 
     report: str
     folder: str
     events: int
     messages: int
-    stages: list[Stage]
+    stages: list[StageTimes]
     causes: list[Cause]
-    consumers: list[Consumer]
+    consumers: list[ConsumerTimes]
     stuck: list[StuckKey]
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(session: SparkSession, options: Options, progress: Progress) -> TraceSummary:
     """Make a report, or one after the other until stopped."""
     check_times(options)
     while True:
@@ -88,7 +88,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> Summary:
             return summary
 
 
-def _once(session: SparkSession, options: Options, progress: Progress) -> Summary:
+def _once(session: SparkSession, options: Options, progress: Progress) -> TraceSummary:
     out = Path(options.out)
     building = out / f"{BUILDING}{uuid.uuid4().hex}"
     building.mkdir(parents=True)
@@ -104,7 +104,7 @@ def _once(session: SparkSession, options: Options, progress: Progress) -> Summar
         shutil.rmtree(building, ignore_errors=True)
         raise
     lists = {name: getattr(report, name) for name in ("stages", "causes", "consumers", "stuck")}
-    return Summary(
+    return TraceSummary(
         report=str(out / "report.html"),
         folder=str(folder),
         events=report.events,
@@ -122,9 +122,9 @@ def _write(report: Report, folder: Path) -> None:
     import pyarrow.parquet as pq
 
     kinds: dict[str, type[msgspec.Struct]] = {
-        "stages": Stage,
+        "stages": StageTimes,
         "causes": Cause,
-        "consumers": Consumer,
+        "consumers": ConsumerTimes,
         "stuck": StuckKey,
     }
     types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
@@ -298,7 +298,7 @@ class Analysis:
 
     # -- figures
 
-    def _stages(self, journeys: DataFrame, messages: DataFrame) -> tuple[list[Stage], list[Bar]]:
+    def _stages(self, journeys: DataFrame, messages: DataFrame) -> tuple[list[StageTimes], list[Bar]]:
         from pyspark.sql import functions as F
 
         def took(frame: DataFrame, stage: str, group: Column) -> DataFrame:
@@ -319,7 +319,7 @@ class Analysis:
             F.count("ms").alias("n"), F.avg("ms").alias("mean"), quantiles, F.max("ms").alias("most")
         )
         stages = [
-            Stage(*[row["group"], row["stage"], row["n"], row["mean"], *row["q"], row["most"]])
+            StageTimes(*[row["group"], row["stage"], row["n"], row["mean"], *row["q"], row["most"]])
             for row in sums.collect()
         ]
         bucket = F.floor(F.log2(F.greatest("ms", F.lit(0.5))) * BUCKETS_PER_DOUBLING).cast("int")
@@ -372,7 +372,7 @@ class Analysis:
         )
         return [Cause(*row) for row in found.collect()]
 
-    def _consumers(self, events: DataFrame) -> list[Consumer]:
+    def _consumers(self, events: DataFrame) -> list[ConsumerTimes]:
         from pyspark.sql import functions as F
 
         ends = ("acked", "nacked", "expired", "given_back", "dying")
@@ -403,7 +403,7 @@ class Analysis:
         for row in most:
             names = ("group", "member", "deliveries", "acked", "nacked", "expired", "given_back")
             times = [*(row["q"] or (0.0, 0.0)), row["most"] or 0.0]
-            found.append(Consumer(*[row[name] for name in names], *times))
+            found.append(ConsumerTimes(*[row[name] for name in names], *times))
         return with_slow_ones(found)
 
     def _stuck(self, journeys: DataFrame, messages: DataFrame) -> list[StuckKey]:

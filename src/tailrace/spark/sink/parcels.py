@@ -109,7 +109,7 @@ class _Pile:
         return pieces
 
 
-class _Topic:
+class _TopicRows:
     """A topic that rows go to, and which partition gets those without a key."""
 
     def __init__(self, name: str, shape: TopicShape, first: int) -> None:
@@ -135,7 +135,7 @@ class Sorting:
         self._columns = columns
         self._describe = describe
         self._spark_partition = spark_partition
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _TopicRows] = {}
         self._piles: dict[tuple[str, int, bool], _Pile] = {}
         self._rows = 0
         self._held: list[pa.RecordBatch] = []
@@ -183,7 +183,7 @@ class Sorting:
         """Rows that go to one topic."""
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics[name] = _Topic(name, self._describe(name), self._spark_partition)
+            topic = self._topics[name] = _TopicRows(name, self._describe(name), self._spark_partition)
         fields = dict(zip(messages.schema.names, messages.columns, strict=True))
         lengths = pc.binary_length(fields["value"])
         where.longest("value", lengths, topic.shape.value_max)
@@ -203,7 +203,7 @@ class Sorting:
                 yield _parcel(name, code >> 1, pieces, now_us)
 
 
-def _partitions(topic: _Topic, fields: dict[str, pa.Array], sizes: Numbers, where: Where) -> Numbers:
+def _partitions(topic: _TopicRows, fields: dict[str, pa.Array], sizes: Numbers, where: Where) -> Numbers:
     """The partition of every row; where there are keys, their hashes, which bodies have too, are added."""
     rows, count = len(sizes), topic.shape.partitions
     codes = np.full(rows, topic.turn, np.int64)

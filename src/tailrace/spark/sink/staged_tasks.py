@@ -21,11 +21,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.group_facts import Target
-from tailrace.core.model.queue_commands import AbortStaged, Stage
+from tailrace.core.model.queue_commands import AbortStaged, StageRows
 from tailrace.core.staged.staged_versions import grouped_of
 from tailrace.errors import NotFound, Overloaded, TailraceError
 from tailrace.format.frame import Buffer, crc32c
-from tailrace.spark.link import Link
+from tailrace.spark.link import BrokerLink
 from tailrace.spark.sink.message_columns import MessageColumns
 from tailrace.spark.sink.parcels import Parcel, Sorting, TopicShape
 
@@ -76,7 +76,7 @@ def attempt_name(version: int, spark_partition: int, attempt_number: int) -> str
 
 
 def stage_task(
-    link: Link,
+    link: BrokerLink,
     columns: MessageColumns,
     batches: Iterable[pa.RecordBatch],
     writer: str,
@@ -100,7 +100,7 @@ def stage_task(
 
 
 def _parcels(
-    link: Link, columns: MessageColumns, batches: Iterable[pa.RecordBatch], spark_partition: int
+    link: BrokerLink, columns: MessageColumns, batches: Iterable[pa.RecordBatch], spark_partition: int
 ) -> Iterator[Parcel]:
     sorting = Sorting(columns, lambda topic: _shape(link, topic), spark_partition)
     for batch in batches:
@@ -112,13 +112,13 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _shape(link: Link, topic: str) -> TopicShape:
+def _shape(link: BrokerLink, topic: str) -> TopicShape:
     info = link.ask(DescribeTopic(topic))
     assert isinstance(info, TopicInfo)
     return TopicShape(len(info.partitions), info.options["message_bytes_max"])
 
 
-def abort_places(link: Link, writer: str, places: Sequence[Target]) -> None:
+def abort_places(link: BrokerLink, writer: str, places: Sequence[Target]) -> None:
     """Drop attempts that no decision names; those of a decision stay. What cannot be dropped expires."""
     for at in range(0, len(places), ABORTED_AT_ONCE):
         grouped = grouped_of(places[at : at + ABORTED_AT_ONCE])
@@ -132,7 +132,7 @@ def abort_places(link: Link, writer: str, places: Sequence[Target]) -> None:
 class _Sent:
     """A parcel under way; it is kept until the broker has it."""
 
-    def __init__(self, request: Stage, body: Buffer, answer: Future[Any]) -> None:
+    def __init__(self, request: StageRows, body: Buffer, answer: Future[Any]) -> None:
         self.request = request
         self.body = body
         self.answer = answer
@@ -149,7 +149,7 @@ class _Tally:
 class _Staging:
     """Parcels on their way to the broker, several at a time, and what was sent."""
 
-    def __init__(self, link: Link, writer: str, attempt: str) -> None:
+    def __init__(self, link: BrokerLink, writer: str, attempt: str) -> None:
         self.attempt = attempt
         self._link = link
         self._writer = writer
@@ -161,7 +161,7 @@ class _Staging:
         topic, partition = parcel.topic, parcel.partition
         tally = self._tallies.setdefault((topic, partition), _Tally())
         number = len(tally.crcs)
-        request = Stage(topic, partition, self._writer, self.attempt, parcel.columns, parcel.crc, number)
+        request = StageRows(topic, partition, self._writer, self.attempt, parcel.columns, parcel.crc, number)
         tally.rows += parcel.rows
         tally.crcs.append(parcel.crc)
         self._under_way.append(_Sent(request, parcel.body, self._link.begin(request, parcel.body)))

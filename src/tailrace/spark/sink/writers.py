@@ -23,7 +23,7 @@ from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
 from tailrace.core.staged.staged_batches import bad_name
 from tailrace.core.staged.staged_versions import TARGET_BYTES_MAX, TARGETS_MAX, grouped_of
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Timeout, TooLarge
-from tailrace.spark.link import Link, link_to
+from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import WriteOptions
 from tailrace.spark.sink.message_columns import MessageColumns, message_columns
 from tailrace.spark.sink.staged_tasks import TaskStaged, abort_places, stage_task
@@ -108,7 +108,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         abort(self.options, messages)
 
 
-def decide(link: Link, writer: str, version: int, staged: Sequence[TaskStaged]) -> StagedDecision:
+def decide(link: BrokerLink, writer: str, version: int, staged: Sequence[TaskStaged]) -> StagedDecision:
     """Decide a version for these attempts, unless that was done before; returns when every partition has
     what was decided."""
     in_order = sorted(staged, key=lambda task: task.spark_partition)
@@ -125,7 +125,7 @@ def decide(link: Link, writer: str, version: int, staged: Sequence[TaskStaged]) 
     return decision
 
 
-def _applied(link: Link, request: DecideStaged) -> StagedDecision:
+def _applied(link: BrokerLink, request: DecideStaged) -> StagedDecision:
     """Ask until every partition has what was decided, which for a large write takes longer than a call."""
     patience_s = link.timeout_s + APPLY_S * sum(request.batches)
     deadline_s = time.monotonic() + patience_s
@@ -221,7 +221,7 @@ def _require_room(grouped: Sequence[TargetGroup], tasks: int) -> None:
         )
 
 
-def _let_forget(link: Link, writer: str, version: int) -> None:
+def _let_forget(link: BrokerLink, writer: str, version: int) -> None:
     """Nobody asks for this writer again: an empty decision takes the place of the names in the last one."""
     try:
         link.ask(DecideStaged(writer, version + 1, []))

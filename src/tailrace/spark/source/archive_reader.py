@@ -35,7 +35,7 @@ from tailrace.spark.archives import (
     pieces,
     require_same_topic,
 )
-from tailrace.spark.link import Link, link_to
+from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.manifests import BATCH_ROWS, archived_topics, newest, rows_of
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.source.log_spans import Place, Span, spans_of, topics_of
@@ -52,7 +52,7 @@ class Known(msgspec.Struct, frozen=True):
 
     manifests: dict[str, Manifest]
     logs: dict[Place, Span]
-    link: Link | None
+    link: BrokerLink | None
 
     def cover(self, place: Place) -> Cover:
         """What is archived of a partition; an empty range where its log begins when nothing is."""

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from tailrace.core.model.commands import EARLIEST, LATEST
 from tailrace.errors import InvalidRequest, NotFound
-from tailrace.spark.link import Link, link_to
+from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.source.log_spans import spans_of, topics_of
 from tailrace.spark.source.pushdown import Condition, narrowed, row_filter, since, understood
@@ -70,7 +70,7 @@ class FilteringReader(BatchReader):
 # -- the plan
 
 
-def planned(link: Link, options: ReadOptions) -> dict[Place, Span]:
+def planned(link: BrokerLink, options: ReadOptions) -> dict[Place, Span]:
     """Which offsets of which partitions lie between start and end now."""
     start, end = options.start, options.end
     if isinstance(start, int) and isinstance(end, int) and 0 <= end < start:
@@ -98,7 +98,7 @@ def planned(link: Link, options: ReadOptions) -> dict[Place, Span]:
     return spans
 
 
-def _later(link: Link, spans: dict[Place, Span], time_us: int) -> dict[Place, Span]:
+def _later(link: BrokerLink, spans: dict[Place, Span], time_us: int) -> dict[Place, Span]:
     """Without the rows before the first one with that timestamp or a later one."""
     firsts = {topic: link.offsets(topic, time_us) for topic in {topic for topic, _ in spans}}
     return {

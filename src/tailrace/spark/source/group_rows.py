@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from tailrace.core.model.group_commands import DescribeGroup, GroupInfo, GroupList, ListGroups
 from tailrace.errors import NotFound
-from tailrace.spark.link import Link, link_to
+from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.source.lifecycle import check_view, chosen, topics_seen, words_for
 
@@ -57,7 +57,7 @@ class GroupsReader(DataSourceReader):
             yield pa.RecordBatch.from_pylist(rows, schema=GROUPS).select(self.columns)
 
 
-def described(link: Link) -> Iterator[GroupInfo]:
+def described(link: BrokerLink) -> Iterator[GroupInfo]:
     """Every group in detail; one that is deleted meanwhile is left out."""
     listed = link.ask(ListGroups())
     assert isinstance(listed, GroupList)

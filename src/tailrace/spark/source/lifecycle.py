@@ -21,7 +21,7 @@ from tailrace.core.model.queue_commands import ReadFacts
 from tailrace.errors import InvalidRequest
 from tailrace.format.batch import TIME_US_END
 from tailrace.format.schema import TIME
-from tailrace.spark.link import Link, link_to
+from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import Point, ReadOptions
 from tailrace.spark.source.life_rows import LIFECYCLE, LifeRows
 from tailrace.spark.source.log_spans import topics_of
@@ -90,7 +90,7 @@ class LifecycleReader(DataSourceReader):
             yield batch.slice(start, ROWS_MAX).select(self.columns)
 
 
-def pieces_of(link: Link, slice_: Slice, from_us: int) -> Iterator[FactPiece]:
+def pieces_of(link: BrokerLink, slice_: Slice, from_us: int) -> Iterator[FactPiece]:
     """The log of a partition, piece by piece; the next one is on its way while one is looked at."""
     topic, partition, entry = slice_.topic, slice_.partition, slice_.start
     asked = link.begin(ReadFacts(topic, partition, entry, PIECE_BYTES, from_us))
@@ -141,7 +141,7 @@ def chosen(schema: StructType, known: pa.Schema) -> list[str]:
     return list(schema.fieldNames())
 
 
-def topics_seen(link: Link, options: ReadOptions) -> list[str]:
+def topics_seen(link: BrokerLink, options: ReadOptions) -> list[str]:
     """The topics that are asked for; all when none is."""
     names = [info.name for info in link.topics()]
     return topics_of(options, names, link.url) if options.topics or options.pattern else sorted(names)

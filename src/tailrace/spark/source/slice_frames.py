@@ -15,7 +15,7 @@ from tailrace.errors import Corrupt, NotFound, TailraceError, from_code
 from tailrace.format import frame
 from tailrace.format.batch import stored, take
 from tailrace.format.frame import Header
-from tailrace.spark.link import Answer, Link
+from tailrace.spark.link import Answer, BrokerLink
 from tailrace.spark.source.slices import Slice
 
 log = logging.getLogger("tailrace.spark")
@@ -27,7 +27,7 @@ WAIT_MS_MAX = 5_000
 Stored = tuple[Header, memoryview]
 
 
-def frames_of(link: Link, part: Slice, *, fail_on_data_loss: bool = True) -> Iterator[Stored]:
+def frames_of(link: BrokerLink, part: Slice, *, fail_on_data_loss: bool = True) -> Iterator[Stored]:
     """Data frames that hold the offsets of a slice, in order and checked; the first and the last may reach
     beyond it. While one answer is worked on, the next one is under way.
 
@@ -44,7 +44,7 @@ def frames_of(link: Link, part: Slice, *, fail_on_data_loss: bool = True) -> Ite
 class _Feed:
     """The fetches of one slice: `_next` is the first offset that has not arrived yet."""
 
-    def __init__(self, link: Link, part: Slice, fail_on_data_loss: bool) -> None:
+    def __init__(self, link: BrokerLink, part: Slice, fail_on_data_loss: bool) -> None:
         self._link = link
         self._part = part
         self._strict = fail_on_data_loss

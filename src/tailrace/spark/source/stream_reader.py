@@ -32,7 +32,7 @@ from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.group_commands import DescribeGroup, JoinGroup
 from tailrace.core.model.queue_commands import Commit
 from tailrace.errors import Fenced, InvalidRequest, NotFound
-from tailrace.spark.link import Link, link_to
+from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.source import stream_plan as plan
 from tailrace.spark.source.row_batches import check_schema, row_batches, unexpired
@@ -58,7 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told: list[str] = []
         self._commits = GroupCommits(options.group) if options.group else None
 
-    def _link(self) -> Link:
+    def _link(self) -> BrokerLink:
         return link_to(self._options.url, self._options.timeout_s)
 
     # -- where to begin, and how far to go
@@ -170,7 +170,7 @@ class GroupCommits:
         self._stored: dict[Place, int] = {}
         self._generations: dict[Place, int] = {}
 
-    def store(self, link: Link, position: plan.Position) -> None:
+    def store(self, link: BrokerLink, position: plan.Position) -> None:
         """Commit what has changed since the last time."""
         wanted = {
             (topic, partition): offset
@@ -189,7 +189,7 @@ class GroupCommits:
             self._join(link, sorted(position))
             self._store(link, wanted)
 
-    def _join(self, link: Link, topics: list[str]) -> None:
+    def _join(self, link: BrokerLink, topics: list[str]) -> None:
         try:
             members = [row["member"] for row in link.ask(DescribeGroup(self._group)).members]
         except NotFound:
@@ -201,7 +201,7 @@ class GroupCommits:
         request = JoinGroup(self._group, MEMBER, topics, {"mode": "stream"}, client=client_name())
         self._generations = {(topic, p): generation for topic, p, generation in link.ask(request).owned}
 
-    def _store(self, link: Link, offsets: dict[Place, int]) -> None:
+    def _store(self, link: BrokerLink, offsets: dict[Place, int]) -> None:
         for topic in sorted({topic for topic, _ in offsets}):
             places = {place: offset for place, offset in offsets.items() if place[0] == topic}
             stored = [(place[1], self._generations.get(place, 0), offset) for place, offset in places.items()]

@@ -96,7 +96,7 @@ class Walked(msgspec.Struct):
     """Why it could not be read to its end, if so."""
 
 
-class Plan(msgspec.Struct):
+class RepairPlan(msgspec.Struct):
     """What is wrong with a log, and what its files are to become."""
 
     segments: list[Walked]
@@ -109,14 +109,14 @@ class Plan(msgspec.Struct):
 
 def find_losses(
     disk: Disk, folder: str, entries: Collection[int], snapshots: Collection[int], bound: int
-) -> Plan:
+) -> RepairPlan:
     """What of a log is lost; reads only. `entries` are frames that are whole and of no use, `snapshots` those
     of snapshots; an offset `bound` is above everything that the log can have had, should nothing be left."""
     names = disk.list(folder)
     firsts = sorted(entry for name in names if (entry := first_entry(name)) is not None)
     mark = read_mark(disk, folder) if MARK_NAME in names else None
     nonces = {mark.segment: mark.nonce} if mark is not None and mark.nonce else {}
-    plan = Plan([], [], [name for name in names if snapshot_entry(name) in snapshots], mark)
+    plan = RepairPlan([], [], [name for name in names if snapshot_entry(name) in snapshots], mark)
     known = list(_good_snapshots(disk, folder, [name for name in names if name not in plan.snapshots]))
     offset: int | None = None
     for first, following in pairwise([*firsts, None]):
@@ -141,7 +141,7 @@ def find_losses(
     return plan
 
 
-def accept_losses(disk: Disk, folder: LogFolder, plan: Plan, nonce: int) -> Losses:
+def accept_losses(disk: Disk, folder: LogFolder, plan: RepairPlan, nonce: int) -> Losses:
     """Repair a log that nobody has open, as planned."""
     if not disk.list(folder.folder):
         disk.make_folder(folder.folder)
@@ -338,7 +338,7 @@ def _close(walked: Walked, following: int, base: int | None) -> None:
         raise Corrupt(f"{text}: this cannot be repaired here", path=log_name(walked.first), position=0)
 
 
-def _in_front(plan: Plan, known: Sequence[tuple[int, int]]) -> None:
+def _in_front(plan: RepairPlan, known: Sequence[tuple[int, int]]) -> None:
     """Segments that are missing in front: a file of nothing but a LOST frame stands for them."""
     mark, segments = plan.mark, plan.segments
     if not segments:
@@ -357,7 +357,7 @@ def _made(entry: int, end_entry: int, offset: int, end_offset: int, why: str, or
     return Walked(entry, 0, end_entry, end_offset, [hole], origin=origin, end=2 * HEADER_BYTES)
 
 
-def _at_the_end(plan: Plan, known: Sequence[tuple[int, int]], bound: int) -> None:
+def _at_the_end(plan: RepairPlan, known: Sequence[tuple[int, int]], bound: int) -> None:
     """The last segment has to reach as far as the durable mark and the snapshots say."""
     mark, segments = plan.mark, plan.segments
     entry = max((at + 1 for at, _ in known), default=0)
@@ -445,7 +445,7 @@ def _filling(walked: Walked, hole: Hole, nonce: int) -> bytes:
     return made
 
 
-def _marks(plan: Plan, nonce: int) -> list[bytes]:
+def _marks(plan: RepairPlan, nonce: int) -> list[bytes]:
     last, sequence = plan.segments[-1], plan.mark.sequence if plan.mark is not None else 0
     mark = Mark(
         0,

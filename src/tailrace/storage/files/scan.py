@@ -37,7 +37,7 @@ Located = tuple[Header, int, memoryview]
 """A frame's header, its place and its body."""
 
 
-class Tail(NamedTuple):
+class DamagedTail(NamedTuple):
     """What stands behind the first bad place of a segment."""
 
     used: int
@@ -92,7 +92,7 @@ def scan(
         position += size
 
 
-def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | None) -> Tail:
+def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | None) -> DamagedTail:
     """Search the rest of a segment for bytes that are not zero and for barriers (of that segment, when its
     number is known)."""
     used, synced = position, 0
@@ -104,7 +104,7 @@ def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | N
             used = position + len(chunk.rstrip(b"\0"))
             synced = max(synced, _synced_by_barriers(chunk, position, nonce))
         position += CHUNK
-    return Tail(used, synced)
+    return DamagedTail(used, synced)
 
 
 def _synced_by_barriers(chunk: bytes, position: int, nonce: int | None) -> int:
