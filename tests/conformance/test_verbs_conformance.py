@@ -1,4 +1,4 @@
-"""One suite for every `BrokerVerbs`: in the process, over the native protocol, and the broker of tests."""
+"""One suite for every `BrokerVerbs`: in the process, over the native protocol (`Verbs`), in tests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
