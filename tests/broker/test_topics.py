@@ -221,6 +221,29 @@ def test_two_deletions_at_once_remove_each_only_its_own() -> None:
     assert coordinator.load() == Catalog({}, 3, (), ((1, 3),), 6)
 
 
+def test_topics_that_are_deleted_together_store_the_catalog_together() -> None:
+    broker, store, coordinator = make()
+    together(broker, *(CreateTopic(f"t{number}", {"partitions": 2}) for number in range(40)))
+    saves = coordinator.saves
+    replies = together(broker, *(DeleteTopic(f"t{number}") for number in range(40)), DeleteTopic("t7"))
+    assert [type(reply) for reply in replies] == [TopicInfo] * 40 + [Refusal]
+    assert coordinator.saves - saves <= 6, "for the first and for the others: gone, and removed"
+    assert names(broker) == []
+    assert list(store.names()) == []
+    assert coordinator.load().removing == ()
+
+
+def test_one_deletion_that_leaves_data_does_not_keep_that_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    broker, store, coordinator = make()
+    together(broker, *(CreateTopic(name, {"partitions": 1 + (name == "b")}) for name in "abcd"))
+    store.broken = "/1"
+    replies = together(broker, *(DeleteTopic(name) for name in "abcd"))
+    assert [type(reply) for reply in replies] == [TopicInfo] * 4
+    assert [removal.folder.split("~")[0] for removal in coordinator.load().removing] == ["b"]
+    assert {name.split("~")[0] for name in store.names()} <= {"b"}
+    assert "next start" in caplog.text
+
+
 def test_a_removal_that_fails_is_finished_at_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
     broker, store, coordinator = make()
     broker.create("t")
@@ -319,6 +342,36 @@ def test_closing_snapshots_and_refuses() -> None:
     assert broker.ask(DescribeTopic("t")).code == "unavailable"
     broker.restart()
     assert broker.publish(b"1", producer_id=5)[0][0] == Published(0, broker.clock.now_us())
+
+
+def test_closing_lets_the_change_under_way_end_and_begins_no_other() -> None:
+    broker, _, coordinator = make()
+    for name in "ab":
+        broker.create(name)
+    broker.threads.holding = True
+    requests = [DeleteTopic("a"), CreateTopic("c"), CreateTopic("d"), DeleteTopic("b")]
+    answers = [broker.submit(request) for request in requests]
+    closed: list[bool] = []
+    broker.engine.close(lambda: closed.append(True))
+    assert not closed, "a change is under way"
+    while broker.threads.held:
+        broker.threads.run_held(1)
+        broker.settle()
+    assert closed == [True]
+    assert not broker.threads.held, "nothing is begun when everything is closed"
+    broker.threads.close()
+    broker.threads.run = refused_work  # type: ignore[method-assign]
+    broker.settle()
+    assert [type(answer[0][0]) for answer in answers] == [TopicInfo, Refusal, Refusal, Refusal]
+    assert [removal.folder.split("~")[0] for removal in coordinator.load().removing] == ["a"]
+    broker.restart()
+    broker.threads.holding = False
+    assert names(broker) == ["b"]
+    assert coordinator.load().removing == ()
+
+
+def refused_work(log: object, work: object, done: object) -> None:
+    raise AssertionError("the storage threads are closed")
 
 
 def test_closing_without_topics_calls_back() -> None:

@@ -25,6 +25,7 @@ from tests.history.group_history import (
     Got,
     GroupHistory,
     HistoryFile,
+    Late,
     Moved,
     Outcome,
     Row,
@@ -35,10 +36,16 @@ from tests.history.record import Sent, Value, decode_value, encode_value, now_ns
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
+LOOK_S = 0.03
 TIMEOUT_S = 20.0
 TOPIC, GROUP = "t", "g"
 SHORTEST_WORK = 0.5
 """Handlers take at least this part of `work_ms`."""
+AHEAD_S = 5.0
+"""The publisher is so much ahead of the members at most: a machine that is busy with something else must not
+leave more to do at the end than a test has time for."""
+LATE_S = 0.25
+"""What comes later than this is noted."""
 
 
 class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +62,15 @@ class MemberConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of this key always fail."""
     stay_s: float | None = None
     """Leave and join again after such a time, about; None: stay until the end."""
+
+
+async def watch(member: str, note: Callable[[Late], None]) -> None:
+    """Note when this process could not go on as soon as it wanted to."""
+    while True:
+        due_ns = now_ns() + int(LOOK_S * 1e9)
+        await asyncio.sleep(LOOK_S)
+        if now_ns() - due_ns > LATE_S * 1e9:
+            note(Late(member, due_ns, now_ns()))
 
 
 # ------------------------------------------------------------------------------------ the consumer process
@@ -76,12 +92,14 @@ class GroupMember:
 
     async def run(self) -> None:
         """Consume until SIGTERM."""
+        watching = asyncio.create_task(watch(self._config.member, self.note))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         async with tailrace.connect(self._config.url, timeout=TIMEOUT_S, wait=TIMEOUT_S) as client:
             while not self._stop.is_set():
                 await self._live(client)
                 if not self._stop.is_set():
                     await asyncio.sleep(self._rng.random() * 0.2)
+        watching.cancel()
 
     async def _live(self, client: tailrace.Client) -> None:
         """One membership; each has a name of its own."""
@@ -189,6 +207,8 @@ class Members:
         self._url = url
         self._fields = fields
         self.all: dict[str, ConsumerProcess] = {}
+        self.late: list[Late] = []
+        """When the process of the test was late."""
 
     def start(self, *names: str, **fields: Any) -> None:
         """Start some, without waiting for them."""
@@ -200,7 +220,11 @@ class Members:
 
     def rows(self) -> list[Row]:
         """The rows of all."""
-        return [row for process in self.all.values() for row in process.history.rows()]
+        return [*self.late, *(row for process in self.all.values() for row in process.history.rows())]
+
+    def settled(self) -> int:
+        """How many messages they have settled, about: each is two rows."""
+        return sum(len(process.history.rows()) for process in self.all.values()) // 2
 
     async def at_work(self, count: int, *names: str) -> None:
         """Wait until each of some (default: of all) has got so many more messages."""
@@ -212,11 +236,8 @@ class Members:
 
         await until(so, f"{count} more messages for each of {[process.member for process in chosen]}")
 
-    async def kill_at_work(self, name: str) -> tuple[int, set[Spot]]:
-        """SIGKILL one while it has messages in its hands; the time, and those that it surely had not settled.
-
-        It is stopped first, to look at its hands: to others that is the same death.
-        """
+    async def stop_at_work(self, name: str) -> set[Spot]:
+        """SIGSTOP one while it has messages in its hands: those that it surely has not settled."""
         victim = self.all[name]
         settles_ns = int(victim.config.work_ms * 1e6 * SHORTEST_WORK)
         held: set[Spot] = set()
@@ -231,7 +252,15 @@ class Members:
             return bool(held)
 
         await until(so, f"{name} is at work")
-        victim.kill()
+        return held
+
+    async def kill_at_work(self, name: str) -> tuple[int, set[Spot]]:
+        """SIGKILL one while it has messages in its hands; the time, and those that it surely had not settled.
+
+        It is stopped first, to look at its hands: to others that is the same death.
+        """
+        held = await self.stop_at_work(name)
+        self.all[name].kill()
         return now_ns(), held
 
     async def end(self, *, but: tuple[str, ...] = ()) -> None:
@@ -253,25 +282,33 @@ class Members:
 
 
 class Publisher:
-    """Publishes messages with keys, steadily, until it is stopped; notes every result."""
+    """Publishes messages with keys, steadily, until it is stopped; notes every result. It waits for members
+    that cannot keep up."""
 
-    def __init__(self, url: str, *, keys: int = 40, rate: int = 400, name: str = "p") -> None:
+    def __init__(
+        self, url: str, members: Members, *, keys: int = 40, rate: int = 400, name: str = "p"
+    ) -> None:
         self._url = url
+        self._members = members
         self._keys = keys
         self._rate = rate
         self._name = name
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.sends: list[Sent] = []
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run())
+        self._watching = asyncio.create_task(watch("", self._members.late.append))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._task is not None
+        assert self._watching is not None
+        self._watching.cancel()
         if kind is not None:
             self._task.cancel()
         else:
@@ -287,14 +324,17 @@ class Publisher:
         rng = random.Random(self._name)
         waiting: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
-        begun_s, counter = loop.time(), 0
+        begun_s, counter, most = loop.time(), 0, 0
         async with (
             tailrace.connect(self._url, timeout=LIMIT_S, wait=LIMIT_S) as client,
             client.producer(TOPIC, timeout=LIMIT_S) as producer,
         ):
             while not self._stop.is_set():
                 # What a slow moment held back comes later: the rate is an average.
-                while counter < (loop.time() - begun_s) * self._rate and not self._stop.is_set():
+                wanted = (loop.time() - begun_s) * self._rate
+                if wanted > most:
+                    most = self._members.settled() + int(AHEAD_S * self._rate)
+                while counter < min(wanted, most) and not self._stop.is_set():
                     value = Value(self._name, counter)
                     counter += 1
                     call_ns = now_ns()
@@ -311,24 +351,35 @@ class Publisher:
 
 
 async def until(so: Callable[[], Awaitable[bool]], what: str, timeout_s: float = LIMIT_S) -> None:
-    """Ask again and again: what other processes do cannot be waited for in any other way."""
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    while not await so():
-        assert asyncio.get_running_loop().time() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        await asyncio.sleep(0.03)
+    """Ask again and again: what other processes do cannot be waited for in any other way.
+
+    The time is counted in looks: where there is little of the machine for the others, there is little for
+    this process, too.
+    """
+    for _ in range(int(timeout_s / LOOK_S)):
+        if await so():
+            return
+        await asyncio.sleep(LOOK_S)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 async def drained(client: tailrace.Client, timeout_s: float = LIMIT_S) -> None:
-    """Wait until the group has settled everything."""
+    """Wait until the group has settled everything; as long as it comes nearer to that, it takes its time."""
     last: list[dict[str, Any]] = []
+    left = 0
 
     async def so() -> bool:
         nonlocal last
         last = (await client.groups().describe(GROUP)).partitions
         return not any(row["lag"] or row["in_flight"] or row["dying"] for row in last)
 
+    async def less() -> bool:
+        return await so() or sum(row["lag"] for row in last) < left
+
     try:
-        await until(so, "the group has settled everything", timeout_s)
+        while not await so():
+            left = sum(row["lag"] for row in last)
+            await until(less, "the group has settled something more", timeout_s)
     except AssertionError as error:
         error.add_note("\n".join(str(row) for row in last))
         raise

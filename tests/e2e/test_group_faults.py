@@ -33,7 +33,9 @@ from tests.history.record import now_ns
 
 LEASE_MS = SESSION_MS = 2000
 MARGIN_MS = 4000
-"""What a busy machine may add to every bound."""
+"""What a busy machine may add to every bound; and all the time for which it let processes stand still."""
+ROUNDS_MORE = 6
+"""So many rounds say nothing about time, because a process stood still, before a test gives up."""
 QUICK: dict[str, Any] = {
     "lease_ms": LEASE_MS,
     "session_ms": SESSION_MS,
@@ -78,8 +80,9 @@ async def killed_members(
     with Members(folder, broker.url, options=QUICK, work_ms=20, concurrency=8) as members:
         alive, dead = ["m0", "m1", "m2"], []
         members.start(*alive)
-        async with Publisher(broker.url, rate=200) as publisher:
-            for number in range(rounds):
+        async with Publisher(broker.url, members, rate=200) as publisher:
+            calm = 0
+            for number in range(ROUNDS_MORE + rounds):
                 await balanced(client, *alive)
                 await members.at_work(20, *alive)
                 before = await owners(client)
@@ -92,20 +95,29 @@ async def killed_members(
                 await members.at_work(20, *alive)
                 window = (killed_ns, now_ns())
                 kept = {place: held for place, held in before.items() if held[0] != victim}
-                # Owner and generation of what stays are untouched; what was the victim's has new ones.
-                assert {place: after[place] for place in kept} == kept
-                assert all(after[place][1] > before[place][1] for place in before.keys() - kept.keys())
-                expect_undisturbed(history_of(members), set(kept), set(alive), window)
-                if number + 1 < rounds:
-                    members.start(f"m{number + 3}")
-                    alive.append(f"m{number + 3}")
-                else:
-                    await publisher.end()
-                    await drained(client)
-                    expect_redelivered(history_of(members, publisher), victim, killed_ns, set(kept))
-                    await expect_traced(client, history_of(members), victim, held)
+                if is_calm(history_of(members), *window):
+                    calm += 1
+                    # Owner and generation of what stays are untouched; what was the victim's has new ones.
+                    assert {place: after[place] for place in kept} == kept
+                    assert all(after[place][1] > before[place][1] for place in before.keys() - kept.keys())
+                    expect_undisturbed(history_of(members), set(kept), set(alive), window)
+                if calm == rounds:
+                    break
+                members.start(f"m{number + 3}")
+                alive.append(f"m{number + 3}")
+            assert calm == rounds, "the machine stood still again and again: nothing can be said about time"
+            await publisher.end()
+            await drained(client)
+            expect_redelivered(history_of(members, publisher), victim, killed_ns, set(kept))
+            await expect_traced(client, history_of(members), victim, killed_ns, held)
         await members.end(but=tuple(dead))
         history_of(members, publisher).expect_clean()
+
+
+def is_calm(history: GroupHistory, killed_ns: int, to_ns: int) -> bool:
+    """Whether processes did not stand still for so long that sessions or messages may have suffered."""
+    late_ns = history.lateness_ns(killed_ns - SESSION_MS * 500_000, to_ns)
+    return sum(late_ns) < 0.3 * SESSION_MS * 1_000_000
 
 
 def expect_undisturbed(
@@ -123,7 +135,7 @@ def expect_undisturbed(
 
 def expect_redelivered(history: GroupHistory, victim: str, killed_ns: int, kept: set[int]) -> None:
     """What the victim held, in its hands or in its memory, is with others after a lease time."""
-    late_ns = killed_ns + (LEASE_MS + MARGIN_MS) * 1_000_000
+    late_ns = killed_ns + in_time_ns(history, killed_ns)
     sent = {
         (s.partition, s.offset) for s in history.sends if s.return_ns < killed_ns and s.partition not in kept
     }
@@ -133,7 +145,15 @@ def expect_redelivered(history: GroupHistory, victim: str, killed_ns: int, kept:
     assert left - history.in_hand(killed_ns, victim) <= by_others
 
 
-async def expect_traced(client: tailrace.Client, history: GroupHistory, victim: str, held: set[Spot]) -> None:
+def in_time_ns(history: GroupHistory, killed_ns: int) -> int:
+    """How long it may take until others have what a victim held."""
+    usual_ns = (LEASE_MS + MARGIN_MS) * 1_000_000
+    return usual_ns + sum(history.lateness_ns(killed_ns, killed_ns + 5 * usual_ns))
+
+
+async def expect_traced(
+    client: tailrace.Client, history: GroupHistory, victim: str, killed_ns: int, held: set[Spot]
+) -> None:
     """The trace of a message that was in the victim's hands tells of both deliveries, and of the end."""
     again = {row.spot: row.member for row in history.got if row.member != victim and row.spot in held}
     assert again.keys() == held
@@ -141,7 +161,7 @@ async def expect_traced(client: tailrace.Client, history: GroupHistory, victim: 
         (life,) = await client.trace(TOPIC, partition=partition, offset=offset)
         assert life.status == "settled"
         lost_us, found_us = delivery_times(life, victim, member)
-        assert 0 < found_us - lost_us < (LEASE_MS + MARGIN_MS) * 1000
+        assert 0 < found_us - lost_us < in_time_ns(history, killed_ns) / 1000
 
 
 def delivery_times(life: tailrace.Life, *members: str) -> list[int]:
@@ -171,7 +191,7 @@ async def killed_sharers(
     with Members(folder, broker.url, options=options, work_ms=20, concurrency=8) as members:
         alive, dead = ["m0", "m1", "m2"], []
         members.start(*alive)
-        async with Publisher(broker.url, rate=200) as publisher:
+        async with Publisher(broker.url, members, rate=200) as publisher:
             for number in range(rounds):
                 await members.at_work(20, *alive)
                 victim = rng.choice(alive)
@@ -181,7 +201,7 @@ async def killed_sharers(
                 members.start(f"m{number + 3}")
                 alive.append(f"m{number + 3}")
                 await redelivered(members, held, victim)
-                assert now_ns() - killed_ns < (LEASE_MS + MARGIN_MS) * 1_000_000
+                assert now_ns() - killed_ns < in_time_ns(history_of(members), killed_ns)
             await members.at_work(20, *alive)
         await drained(client)
         await members.end(but=tuple(dead))
@@ -223,7 +243,7 @@ async def killed_broker(
     kills: list[int] = []
     with Members(folder, broker.url, options=options, work_ms=3) as members:
         members.start("m0", "m1")
-        async with Publisher(broker.url, rate=300) as publisher:
+        async with Publisher(broker.url, members, rate=300) as publisher:
             await balanced(client, "m0", "m1")
             for _ in range(rounds):
                 await members.at_work(20 + rng.randrange(60))
@@ -284,12 +304,11 @@ async def stopped_member(
     options = {**QUICK, "assignment": assignment, "prefetch": 40, "batch_size": 20}
     with Members(folder, broker.url, options=options, work_ms=40) as members:
         members.start("sleeper", "other")
-        async with Publisher(broker.url, rate=100) as publisher:
+        async with Publisher(broker.url, members, rate=100) as publisher:
             for _ in range(rounds):
                 await members.at_work(10)
-                members["sleeper"].signal(signal.SIGSTOP)
                 try:
-                    held = history_of(members).in_hand(now_ns(), "sleeper")
+                    held = await members.stop_at_work("sleeper")
                     taken = await taken_over(client, members, held)
                 finally:
                     members["sleeper"].signal(signal.SIGCONT)
@@ -350,7 +369,7 @@ async def rolling(
         async def changed() -> bool:
             return len({row.member for row in history_of(members).got}) > changes
 
-        async with Publisher(broker.url, keys=30, rate=300) as publisher:
+        async with Publisher(broker.url, members, keys=30, rate=300) as publisher:
             await until(changed, f"{changes} members have come", timeout_s=300)
         await drained(client)
         await members.end()

@@ -35,7 +35,7 @@ async def dying(folder: Path, broker: BrokerProcess, client: tailrace.Client, ro
     with Members(folder, broker.url, options=options, bad_key=BAD, work_ms=2) as members:
         members.start("m0", "m1")
         # Each bad message fails many times, one after the other: with more of them it would take too long.
-        async with Publisher(broker.url, keys=10 * rounds, rate=150) as publisher:
+        async with Publisher(broker.url, members, keys=10 * rounds, rate=150) as publisher:
             await members.at_work(20)
             for _ in range(rounds):
                 dead = await dead_count(client)

@@ -74,7 +74,15 @@ class Moved(msgspec.Struct, frozen=True, tag=True, array_like=True):
     at_ns: int
 
 
-Row = Got | Finished | Moved
+class Late(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A process wanted to go on and was not let: its loop stood still, or the machine had no time for it."""
+
+    member: str
+    due_ns: int
+    at_ns: int
+
+
+Row = Got | Finished | Moved | Late
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Row)
 
@@ -114,6 +122,7 @@ class GroupHistory:
         self.got = sorted((row for row in self.rows if isinstance(row, Got)), key=lambda row: row.at_ns)
         self.finished = [row for row in self.rows if isinstance(row, Finished)]
         self.moved = [row for row in self.rows if isinstance(row, Moved)]
+        self.late = [row for row in self.rows if isinstance(row, Late)]
         self.outcome = {(row.spot, row.lease): row for row in self.finished}
         self.acks: dict[Spot, list[Finished]] = defaultdict(list)
         for row in self.finished:
@@ -141,6 +150,11 @@ class GroupHistory:
         begun = {r.spot for r in self.got if r.at_ns <= at_ns and member in (None, r.member)}
         told = {spot for spot, acks in self.acks.items() if any(ack.return_ns <= at_ns for ack in acks)}
         return begun - told
+
+    def lateness_ns(self, from_ns: int, to_ns: int) -> list[int]:
+        """How late processes were, each time that they were late within a time."""
+        late = ((max(row.due_ns, from_ns), min(row.at_ns, to_ns)) for row in self.late)
+        return [end - first for first, end in late if first < end]
 
     def longest_gap_ns(self, partition: int, from_ns: int, to_ns: int) -> int:
         """The longest time without a delivery of a partition, within a time."""

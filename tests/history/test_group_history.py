@@ -9,6 +9,7 @@ from tests.history.group_history import (
     Got,
     GroupHistory,
     HistoryFile,
+    Late,
     Moved,
     Outcome,
     Row,
@@ -60,6 +61,14 @@ def test_a_good_history_passes() -> None:
     assert history.in_hand(25) == {(0, 1)}
     assert history.in_hand(25, "b") == set()
     assert history.longest_gap_ns(0, 5, 60) == 20
+
+
+def test_lateness_is_cut_to_the_time_that_is_asked_for() -> None:
+    history = GroupHistory([*GOOD, Late("a", 10, 30), Late("b", 25, 60)], SENT)
+    history.expect_clean()
+    assert history.lateness_ns(0, 100) == [20, 35]
+    assert history.lateness_ns(20, 40) == [10, 15]
+    assert history.lateness_ns(60, 90) == []
 
 
 def test_g1_never_delivered() -> None:

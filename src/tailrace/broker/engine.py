@@ -182,6 +182,9 @@ class Engine:
         call `closed`.
         """
         self.drain()
+        self.topics.close(lambda: self._close_shards(closed))
+
+    def _close_shards(self, closed: Callable[[], None]) -> None:
         shards = list(self.topics.shards())
         waiting = len(shards)
         if not waiting:

@@ -20,7 +20,7 @@ from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic, R
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_topic import TOPIC as GROUPS
 from tailrace.core.model.inventory import Kept, Step, TopicCard, take_stock
-from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault
+from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault, Unavailable
 from tailrace.ports import LogStore, Registry, Respond, TopicFolders
 
 log = logging.getLogger("tailrace.topics")
@@ -28,7 +28,9 @@ TopicChange = CreateTopic | AlterTopic | DeleteTopic
 Change = TopicChange | core.Removal
 
 TOPICS_AT_ONCE = 64
-"""New topics that wait for each other's syncs."""
+"""New topics that wait for each other's syncs; deletions likewise."""
+
+NOT_REMOVED = "the data of a deleted topic cannot be removed, it is tried again at the next start"
 
 TAIL_BYTES_TOTAL = 48 * 1024 * 1024
 """Memory for the hot tails of all partitions together; each gets its share of it, up to its own
@@ -56,7 +58,7 @@ class Making(msgspec.Struct):
 
 class Topics:
     """All topics of this node. Changes run one at a time, off the loop, and are visible once they are
-    durable; new topics that wait together are one change.
+    durable; new topics that wait together are one change, and so are deletions.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Topics:
         self._hosts: dict[str, TopicHost] = {}
         self._changes: deque[tuple[Change, Respond, bool]] = deque()
         self._changing = False
+        self._closed: Callable[[], None] | None = None
+        """Called when the change under way is done; no other is begun."""
         self._shares = 0
         """Partitions among which memory is shared, rounded up."""
         self._alone = 0
@@ -95,11 +99,11 @@ class Topics:
         """Recover every partition of the catalog; blocking, before the node takes requests. Raises `Corrupt`
         when there are topics and no catalog."""
         self._load()
-        for removal in self.catalog.removing:
+        if self.catalog.removing:
             try:
-                self.catalog = self._remove(self.catalog, removal)
+                self.catalog = self._remove(self.catalog, self.catalog.removing)
             except StorageFault as error:
-                log.error("a deleted topic cannot be removed, it is tried again at the next start: %s", error)
+                log.error("%s: %s", NOT_REMOVED, error)
         self._take_stock()
         total = sum(entry.options.partitions for entry in self.catalog.topics.values())
         count = 0
@@ -254,33 +258,48 @@ class Topics:
         self._changes.append((request, respond, internal))
         self._next()
 
+    def close(self, closed: Callable[[], None]) -> None:
+        """Begin no more changes, and call `closed` when the one under way is done. Those that wait are
+        refused; data of deleted topics goes at the next start."""
+        self._closed = closed
+        self._next()
+
     def _next(self) -> None:
         while self._changes and not self._changing:
-            self._begin(*self._changes.popleft())
+            change = self._changes.popleft()
+            if self._closed is None:
+                self._begin(*change)
+            else:
+                change[1](refuse(Unavailable("the broker is shutting down; nothing was changed")), NOTHING)
+        if self._closed is not None and not self._changing:
+            closed, self._closed = self._closed, _nothing
+            closed()
 
     def _begin(self, request: Change, respond: Respond, internal: bool) -> None:
         """Do a change on a storage thread, unless it is refused or changes nothing."""
         if isinstance(request, core.Removal):
-            removal = request
+            removals = [request, *self._other_removals()]
             self._changing = True
-            self._pump.threads.run(self, lambda: self._remove(self.catalog, removal), self._removed)
+            self._pump.threads.run(self, lambda: self._remove(self.catalog, removals), self._removed)
             return
         making = self._decided(self.catalog, request, respond, internal)
         if making is None:
             return
         self._changing = True
         made = [making]
-        if isinstance(request, CreateTopic):
+        if not isinstance(request, AlterTopic):
             made += self._others(making)
         self._pump.threads.run(self, lambda: self._prepare(made), self._finisher(made))
 
     def _others(self, first: Making) -> list[Making]:
-        """New topics that wait behind one: they are made with it, so that they share its syncs. Whoever asks
-        for a topic that is about to be made waits until it is there."""
-        names, made = {first.entry.name}, [first]
+        """New topics that wait behind one: they are made with it, so that they share its syncs; so do
+        deletions behind one. Whoever asks for a topic that is about to be made waits until it is there."""
+        names, made, kind = {first.entry.name}, [first], type(first.request)
         while self._changes and len(made) < TOPICS_AT_ONCE and not self._alone:
             request, respond, internal = self._changes[0]
-            if not isinstance(request, CreateTopic) or request.name in names:
+            if not isinstance(request, CreateTopic | DeleteTopic) or type(request) is not kind:
+                break
+            if request.name in names:
                 break
             self._changes.popleft()
             making = self._decided(made[-1].catalog, request, respond, internal)
@@ -289,6 +308,12 @@ class Topics:
                 made.append(making)
         self._alone = max(self._alone - 1, 0)
         return made[1:]
+
+    def _other_removals(self) -> Iterator[core.Removal]:
+        """Removals that wait behind one: the catalog is stored once for all of them."""
+        while self._changes and isinstance(removal := self._changes[0][0], core.Removal):
+            self._changes.popleft()
+            yield removal
 
     def _decided(
         self, catalog: core.Catalog, request: TopicChange, respond: Respond, internal: bool
@@ -454,13 +479,19 @@ class Topics:
         for shard in host.shards:
             shard.retire(closed)
 
-    def _remove(self, catalog: core.Catalog, removal: core.Removal) -> core.Catalog:
-        """Blocking: delete the data of a deleted topic; returns the catalog, stored, without it."""
-        store = self._stores[removal.storage]
-        for partition in range(removal.partitions):
-            store.remove(f"{removal.folder}/{partition}")
-        store.remove(removal.folder)
-        catalog = core.removed(catalog, removal.folder)
+    def _remove(self, catalog: core.Catalog, removals: Iterable[core.Removal]) -> core.Catalog:
+        """Blocking: delete the data of deleted topics; returns the catalog, stored, without those of which
+        nothing is left."""
+        for removal in removals:
+            store = self._stores[removal.storage]
+            try:
+                for partition in range(removal.partitions):
+                    store.remove(f"{removal.folder}/{partition}")
+                store.remove(removal.folder)
+            except StorageFault as error:
+                log.error("%s: %s", NOT_REMOVED, error)
+            else:
+                catalog = core.removed(catalog, removal.folder)
         self._coordinator.save(catalog)
         return catalog
 
@@ -472,8 +503,12 @@ class Topics:
         if error is None:
             self.catalog = result
         else:
-            log.error("removing a deleted topic failed, it is tried again at the next start: %s", error)
+            log.error("%s: %s", NOT_REMOVED, error)
         self._next()
+
+
+def _nothing() -> None:
+    """Whoever waited for the end was told."""
 
 
 def kept_text(kept: Kept) -> str:

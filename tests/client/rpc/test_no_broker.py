@@ -60,6 +60,35 @@ def test_nobody_there_is_told_at_once_with_the_command_that_helps(free_port: int
         pass
 
 
+def test_a_broker_that_comes_at_the_last_moment_is_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits two seconds asks until two seconds are over, on a clock of the test's own."""
+
+    async def scenario() -> list[float]:
+        loop = asyncio.get_running_loop()
+        now, asked = 100.0, list[float]()
+
+        async def pause(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        async def nobody(self: NetworkVerbs, timeout_s: float) -> int:
+            asked.append(now - 100.0)
+            raise Unavailable("no broker")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "time", lambda: now)
+            patched.setattr(asyncio, "sleep", pause)
+            patched.setattr(NetworkVerbs, "_connect", nobody)
+            with pytest.raises(Unavailable):
+                await NetworkVerbs([("127.0.0.1", 1)]).open(2.0)
+        return asked
+
+    asked = asyncio.run(scenario())
+    assert asked[0] == 0.0
+    assert asked[-1] == 2.0
+    assert len(asked) < 20
+
+
 def test_of_several_hosts_each_is_told(free_port: int) -> None:
     with pytest.raises(Unavailable) as caught:
         asyncio.run(attempt(f"tailrace://127.0.0.1:{free_port},no-such-host.invalid:7400"))

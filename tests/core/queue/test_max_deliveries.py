@@ -271,4 +271,4 @@ def test_what_is_set_apart_is_in_a_snapshot() -> None:
     columns = [memoryview(bytes(column)) for column in ledger_snapshot.freeze(ledger)()]
     again = ledger_snapshot.ledger_of(columns, desk.now_us)
     ledger_snapshot.verify(again)
-    assert again.suspects() == ledger.suspects() == [(3, 0, 0, 0)]
+    assert list(again.suspects()) == list(ledger.suspects()) == [(3, 0, 0, 0)]

@@ -124,3 +124,19 @@ def test_a_lane_that_owes_much_waits_for_its_turn_unless_it_is_alone() -> None:
     assert draw(turn, supplies, 3) == [2, 2, 0]  # It pays back with its own slots and those left to it.
     alone = [Supply(0, 100), *(Supply(lane, 0) for lane in range(1, 5))]
     assert len(draw_ahead(LaneTurn(WEIGHTED), alone, 100, 2)) == 100
+
+
+def test_a_lane_that_has_nothing_pays_with_the_slots_that_it_cannot_use() -> None:
+    turn, others = LaneTurn(WEIGHTED), [Supply(1, 0), Supply(2, 500), Supply(3, 0), Supply(4, 0)]
+    for _ in range(20):
+        assert draw_ahead(turn, [Supply(0, 5), *others], 100, 2) == [0] * 5
+        assert draw(turn, [Supply(0, 0), *others], 12) == [2] * 12
+
+
+def test_nothing_less_urgent_is_drawn_ahead_while_a_lane_owes_much() -> None:
+    turn, supplies = LaneTurn(WEIGHTED), [Supply(lane, 100) for lane in range(5)]
+    assert draw_ahead(turn, supplies, 100, 3) == [0] * 10
+    assert draw_ahead(turn, supplies, 100, 4) == []
+    assert turn.held_back
+    drawn = draw(turn, supplies, 40)
+    assert Counter(drawn)[0] >= 10, "it has paid, and has its share again"

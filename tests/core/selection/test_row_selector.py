@@ -126,8 +126,21 @@ SETTLED_AHEAD = [
 ]
 """An operator settles a message beyond the window and opens it again; one of its key lies between."""
 
+FILLED_BY_A_KEY = [
+    ("publish", [(0, 0), (0, 0), (0, 0), (0, 0), (2, 1), (0, 1), (2, 0)], 0),
+    ("lease", "a", 2),
+    ("die", 0, 0),
+    ("lease", "a", 1),
+    ("lease", "a", 2),
+    ("publish", [(0, 0)], 0),
+    ("evict", 1, 0),
+    ("lease", "a", 1),
+]
+"""The frame behind the window is missing; then more of a key is found, with which the window is full."""
+
 
 @example(SETTLED_AHEAD, 1, 1)
+@example(FILLED_BY_A_KEY, 2, 1)
 @given(plays, st.integers(1, 9), st.integers(1, 4))
 def test_small_windows_change_the_choice_but_never_the_order_of_a_key(
     played: list[tuple[str, Any, Any]], window: int, of_a_key: int

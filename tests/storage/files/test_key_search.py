@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tailrace.sim.sim_disk import Crash, SimDisk
 from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.files.key_rows import BLOCK_ROWS, KeyFile, KeyRows, encode_keys, find_rows
+from tailrace.storage.files.segment import Segment
 from tests.storage.frame_maker import TestClock
 
 LOG = "topic/0"
@@ -214,6 +217,50 @@ def test_the_open_segment_is_indexed_in_the_background_after_a_start() -> None:
     assert steps > 5
     assert site.log.find_key(hash_of_key(b"a"), 0, END, 0, 1 << 30) is not None
     site.check(b"a")
+
+
+class RolledWhileRead(Segment):
+    """A segment that the writer seals in the middle of a look at its keys."""
+
+    __slots__ = ()
+    between: Callable[[], None] = staticmethod(lambda: None)
+    fields = ("early", "keys", "unkeyed", "sealed")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in RolledWhileRead.fields:
+            RolledWhileRead.between()
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_segment_that_is_sealed_while_it_is_searched_loses_no_key(number: int) -> None:
+    site = KeyedLog(1, segment_bytes=8192)
+    site.append([b"a", b"b"])
+    site.log.close()
+    site.open()
+    site.append([b"a", b"c"])
+    site.check(b"a")
+    segment = site.log._reader.segments[-1]
+    assert segment.early is not None
+    assert segment.keys is not None
+    segment.__class__ = RolledWhileRead
+    looks = 0
+
+    def between() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == number + 1:
+            RolledWhileRead.between = staticmethod(lambda: None)
+            while not segment.sealed:
+                site.append([b"d"] * 20)
+
+    RolledWhileRead.between = staticmethod(between)
+    try:
+        places = site.log.find_key(hash_of_key(b"a"), 0, 4, 0, 10)
+    finally:
+        RolledWhileRead.between = staticmethod(lambda: None)
+    assert places is not None
+    assert places.offsets.tolist() == [0, 2]
 
 
 def test_keys_stay_in_memory_while_the_disk_is_full() -> None:

@@ -205,7 +205,7 @@ class GrantCarrier:
             commands.append(Enlist(group.name, group.policy, start, group.id))
         if have is None or have.paused != want.paused:
             commands.append(PauseLeases(group.name, want.paused))
-        if (have is None or have.holding != want.holding) and (want.generation or want.shared):
+        if have is None or have.holding != want.holding:
             commands.append(GrantTo(group.name, *want.holding))
         carried.busy.add(place)
         self._send(shard, commands, lambda problem: self._carried(carried, group.name, place, want, problem))

@@ -54,7 +54,7 @@ class CreditWaiters:
             self._own.setdefault((group, member), {})[short] = None
         else:
             self._all.setdefault(group, OrderedDict())[short] = policy
-            self.pass_on(group)
+        self.pass_on(group)  # Also for others: it may have been woken, and its member has too many by now.
 
     def held(self, group: str, member: str) -> int:
         """How many messages a member has, over all partitions."""

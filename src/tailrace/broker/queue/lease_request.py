@@ -201,6 +201,8 @@ class LeaseRequest:
         """Something changed in a partition: whether it asks there now."""
         if self._respond is None:
             return False
+        if place.alone:
+            place.roused = True  # Passed on when it knows about the one message.
         if not place.asked:
             place.asked = place.roused = True
             self._pending.append(place)
@@ -209,8 +211,9 @@ class LeaseRequest:
 
     def _step_aside(self) -> None:
         """It cannot ask now: it stands in no line until it asks everywhere again."""
-        for place in self._places:
+        for place in self._pending:
             place.roused = False
+        for place in self._places:
             self._leave_line(place)
             if not place.asked:
                 place.asked = True
@@ -276,7 +279,7 @@ class LeaseRequest:
                     place.alone,
                 )
             self._short = policy
-        place.asked = False
+        place.asked = place.alone = False
         self._under_way -= 1
         place.pass_on()
         self._check()
@@ -287,8 +290,10 @@ class LeaseRequest:
     def decided(self, place: _Place, reply: Any) -> None:
         """A partition has leased something, has nothing, or refuses."""
         self._under_way -= 1
-        place.alone = False
+        alone, place.alone = place.alone, False
         if type(reply) is RunLeased:
+            if alone:
+                place.pass_on()
             if self._respond is None:
                 self._give_back(place, reply)
             else:
@@ -299,9 +304,12 @@ class LeaseRequest:
         else:
             place.ill = None
             self._wait(place)
-            roused, place.roused = place.roused, False
-            if roused and place.passing:
-                place.shard.wakeups.in_vain(self.request.group, place)
+            if alone:
+                place.pass_on()  # To who comes first, which may be this one: now it asks for everything.
+            else:
+                roused, place.roused = place.roused, False
+                if roused and place.passing:
+                    place.shard.wakeups.in_vain(self.request.group, place)
         self._check()
 
     def _take(self, place: _Place, leased: RunLeased) -> None:

@@ -64,7 +64,10 @@ class LeaseWaiters:
         self._shard = shard
         self._watchers: dict[Action, None] = {}
         self._lines: dict[str, WaitingLine] = {}
-        self._freed: dict[str, int] = {}
+        self._freeing: list[tuple[Any, Sequence[Any]]] = []
+        """Commands of this turn that may have freed something, with their facts. Requests that were decided
+        before them in the same turn come into the line only when the turn is over."""
+        self._freed_all = False
         self._leased: dict[str, None] = {}
         """Groups of which somebody was given something, so that lanes may have shares again."""
         self._changed_groups: dict[str, None] = {}
@@ -153,6 +156,11 @@ class LeaseWaiters:
         if left > 0 and line.choosy:
             self._rouse_choosy(group, line)
 
+    def _rouse_all(self) -> None:
+        """Wake those for whom there is something, in all groups."""
+        for group in list(self._lines):
+            self._rouse(group, _ALL)
+
     def _rouse_choosy(self, group: str, line: WaitingLine) -> None:
         """Wake one of those that want urgent messages only; the next one when that was given some."""
         urgent = self._shard.state.queues.laned(group)
@@ -185,17 +193,15 @@ class LeaseWaiters:
         kind = type(command)
         if kind in _FREES_SOME:
             self._changed = True
-            if command.group in self._lines:
-                if soft and kind is inner.LeaseRun:
-                    self._leased[command.group] = None
-                elif freed := self._freed_by(command, facts):
-                    self._freed[command.group] = self._freed.get(command.group, 0) + freed
+            if soft and kind is inner.LeaseRun:
+                self._leased[command.group] = None
+            else:
+                self._freeing.append((command, facts))
         elif kind in _CHANGES_GROUP:
             self._changed = True
             self._changed_groups[command.group] = None
         elif kind in _FREES_ALL:
-            self._changed = True
-            self._freed.update(dict.fromkeys(self._lines, _ALL))
+            self._changed = self._freed_all = True
         elif kind is delivery.Extend:
             self._changed = True
 
@@ -215,10 +221,17 @@ class LeaseWaiters:
         if not self._changed:
             return
         self._changed = False
-        if self._freed:
-            freed, self._freed = self._freed, {}
+        if self._freeing:
+            freeing, self._freeing = self._freeing, []
+            freed: dict[str, int] = {}
+            for command, facts in freeing:
+                if command.group in self._lines:
+                    freed[command.group] = freed.get(command.group, 0) + self._freed_by(command, facts)
             for group, many in freed.items():
                 self._rouse(group, many)
+        if self._freed_all:
+            self._freed_all = False
+            self._rouse_all()
         if self._leased:
             leased, self._leased = self._leased, {}
             for group in leased:
@@ -258,8 +271,7 @@ class LeaseWaiters:
             self._changed = True  # What is due after that is looked for when the turn is over.
             # In front of the commands of those who are woken.
             shard.submit(inner.ExpireLeases(), b"", _expired)
-            for group in list(self._lines):
-                self._rouse(group, _ALL)
+            self._rouse_all()
 
     def stop(self) -> None:
         """The partition is closed or gone."""

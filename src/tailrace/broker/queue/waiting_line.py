@@ -35,13 +35,15 @@ class Waiter(Protocol):
 class WaitingLine:
     """Those who wait; who is there twice counts once."""
 
-    __slots__ = ("_heaps", "_idle", "_members", "_waiting")
+    __slots__ = ("_heaps", "_idle", "_members", "_queued", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: dict[Waiter, None] = {}
         self._idle: set[Waiter] = set()
         """Those that were not woken since they found nothing."""
         self._heaps: list[list[tuple[int, Waiter]]] = [[] for _ in range(LANES + 1)]
+        self._queued: set[Waiter] = set()
+        """Those that stand in a heap, once each, idle or not."""
         self._members: tuple[dict[str, dict[Waiter, None]], dict[str, dict[Waiter, None]]] = ({}, {})
         """By member: those that want only what is urgent, and the others."""
 
@@ -53,12 +55,14 @@ class WaitingLine:
         if waiter not in self._waiting:
             self._waiting[waiter] = None
             self._members[waiter.above == LANES].setdefault(waiter.member, {})[waiter] = None
-        if waiter not in self._idle:
-            self._idle.add(waiter)
+        self._idle.add(waiter)
+        if waiter not in self._queued:
+            self._queued.add(waiter)
             heap = self._heaps[waiter.above]
             heappush(heap, (waiter.number, waiter))
             if len(heap) > 2 * len(self._waiting) + SPARE:
-                heap[:] = [item for item in heap if item[1] in self._idle]
+                self._queued.difference_update(item[1] for item in heap if item[1] not in self._waiting)
+                heap[:] = [item for item in heap if item[1] in self._waiting]
                 heapify(heap)
 
     def leave(self, waiter: Waiter) -> None:
@@ -76,6 +80,7 @@ class WaitingLine:
         heap = self._heaps[above]
         while heap:
             _, waiter = heappop(heap)
+            self._queued.discard(waiter)
             if waiter in self._idle:
                 self._idle.discard(waiter)
                 return waiter

@@ -191,11 +191,12 @@ class NetworkVerbs:
                 idle_ms = await self._connect(min(CONNECT_S, timeout_s))
                 break
             except TailraceError as error:
-                if not error.retriable or loop.time() + pause > deadline:
+                left_s = deadline - loop.time()
+                if not error.retriable or left_s <= 0:
                     raise
                 outage = outage or _Outage(loop.time())
                 outage.attempt(error, loop.time())
-            await asyncio.sleep(pause)
+            await asyncio.sleep(min(pause, left_s))
             pause = min(pause * 2, PAUSE_S_MAX)
         if outage is not None:
             outage.over(self._where, loop.time())

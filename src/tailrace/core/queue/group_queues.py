@@ -174,9 +174,7 @@ class GroupQueues:
         """How often that message was delivered which is set apart and was delivered least; None: there is
         none, or nothing is leased now."""
         ledger = self._ledgers.get(group)
-        if ledger is None or ledger.paused or not ledger.apart:
-            return None
-        return min([suspect[0] for suspect in ledger.suspects()], default=None)
+        return None if ledger is None or ledger.paused else ledger.apart.least
 
     def laned(self, group: str) -> bool:
         """Whether some message that is not settled may have another priority than the default."""

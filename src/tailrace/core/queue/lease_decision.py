@@ -121,11 +121,13 @@ class LeaseDecision:
         if any(older < offset and older in backlog.fresh for older in backlog.held.get(key, ())):
             return False
         lookup = KeyLookup(ledger, self._traits, self._at_hand)
-        return not any(
-            its_key == key and other in ledger.leased
-            for lease in ledger.receipts.live.values()
-            for other, its_key in lookup.of_lease(lease).items()
-        )
+        for lease in ledger.receipts.live.values():
+            known = lookup.of_lease(lease)
+            if key in known.values() and any(
+                its_key == key and other in ledger.leased for other, its_key in known.items()
+            ):
+                return False
+        return True
 
     def _is_mixed(self, cursor: int) -> bool:
         """Whether anything else than the next messages of the log may have to go, be passed over or wait.

@@ -7,7 +7,7 @@ something may happen was decided before. Nothing here looks at a clock or into a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 
 import mmh3
@@ -18,6 +18,7 @@ from tailrace.core.collections.string_pool import StringPool
 from tailrace.core.credit import InFlight
 from tailrace.core.model import facts
 from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.queue.apart import Apart
 from tailrace.core.queue.backlog import BACK, DYING, Backlog
 from tailrace.core.queue.leases import GroupLeases, KeyRuns, LiveLease
 from tailrace.core.selection.row_selector import RowSelector
@@ -77,7 +78,7 @@ class Ledger:
         self.receipts = GroupLeases()
         self.in_flight = InFlight()
         self.texts = StringPool()
-        self.apart = SpanSet()
+        self.apart = Apart()
         """Of those that were delivered before: the ones that may have ended their members."""
         self.pool: RowSelector | None = None
         """Made when it is first needed, and told everything from then on."""
@@ -122,15 +123,15 @@ class Ledger:
         many = backlog.fresh.total + backlog.ready.total + backlog.renewed.total + self.apart.total
         return many + end_offset - backlog.cursor if end_offset > backlog.cursor else many
 
-    def suspects(self) -> list[tuple[int, int, int, int]]:
+    def suspects(self) -> Iterator[tuple[int, int, int, int]]:
         """Messages that are set apart, those delivered least first: (deliveries, offset, failures, key); of
-        a run the first."""
-        found = []
-        for first, end in self.apart.spans():
-            for start, _, value in self.backlog.back.within(first, end):
+        a run the first. Nothing may change meanwhile."""
+        for first, end in self.apart:
+            for start, _, value in self.backlog.back.since(first):
+                if start >= end:
+                    break
                 deliveries, failures, _, _, _, _, key = BACK.unpack(value)
-                found.append((deliveries, start, failures, key))
-        return sorted(found)
+                yield deliveries, start, failures, key
 
     def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
         """Spans in [first, end) that are not settled, whatever else they are."""
@@ -401,10 +402,10 @@ class Ledger:
     def _from_back(self, first: int, end: int) -> list[Piece]:
         """Take messages away from those that wait."""
         found: list[Piece] = []
-        if self.apart:
-            self.apart.cut(first, end)
         for start, stop, value in self.backlog.take_back(first, end):
             deliveries, failures, first_us, last_us, member, _, key = BACK.unpack(value)
+            if self.apart:
+                self.apart.cut(start, stop, deliveries)
             found.append((start, stop, deliveries, failures, first_us, last_us, self.texts[member], key))
             self.texts.drop(member, stop - start)
         return found
@@ -463,14 +464,16 @@ class Ledger:
         """Messages wait for another delivery: so long, or (-1) as the policy's back-off says. Of `apart`
         only those who ask for them know until they have waited for too long."""
         returned = []
+        alone = SpanSet()
         for first, end in pairs(apart):
-            self.apart.add(first, end)
+            alone.add(first, end)
         for first, end, deliveries, failures, first_us, last_us, member, key in pieces:
             failures += failed
             due_us = time_us + (
                 back_off_us(self.policy, self.name, first, failures) if delay_us < 0 else delay_us
             )
-            if apart and first in self.apart:
+            if apart and first in alone:
+                self.apart.add(first, end, deliveries)
                 due_us = time_us + self.policy.starvation_ms * 1000
             number = self.texts.use(member, end - first)
             value = BACK.pack(deliveries, failures, first_us, last_us, number, due_us, key)

@@ -50,7 +50,7 @@ def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
         ledger.cursor,
         ledger.texts.rows(),
         ledger.id,
-        flat(ledger.apart.spans()),
+        flat(ledger.apart.union().spans()),
         ledger.sharing,
     )
     backlog = ledger.backlog
@@ -68,13 +68,14 @@ def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
     if head.sharing is not None:
         ledger.sharing = head.sharing
     ledger.texts.fill(head.texts)
-    for first, end in pairs(head.apart):
-        ledger.apart.add(first, end)
     ledger.receipts.fill(*columns[1:4])
     backlog = ledger.backlog
     sets = ((backlog.fresh, EMPTY), (ledger.leased, LEASED), (backlog.back, BACK), (backlog.dying, DYING))
     for at, (runs, shape) in enumerate(sets):
         _fill(runs, shape.size, columns[4 + at * 3 : 7 + at * 3])
+    for first, end in pairs(head.apart):
+        for start, stop, value in backlog.back.within(first, end):
+            ledger.apart.add(start, stop, BACK.unpack(value)[0])
     backlog.rebuild(time_us)
     for lease in ledger.receipts.live.values():
         ledger.in_flight.add(lease.member, lease.left)
@@ -94,8 +95,11 @@ def verify(ledger: Ledger) -> None:
         ends = end
     assert ends <= ledger.cursor, "something lies above the cursor"
     back = [(first, end) for first, end, _ in backlog.back]
-    for first, end in ledger.apart.spans():
+    for first, end in ledger.apart:
         assert not without(first, end, back), f"{first} is set apart and does not wait"
+    told = [suspect[0] for suspect in ledger.suspects()]
+    assert told == sorted(told), "set apart under another number of deliveries"
+    assert ledger.apart.total == sum(end - first for first, end in ledger.apart)
     left: dict[int, int] = {}
     for first, end, value in ledger.leased:
         number = LEASED.unpack(value)[0]

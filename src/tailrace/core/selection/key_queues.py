@@ -248,6 +248,8 @@ class KeyQueues:
         unknown, hole = 0, self._fill(view)
         if missing is None and self._short:
             missing = self._reload(view)  # In front of what came back, there are others of its key.
+            if self._room() <= 0:
+                hole = None  # They have filled the window: nothing behind it is waited for, now or later.
         if missing is not None and self._insist:
             return missing
         if hole is not None:
@@ -345,11 +347,15 @@ class KeyQueues:
             self._held = {member: spots for member, spots in self._held.items() if member in holders}
             self._held_max = 2 * len(self._held) + 256
 
+    def _room(self) -> int:
+        """How many more messages that were never delivered may be looked at ahead."""
+        return WINDOW_ROWS - len(self.rows) + len(self.flying) + len(self.due) + len(self.blocked)
+
     def _fill(self, view: View) -> int | None:
         """Look ahead until the window is full; the frame that is missing for it."""
         end_offset, missing = view.want.end_offset, None
         while True:
-            room = WINDOW_ROWS - len(self.rows) + len(self.flying) + len(self.due) + len(self.blocked)
+            room = self._room()
             if room <= 0 or self.looked >= end_offset:
                 break
             place = next(view.fresh(self.looked, end_offset), None)

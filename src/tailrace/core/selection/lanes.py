@@ -67,7 +67,9 @@ class LaneTurn:
     """Whose turn it is; moves with every delivery. A copy is moved while selecting.
 
     Where lanes have shares, a row that was drawn ahead of its lane's turn is *owed*: the lane gives away one
-    of its next slots for it. So shares hold, whoever asks for urgent messages only.
+    of its next slots for it, be it one for which it has nothing. So shares hold, whoever asks for urgent
+    messages only. While a lane owes too much, nothing less urgent is drawn ahead either: it would take turns
+    that do not pay anything back, as often as it is asked for.
     """
 
     __slots__ = ("held_back", "owed", "pattern", "position")
@@ -109,15 +111,20 @@ class LaneTurn:
                     nbytes += many[1]
                     ready, unknown, starving = _masks(feeds, starved_us)
                     continue
-            lane = _oldest(feeds, starving) if starving else _FIRST[pattern[position]][ready | unknown]
+            slot = pattern[position]
+            lane = _oldest(feeds, starving) if starving else _FIRST[slot][ready | unknown]
             if lane < 0:
                 break
-            if owing and not starving and owed[lane]:
-                owed[lane] -= 1
-                owing = any(owed)
-                if (ready | unknown) & ~(1 << lane):
-                    position = (position + 1) % slots  # It had what this slot would give it before.
-                    continue
+            if owing and not starving:
+                if lane != slot and owed[slot]:
+                    owed[slot] -= 1  # It has nothing to use this slot for.
+                    owing = any(owed)
+                if owed[lane]:
+                    owed[lane] -= 1
+                    owing = any(owed)
+                    if (ready | unknown) & ~(1 << lane):
+                        position = (position + 1) % slots  # It had what this slot would give it before.
+                        continue
             feed = feeds[lane]
             if unknown and unknown >> lane & 1:
                 missing = feed.missing
@@ -150,7 +157,7 @@ class LaneTurn:
                     return taken, feed.missing
                 if shares and self.owed[lane] >= OWED_MAX:
                     self.held_back = True
-                    break
+                    return taken, None
                 if len(taken) == count_max or nbytes >= bytes_max:
                     return taken, None
                 taken.append(feed.rows[feed.at])

@@ -21,7 +21,7 @@ from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import DATA, HEADER_BYTES, Frame, check_body, parse
 from tailrace.format.gathering import key_rows_of
 from tailrace.ports import KeyPlaces
-from tailrace.storage.files.key_rows import KeyFile, KeyRows, Places, encode_keys, find_rows
+from tailrace.storage.files.key_rows import KeyFile, KeyRows, Places, Rows, encode_keys, find_rows
 from tailrace.storage.files.log_folder import LogFolder
 from tailrace.storage.files.log_reader import LogReader
 from tailrace.storage.files.scan import damaged, scan
@@ -88,9 +88,8 @@ class KeySearch:
         return KeyPlaces(np.concatenate(offsets), np.concatenate(positions), passed, generation)
 
     def _in_segment(self, segment: Segment, key_hash: int) -> Places | None:
-        # In this order: the writer seals a segment before it lets go of the keys in memory.
-        unkeyed, early, late = segment.unkeyed, segment.early, segment.keys
-        if segment.sealed and early is None:
+        sealed, unkeyed, early, late = _kept(segment)
+        if sealed and early is None:
             found = self._in_file(segment, key_hash)
             if found is None:
                 self._wanted = segment
@@ -236,6 +235,16 @@ class KeySearch:
                 # Without space they stay in memory, until the next time.
                 segment.early = rows
                 segment.unkeyed = 0
+
+
+def _kept(segment: Segment) -> tuple[bool, int, Rows | None, KeyRows | None]:
+    """Whether a segment is sealed, and what of its keys is in memory, as of one moment: the writer may seal
+    it meanwhile, and lets go of them one after the other. So it is looked at until nothing has changed."""
+    while True:
+        seen = segment.sealed, segment.unkeyed, segment.early, segment.keys
+        sealed, unkeyed, early, late = segment.sealed, segment.unkeyed, segment.early, segment.keys
+        if (sealed, unkeyed) == seen[:2] and early is seen[2] and late is seen[3]:
+            return seen
 
 
 def _covers(file: KeyFile, segment: Segment) -> bool:
