@@ -139,10 +139,9 @@ class Intake:
             raise StopAsyncIteration
         now_ms = self.settlement.now_ms()
         self._count_taken(now_ms)
-        if self._hand.count * self.pace.average_ms > LATE_MS:
+        if self._hand.count * self.pace.average_ms > LATE_MS and self._hand.count > self.pace.wanted():
             # It became slower since they were leased.
-            keep = max(1, self.pace.ahead())
-            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), keep))
+            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), self.pace.wanted()))
         while self._hand.count:
             rows = self._hand.pop()
             lease = rows.lease

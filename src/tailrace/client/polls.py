@@ -139,8 +139,8 @@ class Polls:
         self._retries = Retries(self.ask)
         self._modest_ms = 0.0
         self._modest_count = 0
-        self._cap = options.prefetch
-        """So many are leased ahead at most: fewer when many of them go back behind failures."""
+        self._cap = self._cap_max = options.prefetch or options.batch_size
+        """So many are in hand at most: fewer when many of them go back behind failures."""
         self._wasted = 0
         self._since = 0
 
@@ -233,12 +233,12 @@ class Polls:
         """How many messages to ask for; none when enough are in hand, and -1 when that is true even for what
         was asked for already: of another topic, or when the handler was faster."""
         options, count = self._options, self._hand.count
-        if self._taker.is_waiting() and not count:
-            return min(self._pace.wanted(), options.batch_size, self._cap or options.batch_size)
-        limit = min(self._cap, self._pace.ahead())
-        if self._cap < options.prefetch and self._taker.started() - self._since > _WASTE_WINDOW:
-            self._cap = min(options.prefetch, self._cap * 2)
+        if self._cap < self._cap_max and self._taker.started() - self._since > _WASTE_WINDOW:
+            self._cap = min(self._cap_max, self._cap * 2)
             self._wasted, self._since = 0, self._taker.started()
+        if self._taker.is_waiting() and not count:
+            return min(self._pace.wanted(), options.batch_size, self._cap)
+        limit = min(self._cap, self._pace.ahead()) if options.prefetch else 0
         if self._modest_ms and limit > self._modest_count:
             if self._now_ms() < self._modest_ms:
                 limit = self._modest_count
