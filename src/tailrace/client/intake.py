@@ -306,6 +306,13 @@ class Intake:
         self._polls.ask()
         return taken
 
+    def _take_unstarted(self, places: set[Place]) -> Unstarted:
+        """All of some partitions that was not started: also what waits behind a handler."""
+        taken = self._take_out(_all_of(places))
+        if self.parking is not None:
+            taken.merge(self.parking.give_up(places))
+        return taken
+
     def _forget(self, taken: Unstarted) -> None:
         for lease, offsets in taken.leases.items():
             self.settlement.leases.forget(lease, offsets)
@@ -345,7 +352,7 @@ class Intake:
         """Hand out nothing more of these; what was leased ahead of them is given back."""
         self._polls.paused |= places
         self._polls.renew()
-        self.settlement.give_back(self._take_out(_all_of(places)))
+        self.settlement.give_back(self._take_unstarted(places))
 
     def resume(self, places: set[Place]) -> None:
         """Go on with these, or with all."""
@@ -373,9 +380,7 @@ class Intake:
         """See `membership.Holder`."""
         self._polls.withdraw({topic for topic, _ in places})
         self._not_ready(places)
-        self.settlement.give_back(self._take_out(_all_of(places)))
-        if self.parking is not None:
-            self.settlement.give_back(self.parking.give_up(places))
+        self.settlement.give_back(self._take_unstarted(places))
 
     async def release(self, places: set[Place], seconds: float) -> None:
         """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with
@@ -392,7 +397,7 @@ class Intake:
     def dropped(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
         self._not_ready(places)
-        self._forget(self._take_out(_all_of(places)))
+        self._forget(self._take_unstarted(places))
 
     def tick(self) -> None:
         """See `membership.Holder`."""
