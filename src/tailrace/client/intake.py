@@ -92,7 +92,7 @@ class Intake:
         self._rows: LeasedRows | None = None
         self.current: Iterator[Any] = iter(())
         self.last: Leased | None = None
-        self.kind: type[Leased] = Delivery
+        self._kind: type[Leased] = Delivery
         self.wall_ns = verbs.clock.wall_ns
         self.calm_ns = self.until_ns = 0
         """While the wall clock is in this span, the current rows need no look at their lease; see
@@ -155,7 +155,7 @@ class Intake:
                 self._hand.put_back(rows.rest(half))
                 rows = rows.part(range(half))
             self._rows, self._since_ms = rows, now_ms
-            self.current = rows.deliveries(self.kind)
+            self.current = rows.deliveries(self._kind)
             self._streak += len(rows)
             self._polls.ask()
             return True
@@ -224,6 +224,15 @@ class Intake:
             self.last = message
             if self.calm_ns <= self.wall_ns() < self.until_ns or not self.is_over(message.rows.lease):
                 return message
+
+    def in_hand(self) -> int:
+        """How many messages are there that are not being handed out yet."""
+        return self._hand.count
+
+    def hand_out_as(self, kind: type[Leased]) -> None:
+        """Hand out deliveries of this kind from now on."""
+        self._set_down()
+        self._kind = kind
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
