@@ -1,6 +1,9 @@
-"""How much a consumer leases ahead on the real core, in virtual time: batches, failures, and one at a time."""
+"""How much a consumer leases ahead on the real core, in virtual time: batches, failures, no prefetch."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +13,36 @@ from tailrace.core.delivery_commands import Lease
 from tailrace.testing import LocalBroker
 from tests.client.test_consumer import known_as_fast, on_broker, spy
 from tests.client.test_standstill import batch_of
+
+NO_PANDAS = """
+import asyncio, sys
+import tailrace
+from tailrace.testing import LocalBroker
+
+async def main():
+    with LocalBroker() as broker:
+        broker.create_topic("t", partitions=1)
+        async with broker.client() as client:
+            async with client.producer("t") as producer:
+                for number in range(40):
+                    await producer.send(b"%d" % number, key=b"%d" % (number % 2), priority=number % 3)
+            async with client.consumer("t", "g", priority_mode="strict", backoff_ms=0) as consumer:
+                for number in range(44):
+                    message = await anext(consumer)
+                    await (message.nack(delay=0) if number % 9 == 8 else message.ack())
+            async with client.reader("t", start="earliest", stop_at_end=True) as reader:
+                async for batch in reader.batches():
+                    assert batch.num_rows
+        assert broker.group("g").partitions[0]["lag"] == 0
+asyncio.run(main())
+print(sorted({"pandas"} & sys.modules.keys()))
+"""
+
+
+def test_neither_broker_nor_consumer_imports_pandas_while_messages_wait() -> None:
+    pytest.importorskip("pandas")
+    done = subprocess.run([sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
 def test_batches_grow_when_most_of_their_time_is_the_same_for_any_size() -> None:
