@@ -45,6 +45,22 @@ def test_neither_broker_nor_consumer_imports_pandas_while_messages_wait() -> Non
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
+def test_what_went_back_is_forgotten_while_a_poll_of_another_topic_waits() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        broker.create_topic("quiet", partitions=1)
+        await batch_of(client, 1)
+        async with client.consumer(["t", "quiet"], "g", max_attempts=100) as consumer:
+            known_as_fast(consumer)
+            for _ in range(30):
+                known_as_fast(consumer)
+                await (await anext(consumer)).nack(delay=0)
+            await broker.settle()
+            kept = consumer._intake._polls._going_back
+            assert sum(len(entries) for entries in kept.values()) <= 2
+
+    on_broker(scenario)
+
+
 def test_batches_grow_when_most_of_their_time_is_the_same_for_any_size() -> None:
     """A transaction of 200 ms, whatever is in it: what came for a batch is not given back before it."""
 

@@ -179,7 +179,7 @@ class Polls:
 
     def going_back(self, place: Place, first: FirstOfKeys) -> None:
         """A request leaves that gives messages back."""
-        if self._unanswered:
+        if any(place in asked for asked in self._unanswered.values()):
             self._going_back.setdefault(place, []).append((self._count, first))
 
     def went_back_since(self, place: Place, asked: int) -> list[FirstOfKeys]:
@@ -200,12 +200,14 @@ class Polls:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._going_back:
-            oldest = next(iter(self._unanswered), self._count + 1)
-            for place, entries in list(self._going_back.items()):
-                self._going_back[place] = [entry for entry in entries if entry[0] >= oldest]
-                if not self._going_back[place]:
-                    del self._going_back[place]
+        for place, entries in list(self._going_back.items()):
+            polls = (poll for poll, asked in self._unanswered.items() if place in asked)
+            oldest = next(polls, self._count + 1)
+            left = [entry for entry in entries if entry[0] >= oldest]
+            if left:
+                self._going_back[place] = left
+            else:
+                del self._going_back[place]
 
     # -- asking
 
