@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.core.commands import DescribeTopic, Fetch, Fetched, Published, TopicInfo
+from tailrace.core.commands import LATEST, DescribeTopic, Fetch, Fetched, Published, TopicInfo
 from tailrace.core.damage_commands import AcceptLoss, LossReport
 from tailrace.core.facts import Acked
-from tailrace.core.group_commands import CreateGroup, DescribeGroup, GroupInfo
+from tailrace.core.group_commands import CreateGroup, DescribeGroup, GroupInfo, ResetGroup, ResetPlan
 from tailrace.core.model import Refusal
 from tailrace.format import codec, frame
 from tailrace.storage.file_store import FileStore
@@ -289,3 +289,21 @@ def test_whatever_fact_is_lost_nothing_that_is_left_goes_missing(lost: int) -> N
     broker.restart()
     assert broker.engine.faults() == []
     assert broker.lease(count_max=100) == []
+
+
+def test_a_reset_moves_nothing_where_a_partition_is_damaged() -> None:
+    broker = HeldEngine()
+    broker.create(partitions=3, ring_buffer_bytes=0)
+    broker.ask(CreateGroup("g", ["t"], {"start": "earliest"}))
+    for partition in range(3):
+        broker.publish(b"x", partition=partition)
+    damage(broker, 0)
+    refused = broker.ask(ResetGroup("g", "t", LATEST))
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.outcome, refused.details["partitions"]) == ("corrupt", "none", [0])
+    described = broker.ask(DescribeGroup("g"))
+    assert isinstance(described, GroupInfo)
+    assert [row["committed"] for row in described.partitions] == [0, 0, 0]
+    well = broker.ask(ResetGroup("g", "t", offsets=[(1, 1), (2, 1)]))
+    assert isinstance(well, ResetPlan), "those that are well can be named"
+    assert well.done

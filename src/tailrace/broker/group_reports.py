@@ -13,6 +13,7 @@ from tailrace.broker.gateway import locate
 from tailrace.broker.host import TopicHost, Topics
 from tailrace.broker.pump import Pump
 from tailrace.broker.shard import NOTHING, Shard, refuse
+from tailrace.broker.turns import together
 from tailrace.core.commands import EARLIEST, LATEST, Reply
 from tailrace.core.coordination_commands import Look
 from tailrace.core.group_commands import (
@@ -255,9 +256,10 @@ class GroupReports:
         self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
     ) -> None:
         """The offsets are known: show the changes, or make them, each partition for itself."""
-        lost = next((shard.lost for number in offsets if (shard := host.shards[number]).lost), None)
-        if lost is not None:
-            respond(lost, NOTHING)  # Before any of them is moved.
+        ill = {number: fault for number in offsets if (fault := host.shards[number].fault) is not None}
+        refusal = together(request.topic, ill)
+        if refusal is not None:
+            respond(refusal, NOTHING)  # Before any of them is moved.
             return
         changes = [
             (partition, figures_of(host.shards[partition], request.group).get("committed", 0), offset)
