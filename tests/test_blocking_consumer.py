@@ -9,6 +9,7 @@ import pytest
 import tailrace.sync
 from tailrace.errors import InvalidRequest, LeaseLost, Unavailable
 from tailrace.testing import LocalBroker
+from tests.client.queue.test_consumer import known_as_fast
 
 
 @pytest.fixture
@@ -123,6 +124,46 @@ def test_run_uses_threads_and_keeps_keys_serial(client: tailrace.sync.Client) ->
         consumer.run(handler, concurrency=4)
         assert all(name.startswith("tailrace-handler") for name in names)
     assert lag(client) == 0
+
+
+def test_batches_take_what_is_in_hand_whatever_frames_it_came_in(client: tailrace.sync.Client) -> None:
+    fill(client, 60)
+    with client.consumer("t", "g") as consumer:
+        known_as_fast(consumer._inner)
+        sizes = []
+        for batch in consumer.batches(30):
+            sizes.append(len(batch))
+            batch.ack()
+            if sum(sizes) == 60:
+                break
+        assert max(sizes) >= 10, sizes
+    assert lag(client) == 0
+
+
+def test_loops_and_runs_take_turns(client: tailrace.sync.Client) -> None:
+    """What was leased for one of them is handed out by the other, and can be settled there."""
+    with client.producer("t") as producer:
+        for number in range(6):
+            producer.send(b"%d" % number, partition=0, key=b"k")
+    with client.consumer("t", "g") as consumer:
+        known_as_fast(consumer._inner)
+        take(consumer, 1)[0].ack()
+
+        seen = []
+
+        def once(delivery: tailrace.sync.Delivery) -> None:
+            seen.append((delivery.value, delivery.attempt))
+            if seen[-1] == (b"1", 1):
+                raise tailrace.Retry(0)
+            if delivery.value == b"3":
+                raise KeyError
+            delivery.ack()
+
+        with pytest.raises(KeyError):
+            consumer.run(once, settle=False)
+        assert seen == [(b"1", 1), (b"1", 2), (b"2", 1), (b"3", 1)]
+        assert [delivery.value for delivery in take(consumer, 2)] == [b"4", b"5"]
+    assert lag(client) == 3, "the last ones were not settled"
 
 
 def test_long_work_between_messages_keeps_the_lease(

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tailrace.errors import EDGES
 from tailrace.testing import ServerProcess
 from tests.cli.conftest import RUN, Broker, environment, invoke, run
 
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+ENTRY = PROJECT["project"]["scripts"]["tailrace"]
 HEAVY = (
     "pyarrow",
     "numpy",
@@ -510,3 +513,42 @@ def test_completion_knows_the_commands(tmp_path: Path) -> None:
 def test_version() -> None:
     assert invoke("version").out.startswith("tailrace ")
     assert set(invoke("version", "--json").rows[0]) == {"tailrace", "python"}
+
+
+@pytest.mark.parametrize("module", ["typer", "tailrace.cli.app"])
+def test_ctrl_c_while_a_command_is_being_loaded_ends_it_without_a_word(module: str) -> None:
+    program = f"""
+import os, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+sys.argv = ["tailrace", "version"]
+from importlib.metadata import EntryPoint
+EntryPoint("tailrace", {ENTRY!r}, "console_scripts").load()()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_is_an_exit_status_once_a_command_runs() -> None:
+    program = f"""
+import os, signal
+from importlib.metadata import EntryPoint
+main = EntryPoint("tailrace", {ENTRY!r}, "console_scripts").load()
+from tailrace.cli import app
+app.main = lambda: os.kill(os.getpid(), signal.SIGINT)
+try:
+    main()
+except KeyboardInterrupt:
+    print("as usual")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "as usual\n", "")

@@ -122,7 +122,8 @@ def test_a_blocking_bus_works_as_well(broker: Broker, folder: Path) -> None:
         ("app.:bus", "write it as MODULE:BUS"),
         ("nothing:bus", "'nothing': there is no such module here"),
         ("app.sub:bus", "there is no such module here"),
-        ("app:missing", "is not a Bus but NoneType"),
+        ("app:missing", "there is no 'missing'"),
+        ("app:other.missing", "there is no 'missing'"),
         ("app:other", "is not a Bus but int"),
     ],
 )

@@ -1,11 +1,13 @@
 """The HTTP listener over real sockets: its pages, and what it does with garbage, dribble and floods."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from tailrace.protocols.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpListener
 
@@ -214,3 +216,22 @@ def test_close_drops_idle_connections() -> None:
         writer.close()
 
     with_listener(check)
+
+
+def test_whoever_connects_while_the_listener_closes_is_sent_away() -> None:
+    """From the system's accept to the listener's there are steps of the loop; the end may come at each."""
+
+    async def run(steps: int) -> None:
+        listener = HttpListener(reasons=list, metrics=bytes)
+        address = await listener.start("127.0.0.1", 0)
+        with socket.create_connection(address) as peer:
+            peer.setblocking(False)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await listener.close()
+            async with asyncio.timeout(5):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.get_running_loop().sock_recv(peer, 1) == b""
+
+    for steps in range(8):
+        uvloop.run(run(steps))

@@ -557,6 +557,29 @@ def test_finishing_answers_what_is_under_way_and_takes_nothing_new() -> None:
     assert (peer.transport.closing, peer.transport.aborted) == (True, False)
 
 
+def test_whoever_connects_during_the_stop_is_sent_away_and_not_waited_for() -> None:
+    """The system had accepted the connection, the listener hears of it only now."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        peer = bench.peer()
+        peer.ask()
+        stop = asyncio.create_task(bench.listener.stop(600))
+        await asyncio.sleep(0)
+        late = bench.peer(greeted=False)
+        assert late.refusal().code == "unavailable"
+        assert late.transport.closing
+        late.lose()
+        bench.verbs.answer()
+        peer.lose()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert stop.done()
+        await stop
+
+    asyncio.run(scenario())
+
+
 def test_peer_that_stops_sending_still_gets_its_answers() -> None:
     peer = Bench().peer()
     peer.ask(1)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tailrace.broker.engine import Engine
+from tailrace.broker.upkeep.open_files import OpenFiles, raise_limit
 from tailrace.broker.runtime.clock import SystemClock
 from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
@@ -35,6 +36,7 @@ from tailrace.storage.threads import StorageThreads
 log = logging.getLogger("tailrace.node")
 
 LAG_S = 0.1
+FILES_S = 5.0
 CLOSE_S = 60.0
 SWITCH_S = 1e-4
 """Storage threads return from blocking calls beside a busy loop; at the default of 5 ms they would wait that
@@ -105,15 +107,17 @@ class Node:
         self.native_address = ("", 0)
         self.http_address = ("", 0)
         self.ready = False
+        self._files = OpenFiles()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Recover, then listen."""
         options = self._options
         sys.setswitchinterval(SWITCH_S)
+        raise_limit()
         self._host = LoopHost(options)
         engine = self._host.engine
-        self._http = HttpListener(reasons=self._reasons, warnings=engine.space.warnings, metrics=self._render)
+        self._http = HttpListener(reasons=self._reasons, warnings=self._warnings, metrics=self._render)
         self._native = Listener(engine.gateway, self._host.clock, options.limits, secrets.token_hex(8))
         try:
             # While recovery runs, health is visible, and clients are told that the broker is starting.
@@ -128,11 +132,14 @@ class Node:
             await self._http.close()
             await self._host.close()
             raise
-        self._tasks.append(asyncio.create_task(self._watch_lag()))
+        self._tasks += [asyncio.create_task(self._watch_lag()), asyncio.create_task(self._watch_files())]
         self.ready = True
 
     def _reasons(self) -> list[str]:
         return self._host.engine.faults() if self.ready else ["starting"]
+
+    def _warnings(self) -> list[str]:
+        return self._host.engine.space.warnings() + self._files.warnings()
 
     def _render(self) -> bytes:
         metrics = self._host.engine.metrics
@@ -155,6 +162,11 @@ class Node:
             await asyncio.sleep(LAG_S)
             self._host.engine.metrics.loop_lag(max(0.0, loop.time() - before - LAG_S))
             spare.note(pool.bytes_allocated(), loop.time())
+
+    async def _watch_files(self) -> None:
+        while True:
+            self._files.check()
+            await asyncio.sleep(FILES_S)
 
     async def stop(self) -> None:
         """Graceful: refuse new requests, answer those under way, sync, close."""

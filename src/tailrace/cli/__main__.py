@@ -1,5 +1,24 @@
-"""`python -m tailrace.cli`: the same as the command `tailrace`."""
+"""The command `tailrace`, also as `python -m tailrace.cli`: Ctrl-C ends it quietly from the first moment.
 
-from tailrace.cli.app import main
+Loading what the commands need takes a while. Python would answer Ctrl-C there with a traceback of whatever
+was being imported, so the signal itself ends the process until `app` takes it. Where the signal is ignored
+from the start, as in a shell's background, it stays so.
+"""
 
-main()
+import signal
+
+
+def main() -> None:
+    """The console script."""
+    calm = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if calm:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from tailrace.cli import app
+
+    if calm:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    app.main()
+
+
+if __name__ == "__main__":
+    main()

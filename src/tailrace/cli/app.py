@@ -1,4 +1,4 @@
-"""Entry point of the `tailrace` command: its sub-commands, and one way to end for all of them.
+"""The `tailrace` command: its sub-commands, and one way to end for all of them.
 
 Nothing heavy is imported before a command runs: `--help` and shell completion load neither Arrow nor the SDK.
 """

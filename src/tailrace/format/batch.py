@@ -39,7 +39,7 @@ from tailrace.errors import Corrupt, InvalidRequest, TailraceError, TooLarge
 from tailrace.format.builder import body_of, encode, encode_one, hashes_of, make_ids
 from tailrace.format.frame import Buffer, Header
 from tailrace.format.message import MessageLayout, inspect
-from tailrace.format.schema import buffers_of, schema_of
+from tailrace.format.schema import buffers_of, numbers_of, schema_of
 from tailrace.format.tabular import encode_table, with_positions
 
 __all__ = [
@@ -149,7 +149,7 @@ def _reopen(body: Buffer, columns: int) -> _Opened:
 
 def take(body: Buffer, columns: int, rows: Sequence[int] | npt.NDArray[np.int64]) -> Buffer:
     """A body that holds only these rows, in this order."""
-    return body_of(decode(body, columns).take(pa.array(rows, pa.int64())), columns)
+    return body_of(decode(body, columns).take(numbers_of(rows)), columns)
 
 
 def view_of(header: Header, body: Buffer, want_keys: bool = False, want_ids: bool = False) -> BatchView:

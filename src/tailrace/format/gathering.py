@@ -31,7 +31,7 @@ from tailrace.format.batch import decode, stored
 from tailrace.format.builder import body_of
 from tailrace.format.frame import Buffer, Frame, Header
 from tailrace.format.message import inspect
-from tailrace.format.schema import buffers_of, schema_of
+from tailrace.format.schema import buffers_of, numbers_of, schema_of
 
 _LOOKED_AT = HAS_KEY | HAS_PRIORITY | HAS_EXPIRES_AT | HAS_OFFSET_DELTA
 _SPAN_END = 1 << 32
@@ -168,7 +168,7 @@ def pick(
     if span >= _SPAN_END:
         raise Corrupt(f"{span} offsets lie between the messages of one delivery")
     columns |= HAS_OFFSET_DELTA
-    arrays = [*picked.columns, pa.array((offsets - base).astype(np.uint32))]
+    arrays = [*picked.columns, numbers_of((offsets - base).astype(np.uint32))]
     body = body_of(pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns)), columns)
     return _frame(frames, columns, body, base, span, len(offsets))
 
@@ -186,16 +186,16 @@ def _picked(
         batch = opened(item)
         batches.append(batch if item.header.columns == columns else widened(batch, columns))
     if len(batches) == 1:
-        return batches[0].take(pa.array(rows))
+        return batches[0].take(numbers_of(rows))
     if sum([item.size for item in frames]) <= COPIED_BYTES_MAX:
         starts = np.cumsum([0, *[item.header.count for item in frames[:-1]]])
-        return pa.concat_batches(batches).take(pa.array(starts[at] + rows))
+        return pa.concat_batches(batches).take(numbers_of(starts[at] + rows))
     order = np.argsort(at, kind="stable")
     parts = np.split(order, np.searchsorted(at[order], range(1, len(frames))))
-    taken = [batch.take(pa.array(rows[part])) for batch, part in zip(batches, parts, strict=True)]
+    taken = [batch.take(numbers_of(rows[part])) for batch, part in zip(batches, parts, strict=True)]
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    return pa.concat_batches(taken).take(pa.array(back))
+    return pa.concat_batches(taken).take(numbers_of(back))
 
 
 def _places(frames: Sequence[Frame], offsets: Offsets) -> tuple[Offsets, Offsets]:
@@ -246,7 +246,7 @@ def widened(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
         if field.name in have:
             arrays.append(batch.column(field.name))
         elif field.name == "priority":
-            arrays.append(pa.array(np.full(rows, PRIORITY_DEFAULT, np.uint8)))
+            arrays.append(numbers_of(np.full(rows, PRIORITY_DEFAULT, np.uint8)))
         else:
             arrays.append(pa.nulls(rows, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

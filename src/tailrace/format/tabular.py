@@ -22,7 +22,7 @@ from tailrace.core.model.identifiers import (
 from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format.builder import body_of, hashes_of
 from tailrace.format.frame import Buffer, Header
-from tailrace.format.schema import HEADERS, TIME, schema_of
+from tailrace.format.schema import HEADERS, TIME, numbers_of, schema_of
 
 _TAKEN: dict[str, tuple[int, pa.DataType]] = {
     "value": (0, pa.binary()),
@@ -124,13 +124,13 @@ def with_positions(batch: pa.RecordBatch, header: Header, topic: str, partition:
         offsets = np.arange(header.base_offset, header.base_offset + rows, dtype=np.int64)
     given: dict[str, Any] = {
         "topic": _repeated(topic.encode(), rows),
-        "partition": pa.array(np.full(rows, partition, np.int32)),
-        "offset": pa.array(offsets),
-        "sequence": pa.array(offsets + 1),
+        "partition": numbers_of(np.full(rows, partition, np.int32)),
+        "offset": numbers_of(offsets),
+        "sequence": numbers_of(offsets + 1),
         "id": batch.column(0).cast(pa.binary()),
         "value": batch.column(1),
         "timestamp": batch.column(2),
-        "append_time": pa.array(np.full(rows, header.append_time_us, np.int64)).view(TIME),
+        "append_time": numbers_of(np.full(rows, header.append_time_us, np.int64)).view(TIME),
     }
     for name in ("key", "headers", "deliver_at", "expires_at"):
         bit, kind = _TAKEN[name]
@@ -143,7 +143,7 @@ def with_positions(batch: pa.RecordBatch, header: Header, topic: str, partition:
 
 def default_priorities(rows: int) -> pa.Array:
     """The column `priority` of rows whose batch does not store it."""
-    return pa.array(np.full(rows, PRIORITY_DEFAULT, np.int32))
+    return numbers_of(np.full(rows, PRIORITY_DEFAULT, np.int32))
 
 
 def all_default(priorities: pa.Array) -> bool:

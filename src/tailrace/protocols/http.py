@@ -70,6 +70,7 @@ class HttpListener:
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address in use (of port 0, the one that the system chose). OSError when it is
@@ -83,6 +84,7 @@ class HttpListener:
         """Stop listening and drop every connection."""
         if self._server is None:
             return
+        self._closing = True
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -96,6 +98,8 @@ class HttpListener:
         self._tasks.add(task)
         writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all of an answer is taken
         try:
+            if self._closing:
+                return  # The system had accepted the connection before `close`; nobody waits for it.
             if len(self._tasks) > self._connections_max:
                 writer.write(_encode(_Answer(503, b"too many connections\n", keep=False), head_only=False))
                 if len(self._tasks) <= 2 * self._connections_max:

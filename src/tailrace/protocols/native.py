@@ -83,6 +83,8 @@ class Listener:
         self.links: set[Link] = set()
         self.starting = False
         """While the broker recovers: whoever greets is told so, and comes again."""
+        self.stopping = False
+        """What was accepted before and only begins now is closed at once: nobody waits for it."""
         self.held_bytes = 0
         self.partial_bytes = 0
         self.unsent_bytes = 0
@@ -110,6 +112,14 @@ class Listener:
         for link in list(self.links):
             link.check(now_us)
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def turned_away(self) -> Refusal | None:
+        """What a new connection is told when it cannot stay."""
+        if self.stopping:
+            return Refusal("unavailable", "the broker is shutting down", "none")
+        if len(self.links) >= self.limits.connections_max:
+            return Refusal("overloaded", "too many connections", "none", {"retry_after_ms": 1000})
+        return None
 
     def left(self, link: Link) -> None:
         """A connection is gone."""
@@ -174,6 +184,7 @@ class Listener:
 
     async def stop(self, drain_s: float) -> None:
         """Take no more connections or requests, let those under way be answered, then close."""
+        self.stopping = True
         if self._server is not None:
             self._server.close()
         if self._sweeper is not None:
@@ -220,8 +231,9 @@ class Link(asyncio.BufferedProtocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it.
         self._transport = transport
         self._peer = str(transport.get_extra_info("peername"))
-        if len(self._listener.links) >= self._listener.limits.connections_max:
-            self._refuse(0, Refusal("overloaded", "too many connections", "none", {"retry_after_ms": 1000}))
+        refusal = self._listener.turned_away()
+        if refusal is not None:
+            self._refuse(0, refusal)
             transport.close()
             return
         self._listener.links.add(self)

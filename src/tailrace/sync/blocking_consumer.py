@@ -107,7 +107,8 @@ class Consumer:
         async def enter() -> None:
             await self._inner.__aenter__()
             intake = self._inner._intake
-            intake.kind, intake.guard, intake.settlement.twin = Delivery, threading.Lock(), self
+            intake.guard, intake.settlement.twin = threading.Lock(), self
+            intake.hand_out_as(Delivery)
 
         self._portal.call(enter)
         return self
@@ -166,16 +167,24 @@ class Consumer:
                         batch = Batch([self._next()])
                     except StopIteration:
                         return
-                    with intake.guard:
-                        while len(batch) < size and (delivery := next(intake.current, None)) is not None:
-                            assert isinstance(delivery, Delivery)
-                            intake.last = delivery
-                            batch.append(delivery)
+                    while self._fill(batch, size) and intake.in_hand():
+                        if not self._portal.call(lambda: _on_loop(intake.more)):
+                            break
                 began_ms, count = now_ms(), len(batch)
                 yield batch
                 intake.pace.took_batch(count, now_ms() - began_ms)
         finally:
             intake.sampling = True
+
+    def _fill(self, batch: Batch, size: int) -> bool:
+        """Add of the current rows what there is; whether there is room for more."""
+        intake = self._inner._intake
+        with intake.guard:
+            while len(batch) < size and (delivery := next(intake.current, None)) is not None:
+                assert isinstance(delivery, Delivery)
+                intake.last = delivery
+                batch.append(delivery)
+        return len(batch) < size
 
     def run(self, handler: Callable[[Delivery], Any], *, concurrency: int = 1, settle: bool = True) -> None:
         """Call `handler(delivery)` for every message until `stop`, each in one of `concurrency` threads; see
@@ -186,11 +195,11 @@ class Consumer:
             return handler(Delivery(delivery.rows, delivery.value, delivery.row))
 
         async def run() -> None:
-            inner._open().kind = deliveries.Delivery
+            inner._open().hand_out_as(deliveries.Delivery)
             try:
                 await inner.run(handle, concurrency=concurrency, settle=settle)
             finally:
-                inner._intake.kind = Delivery
+                inner._intake.hand_out_as(Delivery)
                 ended.set()
 
         with self._lock:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, Published, TopicInfo
+from tailrace.core.model.commands import LATEST, DescribeTopic, Fetch, Fetched, Published, TopicInfo
 from tailrace.core.model.damage_commands import AcceptLoss, LossReport
 from tailrace.core.model.facts import Acked
-from tailrace.core.model.group_commands import CreateGroup, DescribeGroup, GroupInfo
+from tailrace.core.model.group_commands import CreateGroup, DescribeGroup, GroupInfo, ResetGroup, ResetPlan
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec, frame
 from tailrace.storage.files.file_store import FileStore
@@ -208,7 +208,9 @@ def test_a_coordinator_is_opened_again_without_the_fact_that_it_cannot_apply() -
     assert isinstance(broker.ask(DescribeGroup("g")), GroupInfo)
 
 
-@pytest.mark.parametrize("gone", ["segment", "folder"])
+@pytest.mark.parametrize(
+    "gone", ["segment", "folder", "last", "last, behind a snapshot", "all, behind a snapshot"]
+)
 def test_missing_files_are_given_up_and_offsets_never_used_again(tmp_path: Path, gone: str) -> None:
     clock = TestClock()
     store = FileStore(tmp_path, clock, segment_bytes=4096)
@@ -217,12 +219,20 @@ def test_missing_files_are_given_up_and_offsets_never_used_again(tmp_path: Path,
     broker.ask(CreateGroup("g", ["t"], {"start": "earliest"}))
     for number in range(20):
         broker.publish(b"%d" % number * 200)
+    if "snapshot" in gone:
+        broker.shard().upkeep.save_snapshot()
+        broker.settle()
     folder = tmp_path / broker.shard().name
     broker.store.close()
     if gone == "folder":
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
+    elif gone.startswith("last"):
+        sorted(folder.glob("*.log"))[-1].unlink()
+    elif gone.startswith("all"):
+        for path in folder.glob("*.log"):
+            path.unlink()
     else:
         sorted(folder.glob("*.log"))[1].unlink()
     broker.store = FileStore(tmp_path, clock, segment_bytes=4096)
@@ -238,6 +248,10 @@ def test_missing_files_are_given_up_and_offsets_never_used_again(tmp_path: Path,
     values, lost = read_all(broker, 0)
     assert values[-1] == b"more"
     assert sum(end - first for first, end in lost) + len(values) == published.base_offset + 1
+    assert figures(broker)["collected"] == published.base_offset + 1 - len(values)
+    broker.restart()
+    assert broker.engine.faults() == []
+    assert read_all(broker) == (values, lost)
     described = broker.ask(DescribeTopic("t"))
     assert isinstance(described, TopicInfo)
     broker.store.close()
@@ -275,3 +289,21 @@ def test_whatever_fact_is_lost_nothing_that_is_left_goes_missing(lost: int) -> N
     broker.restart()
     assert broker.engine.faults() == []
     assert broker.lease(count_max=100) == []
+
+
+def test_a_reset_moves_nothing_where_a_partition_is_damaged() -> None:
+    broker = HeldEngine()
+    broker.create(partitions=3, ring_buffer_bytes=0)
+    broker.ask(CreateGroup("g", ["t"], {"start": "earliest"}))
+    for partition in range(3):
+        broker.publish(b"x", partition=partition)
+    damage(broker, 0)
+    refused = broker.ask(ResetGroup("g", "t", LATEST))
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.outcome, refused.details["partitions"]) == ("corrupt", "none", [0])
+    described = broker.ask(DescribeGroup("g"))
+    assert isinstance(described, GroupInfo)
+    assert [row["committed"] for row in described.partitions] == [0, 0, 0]
+    well = broker.ask(ResetGroup("g", "t", offsets=[(1, 1), (2, 1)]))
+    assert isinstance(well, ResetPlan), "those that are well can be named"
+    assert well.done

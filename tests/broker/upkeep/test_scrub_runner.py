@@ -164,3 +164,43 @@ def test_a_damaged_snapshot_is_told_and_stops_nothing(broker: Scrubbed) -> None:
     (found,) = broker.state().damage
     assert "the checksum of the snapshot is wrong" in found
     assert broker.engine.faults() == []
+
+
+def test_whoever_asks_is_told_of_what_was_asked_for(
+    broker: Scrubbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(broker, 0)
+    monkeypatch.setattr(scrub_runner, "ASKED_BYTES_PER_S", 2000)
+    monkeypatch.setattr(scrub_runner, "PERIODIC_BYTES_PER_S", 500)
+    broker.pass_s(PERIOD_S + 1)
+    assert broker.state().running
+    broker.ask(Scrub("t", 0))
+    broker.ask(Scrub("t", 1))
+    first = broker.ask(Scrub("t", 0, begin=False))
+    assert isinstance(first, ScrubState)
+    assert (first.running, first.total) == (True, 1)
+    broker.pass_s(30)
+    well, ill = broker.ask(Scrub("t", 1, begin=False)), broker.ask(Scrub("t", 0, begin=False))
+    assert isinstance(well, ScrubState)
+    assert isinstance(ill, ScrubState)
+    assert (well.running, well.done, well.damage) == (False, 1, [])
+    assert well.bytes > 0
+    assert not ill.running
+    assert len(ill.damage) == 1
+    assert broker.state().running, "the one that nobody asked for is slower, and not held up for ever"
+    broker.ask(Scrub())
+    begun = broker.state()
+    broker.pass_s(60)
+    asked = broker.state()
+    assert (asked.running, asked.begun_us, asked.done) == (False, begun.begun_us, begun.total)
+    never = broker.ask(Scrub("t", begin=False))
+    assert never == ScrubState(False, 0, 0, 0)
+
+
+def test_what_was_asked_for_is_kept_within_bounds(broker: Scrubbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrub_runner, "ENDED_MAX", 2)
+    for request in (Scrub("t", 0), Scrub("t", 1), Scrub("t"), Scrub("t", 1)):
+        broker.ask(request)
+        broker.pass_s(5)
+    states = [broker.ask(Scrub("t", number, begin=False)) for number in (None, 0, 1)]
+    assert [state.total for state in states if isinstance(state, ScrubState)] == [2, 0, 1]

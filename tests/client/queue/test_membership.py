@@ -8,6 +8,7 @@ import pytest
 
 from tailrace.client.queue.consumer import Consumer
 from tailrace.client.queue.consumer_options import ConsumerOptions
+from tailrace.client.queue.handler_verdicts import Reject as Hopeless
 from tailrace.core.model.commands import Reply, Request
 from tailrace.core.model.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membership
 from tailrace.core.model.identifiers import Refusal
@@ -20,6 +21,7 @@ from tailrace.core.model.queue_commands import (
     Lease,
     Leases,
     Nack,
+    RejectMessages,
     Settled,
 )
 from tailrace.errors import Corrupt, Denied, Fenced, LeaseLost, Timeout
@@ -394,8 +396,89 @@ def test_after_a_lost_answer_the_poll_says_what_is_held() -> None:
     run(scenario())
 
 
+def test_a_message_that_cannot_be_rejected_comes_again_before_those_behind_it() -> None:
+    async def scenario() -> None:
+        script = Script()
+        script.options = {"ordering": "partition"}
+        script.answers[RejectMessages] = [None]
+        seen: list[bytes | None] = []
+
+        async def handler(delivery: Any) -> None:
+            seen.append(delivery.value)
+            raise Hopeless("no")
+
+        async with make(script) as consumer:
+            running = asyncio.ensure_future(consumer.run(handler))
+            await rounds()
+            script.grant(b"a")
+            await rounds()
+            script.grant(b"b", lease=8, offset=1)
+            await rounds()
+            script.answer(RejectMessages, Refusal("denied", "not you", "none"))
+            await rounds(20)
+            assert [request.leases for request in script.of(GiveBack)] == [[(8, [1, 2])]]
+            assert [nack.lease for nack in script.of(Nack)] == [7]
+            assert seen == [b"a"]
+            consumer.stop()
+            await running
+
+    run(scenario())
+
+
+def test_a_partition_is_given_up_as_soon_as_nothing_of_it_is_held() -> None:
+    """The lease of the message at work is over: nobody can settle it any more, and nobody waits for that."""
+
+    async def scenario() -> None:
+        script = Script()
+        async with make(script) as consumer:
+            await take(script, consumer, b"a")
+            script.answers[Extend] = [Extended(0, [7])]
+            script.revoking = [("t", 0)]
+            script.change()
+            await asyncio.sleep(14)
+            assert not any(beat.released for beat in script.of(Heartbeat))
+            await asyncio.sleep(2)
+            assert script.of(Heartbeat)[-1].released == [("t", 0)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("happens", ["pause", "reset", "taken"])
+def test_what_waits_behind_a_handler_is_not_started_any_more(happens: str) -> None:
+    async def scenario() -> None:
+        script = Script()
+        script.options = {"ordering": "partition"}
+        seen: list[bytes | None] = []
+        go_on = asyncio.Event()
+
+        async def handler(delivery: Any) -> None:
+            seen.append(delivery.value)
+            await go_on.wait()
+
+        async with make(script) as consumer:
+            running = asyncio.ensure_future(consumer.run(handler, concurrency=2))
+            await rounds()
+            script.grant(b"a", b"b")
+            await rounds()
+            if happens == "pause":
+                consumer.pause()
+            else:
+                script.owned = [("t", 0, 2)] if happens == "reset" else []
+                script.change()
+            await rounds()
+            go_on.set()
+            await rounds()
+            assert seen == [b"a"]
+            back = [request.leases for request in script.of(GiveBack)]
+            assert back == ([[(7, [1, 2])]] if happens == "pause" else [])
+            consumer.stop()
+            await running
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("ordering", ["partition", "none"])
-@pytest.mark.parametrize("found_out", ["ack", "extension"])
+@pytest.mark.parametrize("found_out", ["ack", "extension", "reject"])
 def test_what_lies_behind_a_lost_message_goes_back(ordering: str, found_out: str) -> None:
     async def scenario() -> None:
         script = Script()
@@ -406,11 +489,13 @@ def test_what_lies_behind_a_lost_message_goes_back(ordering: str, found_out: str
             script.grant(b"b", lease=8, offset=1)
             if found_out == "ack":
                 script.answers[Ack] = [Settled([(7, [0, 1])])]
+            elif found_out == "reject":
+                script.answers[RejectMessages] = [Settled([(7, [0, 1])])]
             else:
                 script.answers[Extend] = [Extended(0, [7])]
                 await asyncio.sleep(16)
             with pytest.raises(LeaseLost):
-                await m.ack()
+                await (m.reject() if found_out == "reject" else m.ack())
             await rounds()
             back = [request.leases for request in script.of(GiveBack)]
             assert back == ([[(8, [1, 2])]] if ordering == "partition" else [])

@@ -65,12 +65,12 @@ class Site:
         return log, found, list(recovery.lost)
 
     def survivors(self, losses: list[LostRange]) -> list[tuple[int, int, int]]:
-        gone = {entry for lost in losses for entry in range(lost.first_entry, lost.end_entry)}
+        gone = [(lost.first_entry, lost.end_entry) for lost in losses]
         spans = [(lost.first_offset, lost.end_offset) for lost in losses]
         return [
             (header.kind, header.entry, header.base_offset)
             for header in (frame.header for frame in self.frames)
-            if header.entry not in gone
+            if not any(first <= header.entry < end for first, end in gone)
             and not (header.kind == DATA and any(a <= header.base_offset < b for a, b in spans))
         ]
 
@@ -172,6 +172,62 @@ def test_missing_files_are_accepted_and_their_offsets_never_used_again(which: st
     assert losses.ranges
     log, _, lost = site.opened()
     assert lost[-1] == max(end for end in (item.end_offset for item in losses.ranges))
+    site.go_on(log, losses)
+
+
+def cut(site: Site, *, to: int) -> None:
+    """The last segment was put back as it was when it had so many appends."""
+    last = site.segments()[-1]
+    content = site.disk.content(site.path(last))
+    size = len(content)
+    used = len(content.rstrip(b"\0")) + 63 & ~63
+    barriers = [at for at in range(0, used, 64) if content[at : at + 6] == b"TRLF\1\6"]
+    keep = barriers[to]
+    handle = site.disk.open(site.path(last))
+    site.disk.write(handle, [bytes(size - keep)], keep)
+    site.disk.sync(handle)
+    site.disk.close(handle)
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("which", ["last", "all", "all but snapshots", "end"])
+def test_after_a_kill_the_mark_is_no_upper_bound(which: str, snapshot: bool) -> None:
+    """It was written before the last appends."""
+    site = Site()
+    site.fill()
+    site.clock.time_us += 2_000_000
+    log = site.store.known_log(LOG)
+    log.recover()
+    if snapshot:
+        log.save_snapshot(Snapshot(site.maker.entry - 1, site.maker.offset, [b"state"]))
+    for number in range(5):
+        some = [site.maker.data(300, span=7), site.maker.facts()]
+        log.append(some, sync=True)
+        site.frames += some
+        if not number:
+            site.clock.time_us += 2_000_000
+    if which == "end":
+        cut(site, to=1)
+    else:
+        segments = site.segments()
+        for first in segments[-1:] if which == "last" else segments:
+            site.disk.remove(site.path(first))
+        if which == "all but snapshots":
+            site.disk.remove(f"{LOG}/{MARK_NAME}")
+        site.disk.sync_folder(LOG)
+    site.store = site.new_store()
+    log = site.store.known_log(LOG)
+    if log.recover().fault is None:
+        assert which == "end"
+        pytest.fail("the mark proves nothing here")
+    log.close()
+    losses = site.accept()
+    assert not losses.ranges[-1].exact
+    log, replayed, lost = site.opened()
+    assert LOST in [kind for kind, _, _ in replayed], "a snapshot does not know how far the loss goes"
+    assert lost[-1] == losses.ranges[-1].end_offset
+    if snapshot or which != "all but snapshots":
+        assert log._end_entry > site.maker.entry
     site.go_on(log, losses)
 
 

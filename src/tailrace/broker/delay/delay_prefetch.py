@@ -16,7 +16,7 @@ from tailrace.core.collections.timing_wheel import AT, REF, ROW_BITS, Rows, end_
 from tailrace.errors import Corrupt
 from tailrace.format.batch import stored
 from tailrace.format.gathering import widened
-from tailrace.format.schema import schema_of
+from tailrace.format.schema import numbers_of, schema_of
 from tailrace.ports import PartitionLog
 
 _ROW_MASK = (1 << ROW_BITS) - 1
@@ -55,7 +55,7 @@ def pick(log: PartitionLog, refs: Sequence[int] | Rows, bytes_max: int) -> Picke
             if int(here[-1]) >= batch.num_rows:
                 raise Corrupt(f"entry {header.entry} has {batch.num_rows} rows, not row {int(here[-1])}")
             if len(here) < batch.num_rows:
-                batch = batch.take(pa.array(here))
+                batch = batch.take(numbers_of(here))
             batches.append((batch, header.columns))
             columns |= header.columns
             size, rows = size + batch.nbytes, rows + len(here)
@@ -64,7 +64,7 @@ def pick(log: PartitionLog, refs: Sequence[int] | Rows, bytes_max: int) -> Picke
     joined = _joined(batches, columns)
     order = np.searchsorted(sorted_refs, wanted)
     if (order[1:] < order[:-1]).any():
-        joined = joined.take(pa.array(order))
+        joined = joined.take(numbers_of(order))
     return Picked(joined, columns)
 
 
@@ -142,5 +142,5 @@ class DelayPrefetch:
         count = len(rows) if found.all() else int(found.argmin())
         if not count:
             return None
-        picked = _joined(pieces, columns).take(pa.array(order[places[:count]]))
+        picked = _joined(pieces, columns).take(numbers_of(order[places[:count]]))
         return Picked(picked, columns), count

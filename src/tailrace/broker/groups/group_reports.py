@@ -12,6 +12,7 @@ from tailrace.broker.groups.group_verbs import GroupVerbs, info_of
 from tailrace.broker.queue.time_lookup import locate
 from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import together
 from tailrace.broker.topics import TopicHost, Topics
 from tailrace.core.groups.group_membership import in_use
 from tailrace.core.groups.group_state import Extent, GroupState
@@ -256,9 +257,10 @@ class GroupReports:
         self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
     ) -> None:
         """The offsets are known: show the changes, or make them, each partition for itself."""
-        lost = next((shard.lost for number in offsets if (shard := host.shards[number]).lost), None)
-        if lost is not None:
-            respond(lost, NOTHING)  # Before any of them is moved.
+        ill = {number: fault for number in offsets if (fault := host.shards[number].fault) is not None}
+        refusal = together(request.topic, ill)
+        if refusal is not None:
+            respond(refusal, NOTHING)  # Before any of them is moved.
             return
         changes = [
             (partition, figures_of(host.shards[partition], request.group).get("committed", 0), offset)

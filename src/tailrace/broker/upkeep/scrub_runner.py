@@ -1,6 +1,7 @@
 """The scrub: everything that is closed is read from the disk and checked, slowly, before somebody needs it.
 
-It runs once in a period, and when somebody asks for it. A piece of at most `STEP_BYTES` goes to a reader
+It runs once in a period, and when somebody asks for it: then of those logs, after what others asked for, and
+before the periodic one goes on. A piece of at most `STEP_BYTES` goes to a reader
 thread, then it waits, so that it reads no more than so many bytes a second and never holds up the loop. How
 far it is is noted in the store, so that a restart goes on there. What it finds is quarantined as by any read.
 """
@@ -34,6 +35,11 @@ NOTE_BYTES = 64 * 1024 * 1024
 FIRST_US = 3_600_000_000
 """A broker that never scrubbed begins so long after its start."""
 NOTE = "scrub"
+ENDED_MAX = 1000
+"""So many results are kept for those who asked for them."""
+
+Wanted = tuple[str | None, int | None]
+"""What is to be scrubbed: a partition, a topic, or everything."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -49,7 +55,10 @@ class Note(msgspec.Struct, frozen=True):
 class _Job:
     """One scrub of some logs."""
 
-    def __init__(self, names: list[str], total: int, begun_us: int, *, periodic: bool) -> None:
+    def __init__(
+        self, wanted: Wanted, names: list[str], total: int, begun_us: int, *, periodic: bool
+    ) -> None:
+        self.wanted = wanted
         self.names = names
         self.total = total
         self.begun_us = begun_us
@@ -74,8 +83,9 @@ class ScrubRunner:
         self._metrics = metrics
         self._period_us = period_us
         self._jobs: list[_Job] = []
-        """The first is at work; one that somebody asked for goes before the periodic one."""
-        self._last: _Job | None = None
+        """The first is at work; those that somebody asked for go before the periodic one."""
+        self._ended: dict[Wanted, _Job] = {}
+        """The last result of each kind, the newest at the end."""
         self._busy = self._closed = False
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {Scrub: self._scrub}
 
@@ -93,7 +103,8 @@ class ScrubRunner:
         now_us = self._pump.clock.now_us()
         if note.name:
             names = [name for name in self._names(None, None) if name >= note.name]
-            job = _Job(names, len(self._names(None, None)), note.begun_us, periodic=True)
+            total = len(self._names(None, None))
+            job = _Job((None, None), names, total, note.begun_us, periodic=True)
             job.entry = note.entry if names and names[0] == note.name else 0
             self._add(job)
         else:
@@ -104,7 +115,7 @@ class ScrubRunner:
 
     def _begin(self, now_us: int) -> None:
         names = self._names(None, None)
-        self._add(_Job(names, len(names), now_us, periodic=True))
+        self._add(_Job((None, None), names, len(names), now_us, periodic=True))
 
     def _names(self, topic: str | None, partition: int | None) -> list[str]:
         return sorted(shard.name for shard in self._shards(topic, partition))
@@ -122,11 +133,22 @@ class ScrubRunner:
         return [host.shards[partition]]
 
     def _scrub(self, request: Scrub, body: Buffer, respond: Respond, gate: Gate) -> None:
+        wanted = (request.topic, request.partition)
         if request.begin:
-            names = self._names(request.topic, request.partition)
-            self._add(_Job(names, len(names), self._pump.clock.now_us(), periodic=False))
-        job = self._jobs[0] if self._jobs else self._last
+            names = self._names(*wanted)
+            self._add(_Job(wanted, names, len(names), self._pump.clock.now_us(), periodic=False))
+        job = self._newest(wanted)
         respond(ScrubState(False, 0, 0, 0) if job is None else job.state(), NOTHING)
+
+    def _newest(self, wanted: Wanted) -> _Job | None:
+        """The job that began last of those that were wanted so; whoever asks about everything, and there was
+        no such job, is told of the one at work or the last one."""
+        jobs = [
+            job for job in (*self._jobs, self._ended.get(wanted)) if job is not None and job.wanted == wanted
+        ]
+        if not jobs and wanted == (None, None):
+            jobs = self._jobs[:1] or list(self._ended.values())[-1:]
+        return max(jobs, key=lambda job: job.begun_us, default=None)
 
     # -- at work
 
@@ -135,7 +157,8 @@ class ScrubRunner:
             self._jobs.append(job)
         else:
             # Whoever asks again wants it from the beginning.
-            self._jobs = [job, *(other for other in self._jobs if other.periodic)]
+            asked = [other for other in self._jobs if not other.periodic and other.wanted != job.wanted]
+            self._jobs = [*asked, job, *(other for other in self._jobs if other.periodic)]
         if not self._busy:
             self._busy = True
             self._step()
@@ -218,7 +241,10 @@ class ScrubRunner:
     def _end(self, job: _Job) -> None:
         now_us = self._pump.clock.now_us()
         job.ended_us = now_us
-        self._last = job
+        other = self._ended.pop(job.wanted, job)
+        self._ended[job.wanted] = max(other, job, key=lambda ended: ended.begun_us)
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
         if not job.periodic:
             return
         self._metrics.scrub_ended_us = now_us

@@ -102,8 +102,12 @@ def scrub(
         admin = client.admin()
         state = await admin.scrub(topic, partition)
         while state.running:
+            begun_us = state.begun_us
             await asyncio.sleep(POLL_S)
             state = await admin.scrub(topic, partition, begin=False)
+            if state.begun_us < begun_us:
+                output.note("the broker does not know of this scrub any more, it begins anew")
+                state = await admin.scrub(topic, partition)
             if not json and sys.stderr.isatty():
                 output.note(f"{state.done} of {state.total} partitions, {state.bytes} bytes")
         found.append(state)

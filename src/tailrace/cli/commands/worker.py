@@ -63,7 +63,9 @@ def load_bus(target: str) -> Bus:
             raise  # Something that the application itself needs is missing: its traceback says what.
         raise InvalidRequest(f"{module_name!r}: there is no such module here") from None
     for part in name.split("."):
-        found = getattr(found, part, None)
+        if not hasattr(found, part):
+            raise InvalidRequest(f"{target!r}: there is no {part!r}")
+        found = getattr(found, part)
     if isinstance(found, BlockingBus):
         found = found.inner
     if not isinstance(found, Bus):

@@ -253,7 +253,11 @@ class AckSender:
             topic, partition = lease.place
             return RejectMessages(topic, partition, self.group, lease.id, spans, kind, text)
 
-        await self._settle(deliveries, make)
+        try:
+            await self._settle(deliveries, make)
+        except LeaseLost:
+            self._went_back(deliveries)
+            raise
 
     async def _settle(
         self,
@@ -348,11 +352,15 @@ class AckSender:
         """Return a message that a handler had, without a failure; nobody waits for it."""
         lease, offset = delivery.rows.lease, delivery.offset
         if offset in lease.open:
+            place, spans = lease.place, [offset, offset + 1]
             self.leases.forget(lease, [offset])
-            topic, partition = lease.place
-            request = Nack(topic, partition, self.group, lease.id, [offset, offset + 1], failure=False)
+            self._going_back(place, _first_of((delivery,), place))
+            started = self._started(place)
+            request = Nack(*place, self.group, lease.id, spans, failure=False, started=started)
             # When it does not arrive, the lease ends by itself.
             self._verbs.submit(request, b"", lambda reply, parts: None)
+            self._went_back((delivery,))
+            self._wake()
 
     def give_back(self, unstarted: Unstarted) -> None:
         """Return messages that no handler got, as if they had never been delivered; nobody waits for it."""
@@ -456,6 +464,7 @@ class AckSender:
             text = f"a lease on {topic}/{partition} is over; its messages may have been delivered again"
             self.leases.lose(lease, error or LeaseLost(text))
             self._lost(lease)
+            self._wake()
 
     def close(self, error: TailraceError) -> None:
         """Nothing is settled any more; who tries hears why not."""

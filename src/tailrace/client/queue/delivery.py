@@ -17,6 +17,7 @@ from tailrace.core.model.queue_commands import Grant
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, Header
+from tailrace.format.schema import numbers_of
 
 FEW_RUNS = 8
 """So many runs are looked at one by one; with more, all rows at once are quicker."""
@@ -102,7 +103,7 @@ class LeasedRows(Rows):
         else:
             offsets = self.offsets()
             self.deltas = [offsets[row] - self.base_offset for row in rows]
-            self.batch = self.batch.take(pa.array(rows, pa.int64()))
+            self.batch = self.batch.take(numbers_of(rows))
         self._lists.clear()
 
     def rest(self, first: int) -> LeasedRows | None:

@@ -139,8 +139,8 @@ class LeasePolls:
         self._retries = Retries(self.ask)
         self._modest_ms = 0.0
         self._modest_count = 0
-        self._cap = options.prefetch
-        """So many are leased ahead at most: fewer when many of them go back behind failures."""
+        self._cap = self._cap_max = options.prefetch or options.batch_size
+        """So many are in hand at most: fewer when many of them go back behind failures."""
         self._wasted = 0
         self._since = 0
 
@@ -179,7 +179,7 @@ class LeasePolls:
 
     def going_back(self, place: Place, first: FirstOfKeys) -> None:
         """A request leaves that gives messages back."""
-        if self._unanswered:
+        if any(place in asked for asked in self._unanswered.values()):
             self._going_back.setdefault(place, []).append((self._count, first))
 
     def went_back_since(self, place: Place, asked: int) -> list[FirstOfKeys]:
@@ -200,12 +200,14 @@ class LeasePolls:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._going_back:
-            oldest = next(iter(self._unanswered), self._count + 1)
-            for place, entries in list(self._going_back.items()):
-                self._going_back[place] = [entry for entry in entries if entry[0] >= oldest]
-                if not self._going_back[place]:
-                    del self._going_back[place]
+        for place, entries in list(self._going_back.items()):
+            polls = (poll for poll, asked in self._unanswered.items() if place in asked)
+            oldest = next(polls, self._count + 1)
+            left = [entry for entry in entries if entry[0] >= oldest]
+            if left:
+                self._going_back[place] = left
+            else:
+                del self._going_back[place]
 
     # -- asking
 
@@ -233,12 +235,12 @@ class LeasePolls:
         """How many messages to ask for; none when enough are in hand, and -1 when that is true even for what
         was asked for already: of another topic, or when the handler was faster."""
         options, count = self._options, self._hand.count
-        if self._taker.is_waiting() and not count:
-            return min(self._pace.wanted(), options.batch_size, self._cap or options.batch_size)
-        limit = min(self._cap, self._pace.ahead())
-        if self._cap < options.prefetch and self._taker.started() - self._since > _WASTE_WINDOW:
-            self._cap = min(options.prefetch, self._cap * 2)
+        if self._cap < self._cap_max and self._taker.started() - self._since > _WASTE_WINDOW:
+            self._cap = min(self._cap_max, self._cap * 2)
             self._wasted, self._since = 0, self._taker.started()
+        if self._taker.is_waiting() and not count:
+            return min(self._pace.wanted(), options.batch_size, self._cap)
+        limit = min(self._cap, self._pace.ahead()) if options.prefetch else 0
         if self._modest_ms and limit > self._modest_count:
             if self._now_ms() < self._modest_ms:
                 limit = self._modest_count

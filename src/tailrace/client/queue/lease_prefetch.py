@@ -92,7 +92,7 @@ class LeasePrefetch:
         self._rows: LeasedRows | None = None
         self.current: Iterator[Any] = iter(())
         self.last: LeasedMessage | None = None
-        self.kind: type[LeasedMessage] = Delivery
+        self._kind: type[LeasedMessage] = Delivery
         self.wall_ns = verbs.clock.wall_ns
         self.calm_ns = self.until_ns = 0
         """While the wall clock is in this span, the current rows need no look at their lease; see
@@ -139,10 +139,9 @@ class LeasePrefetch:
             raise StopAsyncIteration
         now_ms = self.settlement.now_ms()
         self._count_taken(now_ms)
-        if self._hand.count * self.pace.average_ms > LATE_MS:
+        if self._hand.count * self.pace.average_ms > LATE_MS and self._hand.count > self.pace.wanted():
             # It became slower since they were leased.
-            keep = max(1, self.pace.ahead())
-            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), keep))
+            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), self.pace.wanted()))
         while self._hand.count:
             rows = self._hand.pop()
             lease = rows.lease
@@ -156,7 +155,7 @@ class LeasePrefetch:
                 self._hand.put_back(rows.rest(half))
                 rows = rows.part(range(half))
             self._rows, self._since_ms = rows, now_ms
-            self.current = rows.deliveries(self.kind)
+            self.current = rows.deliveries(self._kind)
             self._streak += len(rows)
             self._polls.ask()
             return True
@@ -225,6 +224,15 @@ class LeasePrefetch:
             self.last = message
             if self.calm_ns <= self.wall_ns() < self.until_ns or not self.is_over(message.rows.lease):
                 return message
+
+    def in_hand(self) -> int:
+        """How many messages are there that are not being handed out yet."""
+        return self._hand.count
+
+    def hand_out_as(self, kind: type[LeasedMessage]) -> None:
+        """Hand out deliveries of this kind from now on."""
+        self._set_down()
+        self._kind = kind
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -307,6 +315,13 @@ class LeasePrefetch:
         self._polls.ask()
         return taken
 
+    def _take_unstarted(self, places: set[Place]) -> Unstarted:
+        """All of some partitions that was not started: also what waits behind a handler."""
+        taken = self._take_out(_all_of(places))
+        if self.parking is not None:
+            taken.merge(self.parking.give_up(places))
+        return taken
+
     def _forget(self, taken: Unstarted) -> None:
         for lease, offsets in taken.leases.items():
             self.settlement.leases.forget(lease, offsets)
@@ -346,7 +361,7 @@ class LeasePrefetch:
         """Hand out nothing more of these; what was leased ahead of them is given back."""
         self._polls.paused |= places
         self._polls.renew()
-        self.settlement.give_back(self._take_out(_all_of(places)))
+        self.settlement.give_back(self._take_unstarted(places))
 
     def resume(self, places: set[Place]) -> None:
         """Go on with these, or with all."""
@@ -374,9 +389,7 @@ class LeasePrefetch:
         """See `membership.Holder`."""
         self._polls.withdraw({topic for topic, _ in places})
         self._not_ready(places)
-        self.settlement.give_back(self._take_out(_all_of(places)))
-        if self.parking is not None:
-            self.settlement.give_back(self.parking.give_up(places))
+        self.settlement.give_back(self._take_unstarted(places))
 
     async def release(self, places: set[Place], seconds: float) -> None:
         """See `membership.Holder`: wait for what is handed out. What is not settled in time goes back with
@@ -393,7 +406,7 @@ class LeasePrefetch:
     def dropped(self, places: set[Place]) -> None:
         """See `membership.Holder`."""
         self._not_ready(places)
-        self._forget(self._take_out(_all_of(places)))
+        self._forget(self._take_unstarted(places))
 
     def tick(self) -> None:
         """See `membership.Holder`."""

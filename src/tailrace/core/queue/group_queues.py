@@ -188,8 +188,8 @@ class GroupQueues:
         return ledger is not None and ledger.pool is not None and ledger.pool.held_back()
 
     def takers(self, group: str) -> Collection[str]:
-        """Members that could have what others may not: of a key, or (with ordering=partition) of a partition
-        of which they have something in flight."""
+        """Members that could have what others may not, of a key or (with ordering=partition) of a partition
+        of which they have something in flight; of a key only those that were not named before."""
         ledger = self._ledgers.get(group)
         if ledger is None:
             return ()

@@ -48,13 +48,6 @@ class Spot:
         self.top = self._stands(self.heap, rows) if self.heap else NOTHING
         self.back_top = self._stands(self.back, rows) if self.back else NOTHING
 
-    def has(self, rows: dict[int, KeyQueue]) -> bool:
-        """Whether the heaps hold an offer that still stands."""
-        if self.heap or self.back:
-            self.lift(rows)
-            return self.top != NOTHING or self.back_top != NOTHING
-        return False
-
     def _stands(self, heap: list[int], rows: dict[int, KeyQueue]) -> int:
         while heap:
             entry = heap[0]

@@ -47,6 +47,8 @@ class KeyQueues:
         self._free = [Spot() for _ in range(LANES)]
         self._held: dict[str, list[Spot]] = {}
         self._held_max = 256
+        self._offered: dict[str, None] = {}
+        """Members to whom alone something was offered since that was asked last."""
         self._waiting: list[tuple[int, int]] = []
         self._now_us = 0
         self._unplaced: dict[int, tuple[int, str, int, int | None]] = {}
@@ -220,6 +222,8 @@ class KeyQueues:
             queue.spot = spot
             queue.entry = entry
             spot.push(entry)
+            if queue.holder:
+                self._offered[queue.holder] = None
 
     def entry(self, queue: KeyQueue, row: int) -> int | None:
         """What a message of a key is offered as; None when it has to wait."""
@@ -272,8 +276,9 @@ class KeyQueues:
         return feeds
 
     def takers(self) -> list[str]:
-        """Members to whom alone something is offered."""
-        return [member for member, spots in self._held.items() if any(spot.has(self.rows) for spot in spots)]
+        """Members to whom alone something was offered since this was asked last."""
+        offered, self._offered = self._offered, {}
+        return list(offered)
 
     def put_back(self) -> None:
         """The selection is over: what it took out is offered again, until an event says otherwise."""
@@ -345,6 +350,7 @@ class KeyQueues:
         if len(self._held) > self._held_max:
             holders = {queue.holder for queue in self.rows.values()}
             self._held = {member: spots for member, spots in self._held.items() if member in holders}
+            self._offered = {member: None for member in self._offered if member in holders}
             self._held_max = 2 * len(self._held) + 256
 
     def _room(self) -> int:

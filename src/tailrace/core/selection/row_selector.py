@@ -74,7 +74,8 @@ class RowSelector:
         return held_back
 
     def takers(self) -> list[str]:
-        """Members to whom alone something is offered, because others of its key are in flight to them."""
+        """Members to whom alone something was offered since this was asked last, because others of its key
+        are in flight to them."""
         return self._queues.takers() if isinstance(self._queues, KeyQueues) else []
 
     def leased(self, member: str, spans: Sequence[int], keys: Sequence[int]) -> None:

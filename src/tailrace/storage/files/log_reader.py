@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from tailrace.errors import Corrupt, StorageFault
-from tailrace.format.frame import BARRIER, DATA, HEADER_BYTES, Buffer, Header, check_body, parse
+from tailrace.format.frame import BARRIER, DATA, HEADER_BYTES, LOST, Buffer, Header, check_body, parse
 from tailrace.ports import Disk
 from tailrace.storage.files.scan import CHUNK, damaged, scan
 from tailrace.storage.files.segment import INDEX_STEP, Point, Points, Segment, decode_index, last_false
@@ -143,8 +143,9 @@ class LogReader:
         return self.steady(find)
 
     def replay(self, after: int) -> Iterator[tuple[Header, Buffer]]:
-        """Frames with an index above `after`, as of now. Sealed segments are checked on the way. The last
-        segment was checked when the log was opened."""
+        """Frames with an index above `after`, as of now, and a LOST one that goes beyond it: its loss was
+        accepted later than the snapshot was taken. Sealed segments are checked on the way. The last segment
+        was checked when the log was opened."""
         parts = [(segment, segment.size) for segment in self.segments if segment.frames]
         for segment, size in parts:
             if segment.end_entry <= after + 1:
@@ -156,7 +157,8 @@ class LogReader:
                 for header, _, body in scan(
                     self.disk, handle, self.path(segment), start, size, check=segment.sealed
                 ):
-                    if header.kind != BARRIER and header.entry > after:
+                    last = header.entry + header.producer_id - 1 if header.kind == LOST else header.entry
+                    if header.kind != BARRIER and last > after:
                         yield header, body
             except Corrupt as error:
                 self.found(error)

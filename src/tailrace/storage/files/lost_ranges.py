@@ -5,7 +5,9 @@ well; else at the next barrier of the segment, which carries the segment's numbe
 pose as one. What lies between is a *lost range*: so many entries, so many offsets. Every frame outside of it
 stays byte for byte where it is. A LOST frame takes the place of the range, so the log has no gap in its
 numbers, and no offset is ever used again. Where nothing says how many messages there were (the end of the log
-is gone), an upper bound is taken: no message takes less than a byte.
+is gone), an upper bound is taken: what the durable mark and the snapshots know of, and as many as a segment
+can hold. The mark alone is none, for it lags behind the last appends; but it names each segment before that
+has frames, so there was none behind the one that it names.
 
 `accept_losses` is durable step by step:
 
@@ -51,6 +53,10 @@ from tailrace.storage.files.segment import decode_index, first_entry, index_name
 from tailrace.storage.snapshots import load_snapshot, snapshot_entry
 
 LOSS_NAME = "loss"
+ENTRIES_MAX = 1 << 26
+OFFSETS_MAX = 1 << 42
+"""More than a segment of 4 GiB can hold: a frame takes 128 bytes at least, and 192 bytes may be 100,000
+messages."""
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -243,6 +249,9 @@ def _walk(
                 hole = _resumed(disk, handle, bad, walked, error.message)
                 if hole is None:
                     walked.used, walked.open_end = behind.used, error.message
+                    header = _parsed(disk.read(handle, bad, HEADER_BYTES))
+                    if header is not None:  # Its body may end in zeros.
+                        walked.used = max(walked.used, min(bad + header.size, file_bytes))
                     break
                 walked.holes.append(hole)
                 walked.entry, walked.offset, start = hole.end_entry, hole.end_offset, hole.end
@@ -364,35 +373,36 @@ def _at_the_end(plan: RepairPlan, known: Sequence[tuple[int, int]], bound: int) 
     offset = max((at for _, at in known), default=0)
     if not segments:
         if mark is not None and mark.nonce:
-            entry, offset = max(entry, mark.entry), max(offset, mark.offset) + mark.position
+            entry, offset = max(entry, mark.entry) + ENTRIES_MAX, max(offset, mark.offset) + OFFSETS_MAX
+        elif known:  # Nobody knows how old the newest snapshot was.
+            entry, offset = entry + ENTRIES_MAX, max(offset + OFFSETS_MAX, bound)
         why = "all segments are missing" if mark is not None or known else "the whole log is missing"
         origin = mark.origin if mark is not None else 0
         start = min((at + 1 for at, _ in known), default=origin)
-        first_offset = min((at for _, at in known), default=0)
+        if mark is not None and mark.nonce and mark.first is not None:
+            start = min(start, mark.first)
         end_offset = max(offset, bound if mark is None and not known else offset)
-        segments.append(_made(start, max(entry, start + 1), first_offset, end_offset, why, origin))
+        segments.append(_made(start, max(entry, start + 1), 0, end_offset, why, origin))
         plan.new_end = True
         return
     last = segments[-1]
-    exact, used = True, last.used
-    named = mark is not None and bool(mark.nonce) and mark.segment >= last.first
-    synced = last.synced
-    if mark is not None and named:
+    exact, used, synced = True, last.used, last.synced
+    if mark is not None and mark.nonce and mark.segment >= last.first:
         here = mark.segment == last.first
         synced = max(synced, mark.position if here else last.end + 1)
         entry, offset = max(entry, mark.entry), max(offset, mark.offset)
-        whole = mark.entry > mark.segment or not mark.position
-        unknown = max(used - mark.position, 0) if here and whole else max(used - last.end, mark.position)
-        if synced > last.end and unknown:
-            exact, offset = False, max(offset, last.offset) + unknown
-    elif synced > last.end:
-        exact, offset = False, max(offset, last.offset) + used - last.end
+        # All of its frames are known when it was synced whole and goes just as far: where it ends in zeros or
+        # is cut short before that, nobody knows what was appended since.
+        whole = here and mark.entry > mark.segment and padded(used) == mark.position
+        exact = synced <= last.end or whole
+    else:
+        exact = synced <= last.end
     if synced <= last.end and entry <= last.entry:
         return  # What may be behind it is a torn tail.
     why = last.open_end or f"entries from {last.entry} on are missing at the end"
     end = max(padded(used), last.end + HEADER_BYTES)
-    entry = max(entry, last.entry + (0 if exact else (end - last.end) // HEADER_BYTES))
-    offset = max(offset, last.offset)
+    entry = max(entry, last.entry) + (0 if exact else ENTRIES_MAX)
+    offset = max(offset, last.offset) + (0 if exact else OFFSETS_MAX)
     last.holes.append(
         Hole(last.end, end, why, last.entry, max(entry, last.entry + 1), last.offset, offset, exact)
     )

@@ -106,3 +106,38 @@ def test_what_is_freed_behind_a_request_in_the_same_turn_wakes_it(verb: str) -> 
     first = 1 if verb == "ack" else 0
     assert [grant.runs[0][0] for grant in reply.grants] == [first]
     assert values(broker.lease(member="other")) == [], "its key is with the one that waited"
+
+
+# ------------------------------------------------------------------------------------------ many holders
+
+
+def named_by_an_ack(holders: int) -> list[int]:
+    """How many members are named as those who alone may have something, each time that it is asked, while one
+    of so many members acks that have more of their keys to come."""
+    broker = make(partitions=1, assignment="shared", ordering="key")
+    held = []
+    for number in range(holders):
+        broker.send(*[b"x"] * 9, keys=[b"%d" % number] * 9)
+        held.append(broker.lease(member=f"h{number}", count_max=4))
+    waiting = [broker.begin_lease(member=f"w{number}", wait_ms=LONG_MS) for number in range(3)]
+    queues, named = broker.shard().state.queues, list[int]()
+    takers = queues.takers
+
+    def counted(group: str) -> Any:
+        found = takers(group)
+        named.append(len(found))
+        return found
+
+    queues.takers = counted
+    broker.ack(held[0][0])
+    named.clear()  # Now all that was offered before is known.
+    for messages in held[:5]:
+        broker.ack(messages[1])
+    assert waiting == [[]] * 3
+    return named
+
+
+def test_an_ack_of_a_key_looks_at_its_holder_only_however_many_members_hold_others() -> None:
+    few, many = named_by_an_ack(6), named_by_an_ack(60)
+    assert few == many
+    assert sum(many) <= 5

@@ -1,0 +1,105 @@
+"""How much a consumer leases ahead on the real core, in virtual time: batches, failures, no prefetch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tailrace
+from tailrace.client.queue import lease_polls
+from tailrace.core.model.queue_commands import Lease
+from tailrace.testing import LocalBroker
+from tests.client.queue.test_consumer import known_as_fast, on_broker, spy
+from tests.client.queue.test_standstill import batch_of
+
+NO_PANDAS = """
+import asyncio, sys
+import tailrace
+from tailrace.testing import LocalBroker
+
+async def main():
+    with LocalBroker() as broker:
+        broker.create_topic("t", partitions=1)
+        async with broker.client() as client:
+            async with client.producer("t") as producer:
+                for number in range(40):
+                    await producer.send(b"%d" % number, key=b"%d" % (number % 2), priority=number % 3)
+            async with client.consumer("t", "g", priority_mode="strict", backoff_ms=0) as consumer:
+                for number in range(44):
+                    message = await anext(consumer)
+                    await (message.nack(delay=0) if number % 9 == 8 else message.ack())
+            async with client.reader("t", start="earliest", stop_at_end=True) as reader:
+                async for batch in reader.batches():
+                    assert batch.num_rows
+        assert broker.group("g").partitions[0]["lag"] == 0
+asyncio.run(main())
+print(sorted({"pandas"} & sys.modules.keys()))
+"""
+
+
+def test_neither_broker_nor_consumer_imports_pandas_while_messages_wait() -> None:
+    pytest.importorskip("pandas")
+    done = subprocess.run([sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_what_went_back_is_forgotten_while_a_poll_of_another_topic_waits() -> None:
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        broker.create_topic("quiet", partitions=1)
+        await batch_of(client, 1)
+        async with client.consumer(["t", "quiet"], "g", max_attempts=100) as consumer:
+            known_as_fast(consumer)
+            for _ in range(30):
+                known_as_fast(consumer)
+                await (await anext(consumer)).nack(delay=0)
+            await broker.settle()
+            kept = consumer._intake._polls._going_back
+            assert sum(len(entries) for entries in kept.values()) <= 2
+
+    on_broker(scenario)
+
+
+def test_batches_grow_when_most_of_their_time_is_the_same_for_any_size() -> None:
+    """A transaction of 200 ms, whatever is in it: what came for a batch is not given back before it."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await batch_of(client, 1200)
+        sizes: list[int] = []
+        async with client.consumer("t", "g") as consumer:
+            async for batch in consumer.batches(500):
+                sizes.append(len(batch))
+                broker.clock.advance(0.2 + 0.00001 * len(batch))
+                await batch.ack()
+                if sum(sizes) == 1200 or len(sizes) > 20:
+                    break
+        assert max(sizes) == 500, sizes
+
+    on_broker(scenario)
+
+
+def test_without_prefetch_less_is_asked_for_after_failures_and_later_more_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_polls, "_WASTE_WINDOW", 10)
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await batch_of(client, 200, key=b"k")
+        async with client.consumer("t", "g", prefetch=0, batch_size=20) as consumer:
+            known_as_fast(consumer)
+            for _ in range(3):
+                await (await anext(consumer)).nack(delay=0)
+            seen = spy(client)
+            for _ in range(150):
+                known_as_fast(consumer)
+                message = await anext(consumer)
+                in_hand = consumer._intake._hand.count
+                asked = [request.count_max for request in seen if isinstance(request, Lease)]
+                await message.ack()
+                late = [request.count_max for request in seen if isinstance(request, Lease)]
+                assert late == asked or not in_hand, "nothing is leased ahead"
+            assert asked[0] < 5
+            assert asked[-1] == 20
+
+    on_broker(scenario)
