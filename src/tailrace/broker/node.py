@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from tailrace.broker.engine import Engine
-from tailrace.broker.upkeep.open_files import OpenFiles, raise_limit
 from tailrace.broker.runtime.clock import SystemClock
 from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.broker.upkeep.open_files import OpenFiles, raise_limit
 from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.config import ServerOptions, split_address
