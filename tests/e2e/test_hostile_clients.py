@@ -93,7 +93,7 @@ def attack(
     broker = siege.broker
     siege.base_mb = siege.base_mb or broker.anonymous_mb()
     siege.good.lap()
-    files = broker.upkeep.open_files()
+    files = broker.open_files()
     watched = Watched(broker)
 
     async def bounded() -> None:
@@ -112,7 +112,7 @@ def attack(
     assert lap.published > 0
     assert lap.worst_ms < WORST_MS
     assert growth_mb < growth_max_mb
-    eventually(lambda: broker.upkeep.open_files() <= files + 2, "connections are closed")
+    eventually(lambda: broker.open_files() <= files + 2, "connections are closed")
     eventually(lambda: broker.anonymous_mb() - siege.base_mb < LEFT_MB, "memory comes back")
     print(f"left: {broker.anonymous_mb() - siege.base_mb:.0f} MB")
 

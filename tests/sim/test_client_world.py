@@ -33,6 +33,11 @@ def test_every_seed_holds_and_nearly_every_state_is_reached() -> None:
     assert len(client_world.STATES - reached) <= 1, client_world.STATES - reached
 
 
+def test_a_sync_that_failed_just_before_the_end_of_trouble_needs_a_restart() -> None:
+    """The broker had not heard of it yet."""
+    client_world.run(720_109)
+
+
 def test_same_seed_same_run() -> None:
     assert client_world.run(7) == client_world.run(7)
 

@@ -105,6 +105,8 @@ class LateThreads:
         self._finished: list[tuple[Finished, object, Exception | None]] = []
         self.full = self.sync_fails = 0.0
         """How likely an append fails."""
+        self.sync_failed = False
+        """Whether a sync failed, be it that nobody has heard of it yet."""
         self.delays_us: tuple[int, ...] = (50, 500, 2_000, 20_000, 300_000)
         """How long a piece of work may take."""
 
@@ -208,6 +210,7 @@ class LateThreads:
         return [(item.done, None, error) for item in joined]
 
     def _fail_sync(self, log: MemoryLog) -> None:
+        self.sync_failed = True
         self._store.spoil(log, self._random)
         log.fail_next(StorageFault("fdatasync failed"))
 

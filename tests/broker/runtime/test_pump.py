@@ -37,6 +37,31 @@ def test_wakes_once_per_turn_and_members_that_ask_again_come_next_time() -> None
     assert (first.turns, second.turns, pump.busy) == (2, 1, False)
 
 
+class SlowClock(ManualClock):
+    """The process is put aside for 15 ms at every reading."""
+
+    def now_us(self) -> int:
+        self.set_us(super().now_us() + 15_000)
+        return super().now_us()
+
+    def wall_us(self) -> int:
+        return self.now_us()
+
+
+def test_what_is_due_by_the_wall_clock_is_not_stored_at_an_earlier_time() -> None:
+    pump = Pump(SlowClock(0), HeldThreads(), lambda: None, lambda due_us: None)
+    seen: list[tuple[int, int]] = []
+
+    class Reader:
+        def turn(self, now_us: int, wall_us: int) -> None:
+            seen.append((now_us, wall_us))
+
+    pump.ready(Reader())
+    pump.turn()
+    ((now_us, wall_us),) = seen
+    assert wall_us <= now_us
+
+
 def test_timers_run_in_order_and_only_when_due() -> None:
     clock, pump, _, armed = make()
     seen: list[tuple[str, int]] = []

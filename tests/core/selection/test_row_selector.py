@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.selection import key_queues
-from tailrace.core.selection.lanes import WEIGHTS
+from tailrace.core.selection.lanes import OWED_MAX, WEIGHTS
 from tailrace.core.selection.selection_terms import Want
 from tests.core.pool_model import BACK, DYING, FRESH, LEASED, SECOND_US, SETTLED, World, flat
 from tests.mixtures import mixtures
@@ -194,6 +194,30 @@ def test_the_weights_are_observed_over_any_thousand_deliveries_of_a_backlog() ->
     for start in range(0, 801, 40):
         shares = Counter(drawn[start : start + 1_000])
         assert all(9 * weight <= shares[lane] <= 11 * weight for lane, weight in enumerate(WEIGHTS)), start
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_was_drawn_ahead_is_not_owed_when_it_goes_back_unstarted(keyed: bool) -> None:
+    of = world(keyed, exact=False)
+    of.publish([(0, 0)] * 30 + [(2, 0)] * 30)
+    for _ in range(3):
+        ahead = lease_ahead(of, 20)
+        assert ahead == list(range(OWED_MAX))
+        of.pool.unstarted(flat(ahead))
+        for offset in ahead:
+            of.give_back(offset, 0)
+    of.ack(lease_ahead(of, 3))
+    for offset in lease_ahead(of, OWED_MAX - 3):
+        of.give_back(offset, 0)
+    assert lease_ahead(of, 1) == [], "what was handled, or failed, is owed"
+
+
+def lease_ahead(of: World, count: int) -> list[int]:
+    """Only the most urgent lane is asked for."""
+    want = Want("a", count, 1 << 30, len(of.rows), of.now_us, of.now_us, of.keyed, above=1)
+    chosen = of.pool.select(want, of, of, of)
+    of._lease("a", chosen)
+    return chosen.offsets
 
 
 def test_strict_goes_by_number_and_first_in_first_out_within_a_lane() -> None:

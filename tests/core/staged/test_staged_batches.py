@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.collections.timing_wheel import AT, NEVER, REF, ROW_BITS
+from tailrace.core.model import group_facts
 from tailrace.core.model.commands import Done
 from tailrace.core.model.facts import Appended, Delayed, Fact, StageApplied, Staged, StageDropped
 from tailrace.core.model.group_facts import Target
@@ -525,7 +526,7 @@ def test_decisions_can_be_rebuilt_and_never_change(steps: list[Any], cut: int) -
             data = other.packed()
             other = StagedVersions()
             other.load(data)
-        union = staged_versions.StagedDecisionFact
+        union = group_facts.StagedDecisionFact
         other.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=union))
     assert other.packed() == machine.decisions.packed()
     assert list(other.pending()) == list(machine.decisions.pending())

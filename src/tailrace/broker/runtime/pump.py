@@ -96,7 +96,9 @@ class Pump:
     def turn(self) -> None:
         """One turn for every member that asked for it; one that fails does not take it from the others."""
         ready, self._ready, self._woken = self._ready, [], False
-        now_us, wall_us = self.clock.now_us(), self.clock.wall_us()
+        # The wall first: what is due by it must not be stored under an earlier time, however long it takes
+        # from one reading to the next.
+        wall_us, now_us = self.clock.wall_us(), self.clock.now_us()
         problem: Exception | None = None
         for member in ready:
             try:
@@ -153,7 +155,7 @@ class Pump:
 
     def tick(self) -> None:
         """Run what is due, and arm the next."""
-        now_us, wall_us = self.clock.now_us(), self.clock.wall_us()
+        wall_us, now_us = self.clock.wall_us(), self.clock.now_us()
         try:
             self._timers.run(now_us)
             self._wall_timers.run(wall_us)

@@ -262,6 +262,8 @@ class Ledger:
         if fact.unstarted:
             self.counters.deliveries -= sum(piece[1] - piece[0] for piece in pieces)
             pieces = [_undelivered(piece) for piece in pieces]
+            if self.pool is not None:
+                self.pool.unstarted(fact.spans)
         self._return(pieces, 0, 0, fact.time_us, fact.apart)
 
     # ------------------------------------------------------------------------------------ ways to be settled

@@ -13,7 +13,7 @@ LANES_ALL = (1 << LANES) - 1
 WEIGHTS = (50, 25, 15, 7, 3)
 
 EMPTY, READY, UNKNOWN = range(3)
-OWED_MAX = 10
+OWED_MAX = 6
 """So many messages of a lane are drawn ahead of its turn, where lanes have shares."""
 FEW = 8
 """Fewer rows than that are taken one by one."""
@@ -72,12 +72,14 @@ class LaneTurn:
     that do not pay anything back, as often as it is asked for.
     """
 
-    __slots__ = ("held_back", "owed", "pattern", "position")
+    __slots__ = ("ahead", "held_back", "owed", "pattern", "position")
 
     def __init__(self, pattern: tuple[int, ...], position: int = 0, owed: Sequence[int] = ()) -> None:
         self.pattern = pattern
         self.position = position
         self.owed = list(owed) or [0] * LANES
+        self.ahead: list[tuple[int, int]] = []
+        """Rows that were drawn ahead of their lane's turn, and the lanes that owe for them; not copied."""
         self.held_back = False
         """Whether a lane was not drawn from because it owes too much; not copied."""
 
@@ -162,11 +164,17 @@ class LaneTurn:
                     return taken, None
                 taken.append(feed.rows[feed.at])
                 nbytes += feed.row_bytes
-                self.owed[lane] += shares
+                if shares:
+                    self.owed[lane] += 1
+                    self.ahead.append((feed.rows[feed.at], lane))
                 feed.at += 1
                 if feed.at == len(feed.rows):
                     feed.refill()
         return taken, None
+
+    def undo(self, lane: int) -> None:
+        """What a lane was given ahead of its turn went back, and nobody started it: that is not owed."""
+        self.owed[lane] = max(0, self.owed[lane] - 1)
 
     def skip(self, count: int) -> None:
         """Deliveries that were not drawn from here."""

@@ -35,6 +35,8 @@ class RowSelector:
         self._drawn: dict[tuple[str, int, int, int], LaneTurn] = {}
         """Of selections since the last lease: whose turn it is when they are leased, by member, count, first
         and last offset."""
+        self._ahead: dict[int, int] = {}
+        """Messages in flight that were drawn ahead of the turn of a lane, which owes for them."""
         self._queues: LaneQueues | KeyQueues | None = None
         self._held_back = False
 
@@ -86,6 +88,7 @@ class RowSelector:
         drawn = self._drawn.get((member, count, spans[0], spans[-1] - 1))
         if drawn is not None:
             self._turn = drawn
+            self._ahead.update(drawn.ahead)
         else:
             self._turn.skip(count)
         self._drawn.clear()
@@ -93,22 +96,42 @@ class RowSelector:
 
     def acked(self, spans: Sequence[int]) -> None:
         """Messages that were in flight are settled."""
+        self._landed(spans)
         if self._queues is not None:
             self._queues.acked(spans)
 
     def settled(self, spans: Sequence[int]) -> None:
         """Messages are settled, wherever they were: lapsed, buried, collected, by an operator."""
+        self._landed(spans)
         if self._queues is not None:
             self._queues.settled(spans)
+
+    def unstarted(self, spans: Sequence[int]) -> None:
+        """Messages are about to be `returned` that no handler got: none of them had its turn."""
+        for lane in self._landed(spans):
+            self._turn.undo(lane)
+
+    def _landed(self, spans: Sequence[int]) -> list[int]:
+        """Messages are not in flight any more; the lanes that owe for some of them."""
+        ahead, lanes = self._ahead, []
+        for first, end in zip(spans[::2], spans[1::2], strict=True):
+            if not ahead:
+                break
+            known = range(first, end) if end - first <= len(ahead) else [o for o in ahead if first <= o < end]
+            lanes += [ahead.pop(offset) for offset in known if offset in ahead]
+        return lanes
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
         """(first, end, due_us): messages are not leased and can be delivered (again) when they are due:
         nacked, expired, given back, reopened."""
+        if self._ahead:
+            self._landed([bound for run in runs for bound in run[:2]])
         if self._queues is not None:
             self._queues.returned(runs)
 
     def dying(self, spans: Sequence[int]) -> None:
         """Messages are on their way to the dead letters: not deliverable, and they hold their key."""
+        self._landed(spans)
         if self._queues is not None:
             self._queues.dying(spans)
 
@@ -116,3 +139,4 @@ class RowSelector:
         """The group was reset: start again from the ledger."""
         self._queues = None
         self._drawn.clear()
+        self._ahead.clear()

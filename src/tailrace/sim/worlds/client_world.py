@@ -222,7 +222,8 @@ class ClientWorld(VirtualTime):
         """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
         self._healed, self.overload, self._odd = True, 0, 0
         life = self.life
-        if life is None or life.spoilt or life.engine.faults() or self.chance(0.5):
+        ill = life is None or life.spoilt or life.threads.sync_failed or life.engine.faults()
+        if life is None or ill or self.chance(0.5):
             self._stop(False)
         else:
             self.seen["healed without a restart"] += 1
