@@ -10,6 +10,16 @@ from tailrace.core.model.facts import Fact, ProducerAdvanced, ProducerClaimed, T
 from tailrace.core.model.group_options import GroupPolicy
 
 POLICY = (
+    "de0012a46d6f6465a57175657565aa61737369676e6d656e74a46175746fa86f72646572696e67a36b6579a573746172"
+    "74a86561726c69657374a86c656173655f6d73cd7530ac6d61785f617474656d70747303ae6d61785f64656c69766572"
+    "69657314aa6261636b6f66665f6d73cd03e8ae6261636b6f66665f6d61785f6d73cdea60ad696e5f666c696768745f6d"
+    "6178cd2710b367726f75705f696e5f666c696768745f6d6178ce000186a0ad7072696f726974795f6d6f6465a8776569"
+    "6768746564ad73746172766174696f6e5f6d73cd7530ae657870697265645f746f5f646c71c2aa73657373696f6e5f6d"
+    "73cd7530b27265636f6e6e6563745f67726163655f6d73cd0bb8ac6865617274626561745f6d73cd0bb8b17265766f6b"
+    "655f74696d656f75745f6d73cdea60"
+)
+
+EARLIER_POLICY = (
     "de0011a46d6f6465a57175657565aa61737369676e6d656e74aa706172746974696f6e73a86f72646572696e67a36b65"
     "79a57374617274a86561726c69657374a86c656173655f6d73cd7530ac6d61785f617474656d70747303ae6d61785f64"
     "656c6976657269657314aa6261636b6f66665f6d73cd03e8ae6261636b6f66665f6d61785f6d73cdea60ad696e5f666c"
@@ -17,6 +27,7 @@ POLICY = (
     "6465a87765696768746564ad73746172766174696f6e5f6d73cd7530ae657870697265645f746f5f646c71c2aa736573"
     "73696f6e5f6d73cd7530ac6865617274626561745f6d73cd0bb8b17265766f6b655f74696d656f75745f6d73cdea60"
 )
+"""Of a release in which partitions were never shared by default, and closed connections meant nothing."""
 
 GOLDEN = [
     (ProducerClaimed(7, 1, 2), "9401070102"),
@@ -24,7 +35,7 @@ GOLDEN = [
     (Trimmed(300), "9203cd012c"),
     (facts.Enlisted(1, "g", GroupPolicy(max_attempts=3), 5, 6, 7), "970401a167" + POLICY + "050607"),
     (facts.Delisted(1, 2), "93050102"),
-    (facts.Granted(1, "m", 2, 3), "950601a16d0203"),
+    (facts.Granted(1, "m", 2, 3, True, True), "970601a16d0203c3c3"),
     (
         facts.Leased(1, (1 << 64) - 1, "m", [0, 2], 3, 4, [5, 6]),
         "980701cfffffffffffffffffa16d9200020304920506",
@@ -69,3 +80,8 @@ def test_a_newer_fact_with_more_fields_can_be_read() -> None:
 def test_facts_of_earlier_releases_can_be_read() -> None:
     earlier = bytes.fromhex("950c01920203049105")
     assert msgspec.msgpack.decode(earlier, type=Fact) == facts.GivenBack(1, [2, 3], 4, [5])
+    earlier = bytes.fromhex("950601a16d0203")
+    assert msgspec.msgpack.decode(earlier, type=Fact) == facts.Granted(1, "m", 2, 3)
+    earlier = bytes.fromhex("970401a167" + EARLIER_POLICY + "050607")
+    policy = GroupPolicy(max_attempts=3, assignment="partitions")
+    assert msgspec.msgpack.decode(earlier, type=Fact) == facts.Enlisted(1, "g", policy, 5, 6, 7)
