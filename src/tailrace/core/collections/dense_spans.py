@@ -1,7 +1,17 @@
 """A stretch of offsets with very many runs in it: one small number for each offset says which value it has.
 
-Where messages are taken from everywhere in a backlog nearly every one is a run of its own. Then hundreds of
-them change at once, as one operation on the numbers.
+Consumers that take messages from everywhere in a backlog leave nearly every message as a run of its own. As
+numbers, hundreds of such runs change in one numpy operation.
+
+A chunk covers `CHUNK` offsets from a multiple of `CHUNK` on. `cells` has one number per offset; `values` says
+which value a number stands for, and 0 means no value. A run is a stretch of equal cells:
+
+    values    ["", a, b]
+    cells     1 1 0 2 2 2 1 0 0 ...        the chunk at 4096
+    runs      (4096, 4098, a) (4099, 4102, b) (4102, 4103, a)
+
+A new value gets the next number. When `values` is full, the numbers are given out anew to those values that
+the cells still have.
 """
 
 from __future__ import annotations
@@ -17,15 +27,15 @@ from tailrace.core.collections.span_blocks import Run
 
 BITS = 12
 CHUNK = 1 << BITS
-"""Offsets of one chunk; it begins at a multiple of that."""
+"""Offsets of one chunk."""
 VALUES_MAX = 4 * CHUNK
-"""When a chunk has seen so many values, those that it does not have any more are forgotten."""
+"""Values that a chunk numbers before it forgets those that no cell has any more."""
 
 Offsets = npt.NDArray[np.int64]
 
 
 class DenseSpans:
-    """The offsets from `base` on. `count` of them have a value."""
+    """The chunk of the offsets from `base` on. `count` of them have a value."""
 
     __slots__ = ("_numbers", "base", "cells", "count", "values")
 
@@ -38,13 +48,13 @@ class DenseSpans:
         self.count = 0
 
     def frozen(self) -> DenseSpans:
-        """A copy for reading."""
+        """A copy for reading only."""
         copy = DenseSpans(self.base >> BITS)
         copy.cells, copy.values, copy.count = self.cells.copy(), self.values[:], self.count
         return copy
 
     def number(self, value: bytes) -> int:
-        """The number of a value."""
+        """The number of a value; a new value gets one."""
         number = self._numbers.get(value)
         if number is None:
             if len(self.values) >= VALUES_MAX:
@@ -62,7 +72,7 @@ class DenseSpans:
         self._numbers = {value: number for number, value in enumerate(self.values) if number}
 
     def fill(self, places: Any, many: int, number: int) -> int:
-        """Give `many` places (a slice or indexes) a number; by how much the count grew."""
+        """Give `many` places (a slice or indexes) a number; return by how much the count grew."""
         grown = (many if number else 0) - int(np.count_nonzero(self.cells[places]))
         self.cells[places] = number
         self.count += grown
@@ -92,7 +102,7 @@ class DenseSpans:
 
 
 def by_chunk(spans: Sequence[int]) -> Iterator[tuple[int, Offsets]]:
-    """The offsets of flat spans, with the number of the chunk that they lie in."""
+    """The offsets of flat spans by chunk: (number of the chunk, its offsets)."""
     bounds = np.array(spans, np.int64)
     firsts = bounds[::2]
     lengths = bounds[1::2] - firsts

@@ -1,8 +1,18 @@
 """A hash table of 128-bit hashes to 64-bit numbers in one numpy buffer, with batch forms of get and put.
 
-Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value; a slot
+Open addressing with linear probing. A slot is 24 bytes: the two halves of the hash and the value. A slot
 whose hash is all zero is empty, which is why `hash128` never gives zero. The low bits of the hash are the
-home slot. When two thirds are in use, the table doubles. Nothing is ever deleted.
+*home* slot. An entry lies there, or, if others came first, in the next empty slot behind it. So a search
+begins at the home slot and ends at the hash or at an empty slot. Nothing is ever deleted, so no search can
+end too early.
+
+    A new table has 16 slots. Hashes with the low halves 3 and 19 both have home slot 3 (19 mod 16), so they
+    lie in slots 3 and 4. A search for a third hash with the low half 35 looks at slots 3 and 4, then at 5,
+    which is empty: the hash is not there. The table doubles when an entry would take it over two thirds: here
+    the 11th.
+
+The batch forms do the same for all rows at once: one step reads the slot of each row, and the rows that have
+not found their hash or an empty slot go on to the next one.
 
 A large table doubles without a pause, in three steps that puts drive:
 
@@ -35,15 +45,16 @@ from tailrace.core.model.identifiers import Hashes
 MISSING = -1
 SLOTS_MIN = 16
 FEW = 48
-"""So many rows are looked up one by one: by then a round of numpy calls costs more."""
+"""Below this many rows a Python loop is faster than numpy."""
 
 SMALL_SLOTS = 4096
-"""A table with fewer slots is moved as a whole: that takes less than a millisecond."""
+"""A table with fewer slots is moved at once: that takes less than a millisecond."""
 CLEARS = 32
+"""Slots of the next table that are cleared for each new entry."""
 MOVES = 4
-"""Slots that are cleared or moved for each new entry."""
+"""Slots of the former table that are moved for each new entry."""
 STEP = 256
-"""So many slots are moved at a time, or more."""
+"""Slots that are moved at a time, at least."""
 
 _FIRST = np.ones(1, np.bool_)
 
@@ -90,7 +101,7 @@ def present_rows(hashes: Hashes) -> Numbers:
 
 
 class HashTable:
-    """Hash to value; values are 0 or more, `MISSING` stands for no entry."""
+    """A map from hash to value. Values are 0 or more; `MISSING` stands for no entry."""
 
     __slots__ = (
         "_cleared",
@@ -106,7 +117,7 @@ class HashTable:
     )
 
     def __init__(self, entries: int = 0) -> None:
-        """An empty table with room for that many entries before it grows."""
+        """Make an empty table with room for that many entries before it grows."""
         self._take(np.zeros((_slots_for(entries), 3), np.uint64), 0)
 
     def _take(self, slots: Slots, count: int) -> None:
@@ -118,10 +129,10 @@ class HashTable:
         self._values: memoryview[int] = slots.view(np.int64).reshape(-1).data
         self._next: Slots | None = None
         self._cleared = 0
-        """Slots of the next table that were cleared."""
+        """Slots of the next table that are cleared so far."""
         self._former: HashTable | None = None
         self._moved = self._due = 0
-        """Slots of the former table that were moved, and those that are due to be."""
+        """Slots of the former table that have been moved, and those that are due to be."""
 
     def __len__(self) -> int:
         return self._count
@@ -152,8 +163,8 @@ class HashTable:
         return MISSING if self._former is None else self._former.get(low, high)
 
     def shares_low(self, low: int, high: int) -> bool:
-        """Whether there is another hash with the same low half. Such hashes have the same home slot, so all
-        of them lie between there and the next empty one."""
+        """Whether there is another hash with the same low half. Such hashes have one home slot, so all of
+        them lie between that slot and the next empty one."""
         keys, mask = self._keys, self._mask
         at = (low & mask) * 3
         while keys[at] or keys[at + 1]:
@@ -174,7 +185,7 @@ class HashTable:
         self._values[at + 2] = value
 
     def get_many(self, hashes: Hashes) -> Numbers:
-        """One value per row, `MISSING` where there is none; no row may be all zero."""
+        """One value per row, `MISSING` where there is no entry. No row may be all zero."""
         found = np.full(len(hashes), MISSING, np.int64)
         mask, slots = self._mask, self._slots
         rows, wanted = np.arange(len(hashes)), hashes
@@ -193,7 +204,7 @@ class HashTable:
         return found
 
     def put_many(self, hashes: Hashes, values: Numbers) -> None:
-        """Set or replace one value per row; the rows are distinct and none is all zero."""
+        """Set or replace one value per row. The rows are distinct, and none is all zero."""
         self._reserve(len(hashes))
         if self._former is None:
             self._count += self._insert(_entries(hashes, values))
@@ -202,7 +213,7 @@ class HashTable:
             self._insert(_entries(hashes, values))
 
     def _insert(self, entries: Slots, *, replace: bool = True) -> int:
-        """Put distinct entries, for which there is room; returns how many of them were not there."""
+        """Put distinct entries, for which there is room; return how many of them are new."""
         mask, slots = self._mask, self._slots
         at = (entries[:, 0] & np.uint64(mask)).astype(np.intp)
         new = 0
@@ -210,7 +221,7 @@ class HashTable:
             there = slots.take(at, axis=0)
             same = (there[:, 0] == entries[:, 0]) & (there[:, 1] == entries[:, 1])
             empty = (there[:, 0] | there[:, 1]) == 0
-            # Several rows may want one empty slot: the last one written has it, the others go on.
+            # Several rows may want one empty slot: the last one written gets it, the others go on.
             ours = same | empty
             written = ours if replace else empty
             slots[at[written]] = entries[written]
@@ -231,7 +242,7 @@ class HashTable:
     # ---------------------------------------------------------------------------------- growing
 
     def _reserve(self, entries: int) -> None:
-        """Make room for so many more entries, and take the steps of growing that go with them."""
+        """Make room for `entries` more, and take the steps of growing that go with them."""
         if self._former is not None:
             self._due += entries * MOVES
             if self._due >= STEP:
@@ -241,7 +252,7 @@ class HashTable:
         if wanted * 3 <= size * 2:
             return
         if self._former is not None:
-            self._move(len(self._former._slots))  # So many entries at once that the move was not over.
+            self._move(len(self._former._slots))  # One batch was so large that the move is not over yet.
         if size < SMALL_SLOTS or wanted * 4 > size * 3:
             self._grow(np.zeros((_slots_for(wanted), 3), np.uint64))
             if size < SMALL_SLOTS:
@@ -256,14 +267,14 @@ class HashTable:
             self._grow(self._next)
 
     def _grow(self, slots: Slots) -> None:
-        """Go on in an empty table with more slots, beside the one that was."""
+        """Continue in an empty table with more slots; the present one becomes the former table."""
         former = HashTable.__new__(HashTable)
         former._take(self._slots, self._count)
         self._take(slots, self._count)
         self._former = former
 
     def _move(self, slots: int) -> None:
-        """Move the next slots of the former table. What has been put since counts, not what it was before."""
+        """Move the next slots of the former table. Entries that were put since then are newer and stay."""
         former = self._former
         assert former is not None
         old = former._slots[self._moved : self._moved + slots]
@@ -274,8 +285,8 @@ class HashTable:
             self._former, self._moved = None, 0
 
     def buffers(self) -> list[bytes]:
-        """A copy of the slots for a snapshot; while the table grows, also of the former one, and how far that
-        is."""
+        """A copy of the slots for a snapshot; while the table grows, also the former table's, and the
+        progress of the growth."""
         if self._former is None and self._next is None:
             return [self._slots.tobytes()]
         former = b"" if self._former is None else self._former._slots.data
@@ -284,7 +295,7 @@ class HashTable:
 
     @classmethod
     def from_buffers(cls, buffers: Sequence[Buffer]) -> HashTable:
-        """The table that `buffers` came from, byte for byte."""
+        """Restore the table that `buffers` came from, byte for byte."""
         (data,) = buffers
         rows = np.frombuffer(data, np.uint64).reshape(-1, 3)
         size = 1 << (len(rows).bit_length() - 1)

@@ -1,7 +1,20 @@
 """Sorted disjoint runs of offsets in blocks, for changes that touch one run or a few.
 
-Runs lie in blocks of a few hundred, found by bisection, so that a change costs about the same among a hundred
-thousand runs as among ten. Touching runs with equal values are always one, wherever the blocks end.
+One sorted array of runs would be simple, but an insertion into a hundred thousand runs moves half of them. So
+the runs are divided into blocks of at most `BLOCK_MAX`, like the leaves of a B-tree with one level above
+them:
+
+    heads     0                       40              90          the first offset of each block
+    firsts    [0, 12, 30]             [40, 55]        [90, ...]
+    ends      [5, 20, 31]             [50, 60]        [95, ...]
+    values    [a, a, b]               [b, a]          [a, ...]
+
+To find offset 57, bisect the heads (the block at 40), then the firsts of that block: the last run that begins
+at or before 57 is (55, 60, a), and it ends above 57. For offset 52 that is the run (40, 50, b), which ends
+before it: 52 has no value.
+
+A block that grows beyond `BLOCK_MAX` runs is split in half; a block without runs is removed. Blocks are not
+merged. Touching runs with equal values are always one run, also where one block ends and the next begins.
 """
 
 from __future__ import annotations
@@ -13,11 +26,11 @@ from collections.abc import Iterator
 BLOCK_MAX = 512
 
 Run = tuple[int, int, bytes]
-"""First offset, end, value."""
+"""First offset, end (exclusive), value."""
 
 
 class SpanBlocks:
-    """A map from offsets to values (bytes, whatever they mean), kept as runs. `total` counts offsets."""
+    """A map from offsets to values (bytes without a meaning here), kept as runs. `total` counts offsets."""
 
     __slots__ = ("_ends", "_firsts", "_heads", "_values", "total")
 
@@ -64,7 +77,7 @@ class SpanBlocks:
         return (firsts[index], end, self._values[block][index]) if end > offset else None
 
     def since(self, offset: int) -> Iterator[Run]:
-        """Runs from an offset on, the first of them clipped. Nothing may change meanwhile."""
+        """Runs from an offset on, the first of them clipped. The map must not change during iteration."""
         block, index = self._locate(offset)
         while block < len(self._heads):
             firsts, ends, values = self._firsts[block], self._ends[block], self._values[block]
@@ -103,7 +116,7 @@ class SpanBlocks:
             self._append(first, end, value)
 
     def cut(self, first: int, end: int) -> list[Run]:
-        """Take [first, end) out; what was there, clipped."""
+        """Take [first, end) out; return the runs that were there, clipped."""
         taken: list[Run] = []
         block, index = self._locate(first)
         while block < len(self._heads):
@@ -139,7 +152,8 @@ class SpanBlocks:
     # -------------------------------------------------------------------------------------------- internals
 
     def _locate(self, offset: int) -> tuple[int, int]:
-        """Place of the first run that ends above an offset; the block is one too far when there is none."""
+        """(block, index) of the first run that ends above an offset; if there is none, the block behind the
+        last."""
         block = bisect_right(self._heads, offset) - 1
         if block < 0:
             return 0, 0
@@ -164,7 +178,7 @@ class SpanBlocks:
         self._values.append([value])
 
     def _insert(self, block: int, index: int, first: int, end: int, value: bytes) -> None:
-        """Into free space before the run at (block, index), which exists."""
+        """Insert a run into free space before the run at (block, index), which exists."""
         self.total += end - first
         firsts, values = self._firsts[block], self._values[block]
         if index:
@@ -203,7 +217,7 @@ class SpanBlocks:
             del firsts[half:], ends[half:], values[half:]
 
     def _delete(self, block: int, index: int, until: int) -> bool:
-        """Whether the block went with them."""
+        """Delete runs of a block; return whether the block was removed with them."""
         firsts = self._firsts[block]
         if index == 0 and until == len(firsts):
             del self._heads[block], self._firsts[block], self._ends[block], self._values[block]

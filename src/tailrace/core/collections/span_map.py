@@ -1,9 +1,35 @@
-"""Sorted disjoint runs of offsets that split and merge, with or without a value each.
+"""A map from offsets to values, kept as sorted disjoint runs that split and merge.
 
-A set of ten million offsets that lie together is one run. Where runs are few they lie in blocks (see
-`run_blocks`); a stretch in which very many change at once becomes a chunk of numbers (see `dense_chunks`),
-until it is nearly empty again. What is seen from outside is canonical: touching runs with equal values are
-always one, so equal content has equal bytes whatever led to it.
+A queue knows something of millions of offsets, and nearly always the same of many neighbours. So the map
+stores runs (first, end, value): a value for all offsets from `first` to `end - 1`. Ten million neighbours
+with one value are one run. `put` gives a range a value, whatever it had; `cut` takes a range out and returns
+what was there.
+
+    put(0, 10, a), put(10, 20, a)    (0, 20, a)                              neighbours with one value merge
+    put(5, 8, b)                     (0, 5, a) (5, 8, b) (8, 20, a)          a run is split
+    cut(6, 12)                       (0, 5, a) (5, 6, b) (12, 20, a)         returns (6, 8, b) (8, 12, a)
+
+Runs are stored in one of two ways, stretch by stretch of 4096 offsets:
+
+- *Blocks* (`span_blocks`): sorted arrays of runs, changed one run at a time. Normally everything lies here.
+- *Chunks* (`dense_spans`): one small number per offset. Consumers that take messages from everywhere in a
+  backlog leave runs of one offset each, and change hundreds of them per call. On numbers that is one numpy
+  operation.
+
+A chunk is made when `put_many` or `cut_many` changes a stretch in more than `MANY` places and at least 2 *
+`THIN` of its offsets have a value. The chunk becomes runs again when fewer than `THIN` are left. No offset of
+a stretch that is a chunk lies in the blocks.
+
+    The map holds (0, 5, a) (5, 6, b) (12, 20, a), as above. put_many gives every second offset from 4096 to
+    4294 the value a: 100 spans. The offsets 4096 to 8191 become a chunk with the cells 1 0 1 0 1 0 ..., where
+    1 stands for a. The map has 103 runs now. cut_many takes the first 75 of the 100 offsets out again: 25 are
+    left, fewer than `THIN`, and they become 25 runs in the blocks.
+
+Seen from outside the form is canonical: touching runs with equal values are always one run, across blocks and
+chunks. So equal content has equal bytes in a snapshot, whatever led to it.
+
+*Flat spans*, in which facts carry offsets, are the bounds of ascending disjoint spans in one list: [first,
+end, first, end, ...].
 """
 
 from __future__ import annotations
@@ -20,16 +46,16 @@ from tailrace.core.collections.dense_spans import BITS, CHUNK, DenseSpans, Offse
 from tailrace.core.collections.span_blocks import Run, SpanBlocks
 
 MANY = 8
-"""So many spans in one call, or in one chunk, are worth an operation on all of them."""
+"""From this many spans in one call, or places in one chunk, numpy is faster than a Python loop."""
 LONG = 64
-"""Spans that are longer than that on average are taken one by one."""
+"""Longer spans than this on average are taken one by one."""
 THIN = 32
-"""A chunk with fewer offsets than that becomes runs again; one with less than twice as many is not made."""
+"""A chunk with fewer offsets becomes runs again; a chunk with less than twice as many is not made."""
 STEP = 512
 
 
 class Runs(SpanBlocks):
-    """A map from offsets to values (bytes, whatever they mean), kept as runs. `total` counts offsets."""
+    """The map. Values are bytes without a meaning here; `total` counts offsets."""
 
     __slots__ = ("_chunks", "_numbers")
 
@@ -38,7 +64,7 @@ class Runs(SpanBlocks):
         super().clear()
         self._chunks: dict[int, DenseSpans] = {}
         self._numbers: list[int] = []
-        """Of the chunks, ascending. Nothing in the blocks lies where a chunk is."""
+        """Numbers of the chunks, ascending."""
 
     # ------------------------------------------------------------------------------------------- questions
 
@@ -63,7 +89,7 @@ class Runs(SpanBlocks):
         return lowest
 
     def at(self, offset: int) -> Run | None:
-        """The run that holds an offset; it may be cut short where a chunk begins or ends."""
+        """The run that holds an offset, perhaps cut short where a chunk begins or ends."""
         chunk = self._chunks.get(offset >> BITS) if self._chunks else None
         if chunk is None:
             return super().at(offset)
@@ -78,7 +104,7 @@ class Runs(SpanBlocks):
         return chunk.base + first, chunk.base + end, chunk.values[number]
 
     def since(self, offset: int) -> Iterator[Run]:
-        """Runs from an offset on, the first of them clipped. Nothing may change meanwhile."""
+        """Runs from an offset on, the first of them clipped. The map must not change during iteration."""
         return self._merged(offset, None) if self._chunks else super().since(offset)
 
     def within(self, first: int, end: int) -> list[Run]:
@@ -90,7 +116,7 @@ class Runs(SpanBlocks):
         ]
 
     def tally(self, spans: Sequence[int]) -> tuple[int, set[bytes]]:
-        """How many offsets of flat spans are there, and their values."""
+        """The number of offsets of flat spans that have a value, and these values."""
         many, values = 0, set[bytes]()
         if _few(spans):
             for first, end in pairs(spans):
@@ -130,7 +156,7 @@ class Runs(SpanBlocks):
                 self.total += chunk.fill(places, stop - start, chunk.number(value))
 
     def cut(self, first: int, end: int) -> list[Run]:
-        """Take [first, end) out; what was there, clipped."""
+        """Take [first, end) out; return the runs that were there, clipped."""
         if not self._chunks:
             return super().cut(first, end)
         taken: list[Run] = []
@@ -157,7 +183,7 @@ class Runs(SpanBlocks):
                 super().put(first, end, value)
 
     def cut_many(self, spans: Sequence[int]) -> int:
-        """Take the offsets of flat spans out; how many of them were there."""
+        """Take the offsets of flat spans out; return how many of them had a value."""
         before = self.total
         if _few(spans):
             for first, end in pairs(spans):
@@ -175,7 +201,7 @@ class Runs(SpanBlocks):
     # ----------------------------------------------------------------------------------------------- bytes
 
     def frozen(self) -> Runs:
-        """A copy that `columns` can be asked of later, whatever becomes of this one meanwhile."""
+        """A copy for `columns` to encode later, while this map changes."""
         copy = Runs()
         copy._firsts, copy._ends = [block[:] for block in self._firsts], [block[:] for block in self._ends]
         copy._values = [block[:] for block in self._values]
@@ -183,7 +209,7 @@ class Runs(SpanBlocks):
         return copy
 
     def columns(self) -> tuple[bytes, bytes, bytes]:
-        """Firsts, ends and values of all runs, for a snapshot; values must have one length."""
+        """Firsts, ends and values of all runs, for a snapshot. All values must have one length."""
         values = b"".join([b"".join(values) for values in self._values])
         if not self._chunks:
             return b"".join(self._firsts), b"".join(self._ends), values
@@ -208,7 +234,7 @@ class Runs(SpanBlocks):
         )
 
     def fill(self, firsts: Sequence[int], ends: Sequence[int], values: Sequence[bytes]) -> None:
-        """What `columns` gave, into an empty map; raises `ValueError` when it cannot be."""
+        """Fill an empty map from `columns`; raise `ValueError` when the columns are inconsistent."""
         assert not self
         half = span_blocks.BLOCK_MAX // 2
         for at in range(0, len(firsts), half):
@@ -246,11 +272,11 @@ class Runs(SpanBlocks):
     # -------------------------------------------------------------------------------------------- internals
 
     def _merged(self, first: int, end: int | None) -> Iterator[Run]:
-        """Runs from an offset on, those that begin at or above `end` left out."""
+        """Runs from an offset on, without those that begin at or above `end`."""
         return _joined(self._in_order(first, end))
 
     def _in_order(self, first: int, end: int | None) -> Iterator[Run]:
-        """Runs of blocks and chunks."""
+        """Runs of blocks and chunks in order; touching ones may have equal values."""
         runs = super().since(first)
         run = next(runs, None)
         for at in range(bisect_left(self._numbers, first >> BITS), len(self._numbers)):
@@ -262,14 +288,14 @@ class Runs(SpanBlocks):
                 run = next(runs, None)
             after = chunk.base + CHUNK
             stop = after if end is None or end > after else end
-            for low in range(max(first, chunk.base), stop, STEP):  # Mostly only the first few are wanted.
+            for low in range(max(first, chunk.base), stop, STEP):  # Callers mostly want the first few only.
                 yield from chunk.runs(low, min(low + STEP, stop))
         while run is not None and (end is None or run[0] < end):
             yield run
             run = next(runs, None)
 
     def _split(self, first: int, end: int) -> Iterator[tuple[int, int, DenseSpans | None]]:
-        """[first, end) as pieces that lie in a chunk and pieces that lie in none."""
+        """Split [first, end) into pieces that lie in one chunk each and pieces that lie in none."""
         numbers = self._numbers
         for number in numbers[bisect_left(numbers, first >> BITS) : bisect_left(numbers, -(-end >> BITS))]:
             chunk = self._chunks[number]
@@ -283,7 +309,7 @@ class Runs(SpanBlocks):
             yield first, end, None
 
     def _made(self, number: int, offsets: Offsets, added: int) -> DenseSpans | None:
-        """A chunk for a stretch that changes in many places, if enough will be there."""
+        """Make a chunk of a stretch that changes in many places, if it will hold enough offsets."""
         if np.count_nonzero(offsets[1:] - offsets[:-1] > 1) < MANY:
             return None
         chunk = DenseSpans(number)
@@ -300,7 +326,7 @@ class Runs(SpanBlocks):
         return chunk
 
     def _clear(self, chunk: DenseSpans, places: Any) -> None:
-        """Take places of a chunk out."""
+        """Take places of a chunk out, and turn the chunk into runs when little is left."""
         self.total += chunk.fill(places, 0, 0)
         if chunk.count < THIN:
             left = chunk.runs(chunk.base, chunk.base + CHUNK)
@@ -321,17 +347,17 @@ class SpanSet(Runs):
     __slots__ = ()
 
     def add(self, first: int, end: int) -> None:
-        """[first, end) are in the set from now on."""
+        """Add [first, end)."""
         self.put(first, end)
 
     def remove(self, first: int, end: int) -> int:
-        """[first, end) are not in the set from now on; how many of them were."""
+        """Remove [first, end); return how many of these offsets were in the set."""
         before = self.total
         self.cut(first, end)
         return before - self.total
 
     def spans(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
-        """Spans from an offset on, clipped. Nothing may change meanwhile."""
+        """Spans from an offset on, clipped. The set must not change during iteration."""
         for start, stop, _ in self.since(first):
             if end is not None and start >= end:
                 return
@@ -355,7 +381,7 @@ class SpanSet(Runs):
 
 
 def flat(pairs: Iterator[tuple[int, int]] | Sequence[tuple[int, int]]) -> list[int]:
-    """(first, end) pairs, ascending, as flat spans; touching ones become one."""
+    """Ascending (first, end) pairs as flat spans; touching pairs become one span."""
     spans: list[int] = []
     for first, end in pairs:
         if spans and spans[-1] == first:
@@ -371,12 +397,12 @@ def pairs(spans: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def count(spans: Sequence[int]) -> int:
-    """How many offsets flat spans hold."""
+    """The number of offsets in flat spans."""
     return sum(spans[1::2]) - sum(spans[::2])
 
 
 def without(first: int, end: int, holes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What is left of [first, end) beside ascending disjoint holes."""
+    """[first, end) without ascending disjoint holes."""
     left = []
     for start, stop in holes:
         if start > first:
@@ -389,12 +415,12 @@ def without(first: int, end: int, holes: Sequence[tuple[int, int]]) -> list[tupl
 
 
 def _few(spans: Sequence[int]) -> bool:
-    """Whether flat spans are better taken one by one."""
+    """Whether a loop over the spans is faster than numpy."""
     return len(spans) < 2 * MANY or count(spans) > LONG * len(spans)
 
 
 def _joined(runs: Iterable[Run]) -> Iterator[Run]:
-    """Runs in order; touching ones with equal values become one."""
+    """Join touching runs with equal values."""
     last: Run | None = None
     for run in runs:
         if last is None:

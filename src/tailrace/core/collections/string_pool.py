@@ -1,4 +1,4 @@
-"""Short texts (members, errors) under small numbers, for as long as messages refer to them."""
+"""Short texts (members, reasons, errors) under small numbers, for as long as messages refer to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 
 class StringPool:
-    """A text gets the lowest number that is free; 0 is the empty text. Uses are counted in messages."""
+    """Texts by number. A new text gets the lowest free number; 0 is the empty text. Uses count messages."""
 
     def __init__(self) -> None:
         self.clear()
@@ -18,7 +18,7 @@ class StringPool:
         self._free: list[int] = []
 
     def use(self, text: str, times: int) -> int:
-        """The number of a text, which is used so many times more."""
+        """Add uses of a text; return its number."""
         if not text:
             return 0
         number = self._numbers.get(text)
@@ -31,7 +31,7 @@ class StringPool:
         return number
 
     def drop(self, number: int, times: int) -> None:
-        """A text is used so many times less."""
+        """Remove uses of a text; without a use the text is forgotten and its number free."""
         if not number:
             return
         text, uses = self._texts[number]
@@ -46,11 +46,11 @@ class StringPool:
         return self._texts[number][0] if number else ""
 
     def rows(self) -> list[tuple[int, str, int]]:
-        """Number, text and uses of each, for a snapshot."""
+        """Number, text and uses of each text, for a snapshot."""
         return [(number, *self._texts[number]) for number in sorted(self._texts)]
 
     def fill(self, rows: list[tuple[int, str, int]]) -> None:
-        """What `rows` gave."""
+        """Restore the pool from `rows`."""
         self._texts = {number: (text, uses) for number, text, uses in rows}
         self._numbers = {text: number for number, text, _ in rows}
         self._free = sorted(set(range(1, max(self._texts, default=0))) - self._texts.keys())

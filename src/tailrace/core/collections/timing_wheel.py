@@ -1,15 +1,39 @@
-"""A hierarchical timer wheel in columns: rows that wait for a time, 32 bytes each, without an object per row.
+"""A hierarchical timing wheel in columns: rows that wait for a time, 32 bytes each, no object per row.
 
-Time goes in ticks of 10 ms. A row whose tick has come is *ripe*: ripe rows stand in sorted runs. All others
-stand in slots. Seen from the wheel's position, the highest base-64 digit in which a row's tick differs is its
-level, and the slot is that digit with all above it: slots of level 0 are one tick wide, of level 1 64 ticks,
-of level 2 about 41 seconds, and so on without end. When the position moves into a slot, its rows go to lower
-levels or become ripe. So a row moves a few times in its life, always together with many others. The rows of a
-large slot become *loose* first and are sorted out over the next moves, so that none of them takes long.
+A row is (deliver_at, ref, high, low): the due time in microseconds, where the message is stored (`ref_of`),
+and the two halves of its id. Rows are ordered by (deliver_at, ref).
 
-A row is (deliver_at, ref, id, id): times in microseconds, and `ref` says where the message is stored, see
-`ref_of`. Rows are ordered by (deliver_at, ref). A cancelled row stays as a tombstone until its time. Blocks
-are only ever added to behind what is there, or replaced, so a snapshot takes references and copies nothing.
+Time is cut into ticks of 10 ms, and `position` is the tick that the wheel has reached. A row whose tick is at
+or before the position is *due*: due rows lie in sorted runs. All other rows lie in slots, unsorted.
+
+Write a row's tick and the position in base 64. The highest digit in which they differ is the row's *level*.
+Its *slot* is the tick without the digits below the level. A slot of level 0 is one tick wide, of level 1 64
+ticks (640 ms), of level 2 4096 ticks (41 s), of level 3 44 minutes, and so on up to any time. All rows of a
+lower level come before those of a higher one, because they share more digits with the position.
+
+When the position reaches the first tick of a slot, the slot is emptied: each of its rows is now due, or
+differs from the position in a lower digit and goes to the slot of that level. So a row moves at most once per
+level, together with all rows of its slot.
+
+Example. The position is 1000, in base 64 (15, 40). Four rows are inserted:
+
+    tick    base 64       differs in    slot
+    1003    (15, 43)      digit 0       level 0, number 1003: only this tick
+    1030    (16, 6)       digit 1       level 1, number 16: ticks 1024 to 1087
+    1100    (17, 12)      digit 1       level 1, number 17: ticks 1088 to 1151
+    5000    (1, 14, 8)    digit 2       level 2, number 1: ticks 4096 to 8191
+
+    advance to 1030    The first two slots are emptied: 1003 and 1030 are due.
+    advance to 4100    4100 is (1, 0, 4). Slot 17 is emptied: 1100 is due. Slot 1 of level 2 is emptied, too:
+                       5000 now differs in digit 1 and goes to level 1, number 78 (ticks 4992 to 5055).
+    advance to 5000    Slot 78 is emptied: 5000 is due.
+
+Emptying a large slot at once would take long. So its blocks become *unsorted* first. Each move places
+`MOVED_BLOCKS` of them, and of the others only rows that are due or will be within `SOON_TICKS`. A due row is
+therefore never among the unsorted ones.
+
+A cancelled row stays as a tombstone (a bit in its ref) until its time has passed. Blocks are only appended to
+or replaced, never changed in place, so a snapshot takes references and copies nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +50,11 @@ TICK_US = 10_000
 DIGIT_BITS = 6
 BLOCK_ROWS = 4096
 MOVED_BLOCKS = 8
-"""So many of the loose blocks are sorted out when the position moves."""
+"""Unsorted blocks that one move of the position places."""
 SOON_TICKS = 64
 RUNS_MAX = 64
-"""So many sorted runs of ripe rows are kept apart. Rows that are ripe leave soon, unless the clock by which
-they are due was put back: then they come in many small runs."""
+"""With more sorted runs of due rows than this, they are merged into one. Due rows leave soon, unless the
+clock by which messages are released was put back: then they pile up in many small runs."""
 ROW_BITS = 20
 """Bits of a ref for the row; the entry stands above them."""
 CANCELLED = 1 << 62
@@ -46,7 +70,7 @@ _DIGIT_MASK = (1 << DIGIT_BITS) - 1
 _LEVELS = np.array([1 << DIGIT_BITS * level for level in range(1, 10)], np.int64)
 
 Rows = npt.NDArray[np.int64]
-"""Shape (rows, 4): when, ref, and the two halves of the id."""
+"""Shape (rows, 4): due time, ref, and the two halves of the id."""
 
 
 def ref_of(entry: int, row: int) -> int:
@@ -55,7 +79,7 @@ def ref_of(entry: int, row: int) -> int:
 
 
 def in_order(rows: Rows) -> Rows:
-    """Rows by time, then by place."""
+    """Sort rows by (deliver_at, ref)."""
     if len(rows) < 2:
         return rows
     if (rows[1:, REF] > rows[:-1, REF]).all():
@@ -64,12 +88,12 @@ def in_order(rows: Rows) -> Rows:
 
 
 def some(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
-    """The rows for which the mask holds; numpy's own way to write it takes forty times as long for rows."""
+    """Select rows by a mask. Indexing with the mask itself takes forty times as long for rows."""
     return np.take(rows, np.flatnonzero(mask), axis=0)
 
 
 class _Block:
-    """Up to `BLOCK_ROWS` rows, and bounds to skip them by."""
+    """Up to `BLOCK_ROWS` rows, with bounds by which a search can skip the whole block."""
 
     __slots__ = ("fill", "high", "low", "newest", "oldest", "rows", "soonest")
 
@@ -85,7 +109,7 @@ class _Block:
         return self.rows[: self.fill]
 
     def add(self, rows: Rows) -> None:
-        """Take rows that fit; what a snapshot has of the block does not change."""
+        """Append rows that fit. Rows that a snapshot refers to do not change."""
         end = self.fill + len(rows)
         if end > len(self.rows):
             larger = np.empty((min(max(2 * len(self.rows), end), BLOCK_ROWS), WIDTH), np.int64)
@@ -108,7 +132,8 @@ class _Block:
             self.soonest, self.oldest = min(self.soonest, int(at.min())), min(self.oldest, int(ref.min()))
 
     def cancel(self, refs: Rows) -> Rows:
-        """Make tombstones of the live rows with these refs, in a copy; the rows as they were."""
+        """Turn the live rows with these refs into tombstones, in a copy of the block; return the rows as they
+        were."""
         hit = np.isin(self.used[:, REF], refs)
         found = some(self.used, hit)
         if len(found):
@@ -120,7 +145,7 @@ class _Block:
 
 
 class _Slot:
-    """Rows of one stretch of time, in the order in which they came; all blocks but the last are full."""
+    """Rows of one span of time in the order of insertion. All blocks but the last are full."""
 
     __slots__ = ("blocks",)
 
@@ -145,29 +170,29 @@ class _Slot:
 
 
 class TimingWheel:
-    """Rows that wait. Nothing but `insert`, `advance`, `drop` and `cancel` changes it."""
+    """The wheel. Only `insert`, `advance`, `drop` and `cancel` change it."""
 
     __slots__ = ("_live", "_loose", "_ripe", "_slots", "_tombstones", "position")
 
     def __init__(self) -> None:
         self.position = 0
-        """The tick up to which rows are ripe."""
+        """The tick up to which rows are due."""
         self._slots: dict[int, _Slot] = {}
-        """By level and number: the order of the keys is that of time."""
+        """By level and number (`_key`): keys in ascending order are slots in the order of time."""
         self._ripe: list[Rows] = []
         self._loose: list[_Block] = []
         self._live = 0
         self._tombstones = False
-        """Whether there may be some among the ripe rows."""
+        """Whether the due rows may contain tombstones."""
 
     def __len__(self) -> int:
-        """How many wait; tombstones do not."""
+        """The number of rows that wait, without tombstones."""
         return self._live
 
     # ---------------------------------------------------------------------------------------------- changes
 
     def insert(self, rows: Rows) -> None:
-        """Add rows, however far away their time is."""
+        """Add rows, due at any time."""
         self._live += int(np.count_nonzero(rows[:, REF] < CANCELLED))
         self._place(rows)
 
@@ -203,8 +228,8 @@ class TimingWheel:
         return slot
 
     def advance(self, time_us: int) -> None:
-        """Move the position to a time: what lies up to there becomes ripe. Tombstones whose time has passed
-        go."""
+        """Move the position to a time: rows up to there become due. Tombstones whose time has passed are
+        removed."""
         tick = time_us // TICK_US
         if tick <= self.position:
             return
@@ -219,7 +244,8 @@ class TimingWheel:
             self._sort_out()
 
     def _sort_out(self) -> None:
-        """Place some of the loose rows, and of the others those that are ripe or come next."""
+        """Place `MOVED_BLOCKS` of the unsorted blocks, and of the others the rows that are due or nearly
+        so."""
         moved, self._loose = self._loose[:MOVED_BLOCKS], self._loose[MOVED_BLOCKS:]
         parts = [block.used for block in moved]
         kept: list[_Block] = []
@@ -239,7 +265,7 @@ class TimingWheel:
             self._place(rows)
 
     def drop(self, until_us: int, until_ref: int) -> None:
-        """Forget everything up to a place in the order; it must be ripe."""
+        """Remove all rows up to (until_us, until_ref) in the order; they must be due."""
         assert until_us // TICK_US <= self.position, "rows are dropped when they are ripe"
         kept = []
         for run in self._ripe:
@@ -250,7 +276,7 @@ class TimingWheel:
         self._ripe = kept
 
     def cancel(self, refs: Sequence[int]) -> Rows:
-        """Make tombstones of rows; those that waited until now, by ref."""
+        """Turn rows into tombstones; return those that waited until now, sorted by ref."""
         wanted = np.array(sorted(refs), np.int64)
         low, high = int(wanted[0]), int(wanted[-1])
         found = [np.empty((0, WIDTH), np.int64)]
@@ -277,7 +303,7 @@ class TimingWheel:
             yield from slot.blocks
 
     def next_us(self) -> int | None:
-        """The time of the first row that waits."""
+        """The due time of the first row that waits."""
         soonest = NEVER
         for run in self._ripe:
             live = run[:, REF] < CANCELLED
@@ -308,8 +334,8 @@ class TimingWheel:
         after_us: int = -1,
         refs_end: int = REF_MAX,
     ) -> Rows:
-        """The first rows that wait, at most `limit`, up to a place in the order; only those due after a time
-        and with a ref below an end."""
+        """The first `limit` rows in the order that wait, up to (until_us, until_ref); only rows due after
+        `after_us` whose ref is below `refs_end`."""
         found: list[Rows] = []
         count, reach = 0, -1
         for run in sorted(self._ripe, key=lambda rows: int(rows[0, AT])):
@@ -321,7 +347,7 @@ class TimingWheel:
                 found.append(rows)
                 count, reach = count + len(rows), max(reach, int(rows[-1, AT]))
         if count < limit:
-            for block in self._loose:  # Anywhere in time: they do not tell how far to look.
+            for block in self._loose:  # Rows of any time: they do not count towards the limit.
                 if block.soonest <= until_us:
                     found.append(_within(block.used, until_us, until_ref, after_us, refs_end))
             for key in sorted(self._slots):
@@ -340,8 +366,8 @@ class TimingWheel:
         return in_order(rows)[:limit]
 
     def between(self, after: tuple[int, int], until_us: int, since_ref: int) -> tuple[Rows, Rows]:
-        """Rows that wait up to a time, in two parts: those behind a place in the order, and those up to it
-        whose ref is at or above `since_ref`. Not sorted."""
+        """Rows that wait and are due up to a time, in two parts: those behind `after` in the order, and those
+        up to there whose ref is at or above `since_ref`. Not sorted."""
         behind, recent = [], []
         for rows in self._near(until_us):
             rows = _upto(rows, until_us, REF_MAX)
@@ -363,7 +389,8 @@ class TimingWheel:
                     yield block.used
 
     def find(self, high: int, low: int, at_us: int = 0) -> list[int]:
-        """Refs of the rows with an id, tombstones with their mark; with `at_us` only those of that time."""
+        """Refs of the rows with an id, tombstones included (with their bit). `at_us` is a hint: slots in
+        which a row of that time cannot lie are not searched."""
         found: list[int] = []
         tick = at_us // TICK_US
         for key, slot in self._slots.items():
@@ -383,7 +410,7 @@ class TimingWheel:
     # ---------------------------------------------------------------------------------------------- snapshot
 
     def buffers(self) -> list[Buffer]:
-        """The state for a snapshot: numbers, then the rows as they lie in memory."""
+        """The state for a snapshot: numbers, then the rows as they lie in memory, by reference."""
         keys = sorted(self._slots)
         whole = [*self._ripe, *(block.used for block in self._loose)]
         numbers = [self.position, int(self._tombstones), len(self._ripe), len(whole), *map(len, whole)]
@@ -441,7 +468,7 @@ class TimingWheel:
 
 
 def _key(level: int, tick: int) -> int:
-    """The slot of a tick on a level."""
+    """The key of the slot in which a tick lies on a level."""
     return level << _LEVEL_BITS | tick >> DIGIT_BITS * level
 
 
@@ -451,21 +478,21 @@ def _start(key: int) -> int:
 
 
 def end_of(run: Rows, until_us: int, until_ref: int) -> int:
-    """How many rows of a sorted run lie up to a place in the order."""
+    """The number of rows of a sorted run up to (until_us, until_ref) in the order."""
     first = int(np.searchsorted(run[:, AT], until_us, "left"))
     end = int(np.searchsorted(run[:, AT], until_us, "right"))
     return first + int(np.searchsorted(run[first:end, REF] & REF_MAX, until_ref, "right"))
 
 
 def _block(rows: Rows) -> _Block:
-    """A block of its own for rows."""
+    """A new block with these rows."""
     block = _Block(len(rows))
     block.add(rows)
     return block
 
 
 def _within(rows: Rows, until_us: int, until_ref: int, after_us: int, refs_end: int) -> Rows:
-    """The rows that wait, up to a place in the order, due after a time and with a ref below an end."""
+    """The rows that wait, up to (until_us, until_ref), due after a time and with a ref below an end."""
     rows = _upto(rows, until_us, until_ref)
     if after_us < 0 and refs_end == REF_MAX:
         return rows
@@ -473,7 +500,7 @@ def _within(rows: Rows, until_us: int, until_ref: int, after_us: int, refs_end: 
 
 
 def _upto(rows: Rows, until_us: int, until_ref: int) -> Rows:
-    """The rows that wait, up to a place in the order."""
+    """The rows that wait, up to (until_us, until_ref) in the order."""
     at, ref = rows[:, AT], rows[:, REF]
     return some(rows, (ref < CANCELLED) & ((at < until_us) | ((at == until_us) & (ref <= until_ref))))
 
