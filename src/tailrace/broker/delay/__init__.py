@@ -1,1 +1,1 @@
-"""Delayed messages at work: loaded ahead, released at ticks, cancelled and listed."""
+"""Delayed messages in the shell: prefetched, released at ticks, cancelled, listed."""

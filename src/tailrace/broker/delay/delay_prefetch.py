@@ -1,7 +1,25 @@
-"""Delayed messages of one partition that are due soon, read from the log ahead of time.
+"""Prefetched delayed messages of one partition: read from the log in bulk, kept in the order of release.
 
-Their scheduled frames lie anywhere in the log. A reader thread picks the rows out of them in bulk and sorts
-them by time, so what is due at a tick is mostly a slice.
+`delay_release` decides which messages to read and when; this module reads them and keeps them.
+
+*Reading* (`pick`, on a reader thread). A ref names a frame by its entry and a row in it. Refs are grouped by
+entry, every frame is read once, the wanted rows are taken out of it, and the rest of the frame is freed. For
+the refs below, in the order in which they are due, that means two frames and not four reads:
+
+    wanted      (entry 7, row 2)  (entry 5, row 0)  (entry 7, row 0)  (entry 5, row 3)
+    read        entry 5: rows 0, 3        entry 7: rows 0, 2
+    joined      5·0  5·3  7·0  7·2        one batch, sorted by ref
+    returned    7·2  5·0  7·0  5·3        the order that was asked for
+
+Frames may have different optional columns; the joined batch has every column that any of them has.
+
+*Keeping* (`DelayPrefetch`). Each load is a run: rows in order, and a batch with the messages in the same
+order. A release asks for "the first rows that are due". Mostly one run holds exactly these rows, one after
+the other, and the answer is a slice of its batch, without a copy. Rows of several runs are joined and
+reordered. The answer stops at the first row that is not loaded, because messages may not overtake one
+another: with 1 2 4 loaded and 1 2 3 4 due, it is 1 2.
+
+A run's memory is freed when its last row has left, not before: the batch is one piece.
 """
 
 from __future__ import annotations
@@ -21,18 +39,18 @@ from tailrace.ports import PartitionLog
 
 _ROW_MASK = (1 << ROW_BITS) - 1
 _ENTRIES_AT_ONCE = 256
-"""So many frames are read before their rows are picked and the rest of them is let go."""
+"""Frames that are read at once; their rows are picked and the rest is freed before the next are read."""
 
 
 class Picked(msgspec.Struct, frozen=True, eq=False):
-    """Messages as they are stored, in some order. `columns` says which optional ones there are."""
+    """Messages as they are stored, in the order asked for. `columns` tells which optional columns exist."""
 
     batch: pa.RecordBatch
     columns: int
 
 
 class TooMuch(Exception):
-    """The rows have more bytes than there is room for; `row_bytes` is what one of them takes."""
+    """The rows have more bytes than there is room for; `row_bytes` is the average of a row."""
 
     def __init__(self, row_bytes: int) -> None:
         super().__init__(f"{row_bytes} bytes a row")
@@ -40,7 +58,9 @@ class TooMuch(Exception):
 
 
 def pick(log: PartitionLog, refs: Sequence[int] | Rows, bytes_max: int) -> Picked:
-    """The messages with these refs, in their order; blocking. Raises `TooMuch`, unless it is a single one."""
+    """Read the messages with these refs, in the order of the refs; blocking.
+
+    Raises `TooMuch` above `bytes_max`, except for a single message."""
     wanted = np.asarray(refs, np.int64)
     sorted_refs = np.sort(wanted)
     entries, starts = np.unique(sorted_refs >> ROW_BITS, return_index=True)
@@ -69,7 +89,7 @@ def pick(log: PartitionLog, refs: Sequence[int] | Rows, bytes_max: int) -> Picke
 
 
 def _joined(batches: Sequence[tuple[pa.RecordBatch, int]], columns: int) -> pa.RecordBatch:
-    """One batch out of several, with all columns that any of them has."""
+    """Join batches into one that has every column of any of them."""
     pieces = [batch if have == columns else widened(batch, columns) for batch, have in batches]
     if len(pieces) == 1:
         return pieces[0]
@@ -78,7 +98,7 @@ def _joined(batches: Sequence[tuple[pa.RecordBatch, int]], columns: int) -> pa.R
 
 
 class _Run:
-    """Rows of one load by time; those before `start` are gone."""
+    """Rows of one load, in order of release; rows before `start` have left."""
 
     __slots__ = ("picked", "rows", "start")
 
@@ -89,19 +109,19 @@ class _Run:
 
 
 class DelayPrefetch:
-    """What was loaded and is not released yet."""
+    """Messages that are loaded and not released yet."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
         self.nbytes = 0
 
     def add(self, rows: Rows, picked: Picked) -> None:
-        """Take a load: rows in order, and their messages in the same order."""
+        """Add a load: rows in order of release, and their messages in the same order."""
         self._runs.append(_Run(np.ascontiguousarray(rows[:, : REF + 1]), picked))
         self.nbytes += picked.batch.nbytes
 
     def drop(self, until: tuple[int, int]) -> None:
-        """Forget everything up to a place in the order."""
+        """Forget the rows up to a (due time, ref), inclusive."""
         kept = []
         for run in self._runs:
             if run.start < len(run.rows) and int(run.rows[run.start, AT]) <= until[0]:
@@ -113,12 +133,12 @@ class DelayPrefetch:
         self._runs = kept
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all rows."""
         self._runs, self.nbytes = [], 0
 
     def take(self, rows: Rows) -> tuple[Picked, int] | None:
-        """The messages of the first of these rows, in order, as far as they are loaded, and how many they
-        are; None when not even the first is."""
+        """Messages of the first of these rows, up to the first row that is not loaded, and their number; None
+        when the first row is not loaded. `rows` are all that are due up to their last one, in order."""
         until_us, until_ref = int(rows[-1, AT]), int(rows[-1, REF])
         refs: list[Rows] = []
         pieces: list[tuple[pa.RecordBatch, int]] = []

@@ -1,14 +1,40 @@
-"""Delayed messages of one partition on their way into the readable log: loaded ahead, released at ticks.
+"""Release of delayed messages: prefetched before they are due, appended to the readable log at ticks.
 
-    far ──AHEAD_US before it is due──▶ loading (reader thread) ──▶ near ──at its tick──▶ ReleaseDue
+    delayed ──AHEAD_US before it is due──▶ prefetched ──at the tick after it is due──▶ ReleaseDue ──▶ appended
 
-All that is due at a tick goes into one batch. A release is a command like any other: it is decided on the
-state of its turn, and when a cancel came in between, nothing happens and the next tick looks again.
+The core's delay queue knows of every delayed message where it is stored (its *ref*: frame and row), when it
+is due, and its id; the body lies in a scheduled frame, anywhere in the log. Reading it at the moment at which
+it is due would be too late, so a reader thread reads the bodies some seconds ahead (`DelayPrefetch`).
 
-Messages are due by the wall clock, which may be put forward or back at any time; pauses are durations.
+*Ticks.* Time is cut into ticks of 10 ms. At a tick, everything due by then goes into one batch, in the order
+(due time, ref), and that batch becomes one `ReleaseDue` command. So a message is normally appended within
+10 ms after it is due, and never before. Three messages as an example:
 
-What was loaded is remembered by two marks. Everything up to `_after` in the order of time was asked for, but
-for messages that came later: those have refs at or above `_since`. So nothing is asked for twice.
+    wall clock      A is due at .004, B at .009, C at .013 (seconds after 12:00:00)
+    11:59:56.004    A comes within AHEAD_US and is prefetched
+    11:59:59        the prefetch reaches only about a second ahead: everything due within the next AHEAD_US
+                    is prefetched, B and C among it
+    12:00:00.010    tick: A and B are due  ──▶ ReleaseDue(until = (.009, ref of B), refs = [A, B])
+                    decided in the coming turn: one DATA frame with fresh offsets, and the fact
+                    `Released(until)`, tied together: both are in the log, or neither is
+    12:00:00.020    tick: the prefetch drops everything up to (.009, ref of B); C is due ──▶ ReleaseDue
+
+*A release is a command like any other.* It is decided on the state of its turn, and that state may have
+changed since the command was made. The core compares the refs: if B was cancelled in between, the rows due up
+to `until` are [A] and not [A, B]. Then nothing is appended, and the next tick tries with [A]. At most one
+release is undecided at a time, and at most `UNSAFE_MAX` wait for the disk.
+
+*Nothing is read twice.* Two marks tell what was asked for. `_after` is a place in the order (due time, ref):
+all messages up to it were asked for, except those stored later. `_since` parts those: every message up to
+`_after` whose ref is at or above `_since` has not been asked for. Suppose everything due up to 12:00:04 was
+asked for while entry 90 was the first that was not durable. Then D is stored in entry 93, due at 12:00:02:
+D lies before `_after`, its ref lies above `_since` = (90, row 0), so the next look loads D, and D alone.
+A message is loaded only when its frame is stored: until then the write may still fail.
+
+*Clocks.* Messages are due by the wall clock, which may be put forward or back at any time. Pauses after a
+failed read or a refusal are durations, in steady time. After a restart or a lost write `start` begins anew:
+nothing here is stored, all of it follows from the delay queue and the log. A message that cannot be read is
+never skipped: it holds those behind it until the read succeeds.
 """
 
 from __future__ import annotations
@@ -45,39 +71,39 @@ if TYPE_CHECKING:
 log = logging.getLogger("tailrace.delays")
 
 AHEAD_US = 4_000_000
-"""So long before they are due messages are read from the log."""
+"""How long before they are due messages are read from the log."""
 STAGGER = 16
 STAGGER_US = 50_000
-"""Partitions look ahead at different moments, so that they do not all take their time at once."""
+"""Step between the moments at which partitions look ahead, so that they do not all look at once."""
 RELEASE_ROWS = 10_000
 RELEASE_BYTES = 4 * 1024 * 1024
-"""At most so much is released at one tick; a backlog goes on at the next."""
+"""Bounds of one release. A backlog continues at the next tick."""
 NEAR_BYTES = 16 * 1024 * 1024
 NEAR_BYTES_TOTAL = 64 * 1024 * 1024
-"""Memory for messages that are due soon: of one partition, and of all together."""
+"""Memory for prefetched messages: of one partition, and of all partitions of a node."""
 LOAD_ROWS = 65_536
 ROW_BYTES = 512
-"""What a message is taken to have before any was loaded."""
+"""Assumed size of a message before the first load."""
 UNSAFE_MAX = 8
-"""So many releases may wait for the disk."""
+"""Releases that may wait for the disk."""
 PAUSE_US = 1_000_000
 FULL_PAUSE_US = 100_000
-"""So long is waited where there is no room for what is due."""
+"""Pause when there is no room for the messages that are due."""
 _START = (-1, 0)
 
 
 class DelayRelease:
-    """The timers of one partition. Everything runs on the pump's thread."""
+    """Prefetch and release on one partition. All methods run on the pump's thread."""
 
     def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self.bytes_max = NEAR_BYTES
         self._margin_us = AHEAD_US // 4 + shard.partition % STAGGER * STAGGER_US
-        """What was asked for reaches at least so far ahead."""
+        """Load more when the marks reach less far ahead than this."""
         self._near = DelayPrefetch()
         self._timer: Timer | None = None
         self._life = 0
-        """Grows when the state is another one: what was begun for an earlier one does not count."""
+        """Number of the state; answers to work that was begun for an earlier state are ignored."""
         self._stopped = True
         self._reset()
 
@@ -89,33 +115,34 @@ class DelayRelease:
         self._loading = False
         self._row_bytes = ROW_BYTES
         self._submitted: tuple[int, tuple[int, int]] | None = None
-        """The release that is not known to be decided: how many there were before it, and its end."""
+        """The undecided release: the count of releases before it, and the last (due time, ref) in it."""
         self._unsafe = 0
         self._paused_until_us = 0
 
-    # -- what the shard says
+    # -- events of the partition
 
     def start(self) -> None:
-        """The partition takes commands, with the state that it has now; what became due fires at once."""
+        """The partition takes commands on a new state: forget all marks; what became due is released at
+        once."""
         self._reset()
         self._stopped = False
         self._safe_entry = self._shard.entry
         self._review()
 
     def stored(self, entry: int) -> None:
-        """Scheduled frames are durable, up to this one."""
+        """Scheduled frames are durable up to this entry."""
         self._safe_entry = entry + 1
         if not self._stopped and self._shard.state.timetable.soonest_us != NEVER:
             self._review()
 
     def stop(self) -> None:
-        """The log will be closed."""
+        """Stop the timer and free the prefetched messages: the log will be closed."""
         self._stopped = True
         self._near.clear()
         self._set_timer(None)
 
     def safe_refs_end(self) -> int:
-        """Refs of messages that are durable lie below."""
+        """The first ref that may not be durable yet; all refs below are."""
         return ref_of(self._safe_entry, 0)
 
     # -- looking around
@@ -125,13 +152,13 @@ class DelayRelease:
         self._review()
 
     def _review(self) -> None:
-        """Load what comes near, release what is due, and set the timer for the next look."""
+        """Load messages that are due soon, release those that are due, set the timer for the next look."""
         shard, timetable = self._shard, self._shard.state.timetable
         if self._stopped or shard.fault is not None:
             self._set_timer(None)
             return
         if self._submitted is not None and timetable.releases > self._submitted[0]:
-            # All that waited up to its end has left the wheel; what came since then was not loaded yet.
+            # Decided: everything up to its end has left the wheel. Newer messages there are not loaded yet.
             self._near.drop(self._submitted[1])
             self._submitted = None
         due_us = timetable.next_due_us()
@@ -165,7 +192,7 @@ class DelayRelease:
     # -- loading
 
     def _load(self, wall_us: int) -> None:
-        """Ask for what is near and was not asked for, if there may be some and there is room."""
+        """Read messages that are due soon and were not asked for, if there may be some and memory allows."""
         timetable = self._shard.state.timetable
         recent = timetable.soonest_us <= self._after[0]
         if self._loading or not (recent or self._after[0] < wall_us + self._margin_us):
@@ -202,7 +229,7 @@ class DelayRelease:
         self._shard.pump.threads.read(work, done)
 
     def _choose(self, until_us: int, limit: int) -> Rows:
-        """The rows to load, not sorted; moves the marks behind them."""
+        """Rows to load, not sorted; moves the marks past them."""
         timetable = self._shard.state.timetable
         until_us = max(until_us, self._after[0])
         behind, recent = timetable.wheel.between(self._after, until_us, self._since)
@@ -213,7 +240,7 @@ class DelayRelease:
             recent = np.take(recent, np.argsort(recent[:, REF]), axis=0)
             self._since = int(recent[limit, REF])
             return recent[:limit]
-        # What is not durable yet is found when it is: by its ref, or by its time if that is further on.
+        # Messages not durable yet are found later: by their ref, or by their time if beyond the mark.
         timetable.soonest_us = min(unsafe)
         self._since = end
         room = limit - len(recent)
@@ -226,7 +253,7 @@ class DelayRelease:
         first = some(behind, behind[:, AT] <= cut_us)
         if len(first) <= 2 * room:
             self._after = cut_us, REF_MAX
-        else:  # Most of them are due at the very same moment: only their order parts them.
+        else:  # Many are due at the very same microsecond: cut by ref.
             first = in_order(first)[:room]
             self._after = int(first[-1, AT]), int(first[-1, REF])
         return np.concatenate((recent, first))
@@ -235,7 +262,7 @@ class DelayRelease:
         if isinstance(error, TooMuch):
             self._row_bytes = error.row_bytes
             return
-        # Nothing is skipped: a message that cannot be read holds those behind it, and people hear of it.
+        # Nothing is skipped: a message that cannot be read holds back those behind it. The operator is told.
         log.error("%s: delayed messages cannot be read: %s", self._shard.name, error)
         if isinstance(error, Corrupt):
             self._shard.damaged(error)
@@ -247,7 +274,7 @@ class DelayRelease:
     def _release(self, wall_us: int) -> None:
         timetable = self._shard.state.timetable
         if self._submitted is not None:
-            return  # It is decided in the coming turn.
+            return  # The last release is decided in the coming turn.
         if self._unsafe >= UNSAFE_MAX:
             return
         count, nbytes = self._shard.state.ring.room()
@@ -282,7 +309,7 @@ class DelayRelease:
 
 
 def _fitting(picked: Picked, bytes_max: int) -> tuple[Picked, Buffer]:
-    """As many of the first messages as make one batch, but at least one, and its body."""
+    """The first messages that fit one batch, at least one, and the body of that batch."""
     batch, columns = picked.batch, picked.columns
     if batch.nbytes > RELEASE_BYTES and batch.num_rows > 1:
         batch = batch.slice(0, max(1, batch.num_rows * RELEASE_BYTES // batch.nbytes))

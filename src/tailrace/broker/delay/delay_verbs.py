@@ -1,4 +1,4 @@
-"""The verbs on delayed messages: cancel them, and list those that wait."""
+"""Verbs on delayed messages: cancel some, list those that are not due yet."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DelayVerbs:
 
 
 def _read(asked: list[_Asked], places: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """The messages at these places, in order, as many of the first as fit an answer; blocking."""
+    """Read the messages at these places, in order, until the answer is full; blocking."""
     messages: dict[tuple[int, int], dict[str, Any]] = {}
     for partition, log, refs in asked:
         for ref, message in zip(refs, _messages(log, refs), strict=False):
@@ -89,7 +89,7 @@ def _read(asked: list[_Asked], places: list[tuple[int, int]]) -> list[dict[str, 
 
 
 def _messages(log: PartitionLog, refs: list[int]) -> list[dict[str, Any]]:
-    """Messages as dicts; of too many bytes only the first are read."""
+    """Messages as dicts; only the first ones when all together have too many bytes."""
     while True:
         try:
             batch = pick(log, refs, LIST_BYTES).batch
