@@ -137,14 +137,15 @@ class BrokerRun:
         self.later(self.world.random.choice((0, 10, 1000)), self.engine.pump.turn)
 
     def _arm(self, due_us: int) -> None:
-        """Every tick arms the next, so that one call for a moment is enough."""
+        """As with the one timer of a real host, the latest call counts."""
         if due_us != self._armed_us:
             self._armed_us = due_us
-            self.later(max(0, due_us - self.clock.now_us()), self._tick)
+            self.later(max(0, due_us - self.clock.now_us()), lambda: self._tick(due_us))
 
-    def _tick(self) -> None:
-        self._armed_us = 0
-        self.engine.pump.tick()
+    def _tick(self, due_us: int) -> None:
+        if due_us == self._armed_us:
+            self._armed_us = 0
+            self.engine.pump.tick()
 
     def _drain(self) -> None:
         self.engine.pump.drain()

@@ -169,3 +169,17 @@ def test_requests_of_one_connection_get_their_turn_at_once_those_of_many_share_o
     assert member.turns == 1
     pump.ready(member)
     assert wakes == ["wake", "wake"]
+
+
+def test_a_timer_by_one_clock_does_not_take_the_place_of_an_earlier_one_by_the_other() -> None:
+    clock, pump, _, armed = make()
+    wall_us = clock.wall_us()
+    fired: list[str] = []
+    pump.at(100_000, lambda now_us: fired.append("steady"))
+    pump.at_wall(wall_us + 60_000_000, lambda now_us: fired.append("wall"))
+    assert armed[-1] == 100_000
+    clock.set_us(armed[-1])
+    pump.tick()
+    assert (fired, armed[-1]) == (["steady"], 60_000_000)
+    pump.at(90_000_000, lambda now_us: fired.append("late"))
+    assert armed[-1] == 60_000_000

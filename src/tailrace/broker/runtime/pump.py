@@ -1,8 +1,8 @@
 """The one loop: commands that wait get their turn, and replies leave when their facts are durable.
 
 The pump owns no thread and no event loop. Its host calls `turn` soon after `wake` was called, `drain`
-after storage reported completions, and `tick` when the time of `next_deadline_us` has come. So the same
-pump runs on asyncio, in tests with virtual time, and in simulation.
+after storage reported completions, and `tick` when the time has come that `arm` was last called with. So
+the same pump runs on asyncio, in tests with virtual time, and in simulation.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Pump:
         """Call `action(now_us)` at a steady time."""
         timer, first = self._timers.add(due_us, action)
         if first:
-            self._arm(due_us)
+            self._arm_next()
         return timer
 
     def at_wall(self, due_us: int, action: Callable[[int], None]) -> Timer:
@@ -133,7 +133,7 @@ class Pump:
         at the next `tick`, which the upkeep makes come soon."""
         timer, first = self._wall_timers.add(due_us, action)
         if first:
-            self._arm(due_us - self.clock.wall_us() + self.clock.now_us())
+            self._arm_next()
         return timer
 
     def every(self, period_us: int, action: Callable[[int], None]) -> None:
@@ -160,9 +160,13 @@ class Pump:
             self._timers.run(now_us)
             self._wall_timers.run(wall_us)
         finally:
-            due_us = self.next_deadline_us()
-            if due_us is not None:
-                self._arm(due_us)
+            self._arm_next()
+
+    def _arm_next(self) -> None:
+        """The host has one timer, and each `arm` replaces the one before: it is set for the next of all."""
+        due_us = self.next_deadline_us()
+        if due_us is not None:
+            self._arm(due_us)
 
 
 class _Timers:
