@@ -1,10 +1,42 @@
 """Messages of one group that are neither settled nor leased, and which of them may go next.
 
-State are the `cursor` (nothing at or above it was ever leased or settled), `fresh` (never delivered, below
-the cursor), `back` (delivered before, or opened again) and `dying` (to be dead letters). The rest is derived
-and rebuilt at need: `blockers` (by key, the offsets that later messages of the key wait for), `ready` and
-`renewed` (due and not behind another of their key; delivered before or not), `open` and `held` (messages
-never delivered that may go, or that were found to wait for their key).
+The state is a cursor and three disjoint sets below it. A message below the cursor that is in none of the sets
+and not leased is settled.
+
+    cursor      nothing at or above it was ever leased or settled
+    fresh       never delivered, but passed over: later messages went first
+    back        waits for another delivery, with counters, due time and key: failed, given back or redriven
+    dying       on its way to the dead letters
+
+The rest is an index over the state, rebuilt at need. It answers who may go now where messages of a key keep
+their order. One member leases here, and handles the messages of a key in the order of delivery. So a message
+in flight holds nothing up (if it fails, later ones of its key that are in flight come back with it); only one
+that waits or dies holds up later ones of its key. Where several members lease from one partition,
+`core.selection.key_queues` decides instead.
+
+    blockers    by key, the offsets of its messages in back or dying, ascending
+    ready       in back, delivered before, due, and everything before it in its row of blockers is ready, too
+    renewed     the same, but without a counted delivery: redriven, or given back before a handler got it. It
+                takes its turn by offset among messages never delivered, so later ones of its row wait for it
+    held        by key, messages never delivered that selection met behind a blocker and set aside
+    scanned     how far selection has looked: everything from the cursor to here is in held or open
+    open        messages never delivered, below `scanned`, that may go; just fresh while nothing is held
+
+The keys of messages never delivered are not known here: selection reads them from the frames, and reports
+what it found by `scan`, so that nothing is looked at twice.
+
+Example: six messages with the keys A B A C B A at the offsets 0 to 5.
+
+    step                           goes       cursor    fresh    back    blockers    held
+    lease 2                        0, 1       2
+    ack 1; nack 0, due in 5 s                 2                  0       A: 0
+    lease 1                        3          4         2        0       A: 0        A: 2
+    lease 9                        4          5         2        0       A: 0        A: 2, 5
+    5 s later, lease 9             0, 2, 5    6
+
+The third step passes over 2, whose key waits for 0. The fourth looks at 5, too: it is held, and `scanned` is
+6. In the last step 0 is ready. As nothing else of its key is in back, 2 and 5 go in the same lease, behind
+it.
 """
 
 from __future__ import annotations
@@ -18,13 +50,15 @@ from tailrace.core.collections.span_blocks import Run
 from tailrace.core.collections.span_map import Runs, SpanSet, pairs
 
 BACK = Struct("<IIQQIQQ")
-"""Deliveries, failures, first and last delivery, last member (a number of `texts`), due time, key."""
+"""Deliveries, failures, times of the first and last delivery, last member (a number of `texts`), due time,
+key."""
 DYING = Struct("<IIQQIQII")
-"""Deliveries, failures, first and last delivery, last member, key, reason, error (numbers of `texts`)."""
+"""Deliveries, failures, times of the first and last delivery, last member, key, reason, error (members,
+reasons and errors are numbers of `texts`)."""
 
 
 class Backlog:
-    """See above. Offsets that are given to `put_*` are in none of the sets before."""
+    """The sets and their index. Offsets given to `put_*` must be in none of the sets before."""
 
     def __init__(self) -> None:
         self.fresh = SpanSet()
@@ -33,7 +67,7 @@ class Backlog:
         self.clear(0)
 
     def clear(self, cursor: int) -> None:
-        """Everything below the cursor is settled."""
+        """Start again: everything below the cursor is settled."""
         self.cursor = cursor
         self.fresh.clear()
         self.back.clear()
@@ -41,15 +75,15 @@ class Backlog:
         self.rebuild(0)
 
     def rebuild(self, time_us: int) -> None:
-        """Derive from the state again, as of a time."""
+        """Derive the index from the state again, as of a time."""
         self._open: SpanSet | None = None
         self.scanned = self.cursor
-        """Everything from the cursor to here is in `open` or `held`."""
+        """Everything from the cursor up to this offset is in `open` or `held`."""
         self.held: dict[int, list[int]] = {}
         self._look(time_us)
 
     def _look(self, time_us: int) -> None:
-        """Sort out what waits, as of a time."""
+        """Derive `ready`, `renewed` and `blockers`, as of a time."""
         self.clock_us = time_us
         self.ready = SpanSet()
         self.renewed = SpanSet()
@@ -62,11 +96,11 @@ class Backlog:
 
     @property
     def open(self) -> SpanSet:
-        """Messages never delivered that may go; the same as `fresh` until one is found to wait."""
+        """Messages never delivered that may go: `fresh` itself while nothing is held."""
         return self.fresh if self._open is None else self._open
 
     def _part(self) -> SpanSet:
-        """The open ones in a set of their own."""
+        """`open` as a set of its own."""
         if self._open is None:
             self._open = SpanSet()
             for first, end in self.fresh.spans():
@@ -76,8 +110,8 @@ class Backlog:
     # ---------------------------------------------------------------------------------------------- changes
 
     def take_new(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Messages that were never delivered are not here any more; those that were. Above the cursor all
-        are, and what is passed over on the way there stays fresh."""
+        """Take messages of [first, end) that were never delivered; return their spans. Above the cursor all
+        are taken, and those between the cursor and `first` become fresh."""
         taken = []
         cursor = self.cursor
         if first < cursor:
@@ -99,7 +133,7 @@ class Backlog:
         return taken
 
     def take_many(self, spans: Sequence[int]) -> int:
-        """The same for many spans at once; how many were here."""
+        """`take_new` for many spans at once; return how many messages were taken."""
         last = spans[-1]
         if last > self.cursor:
             self.fresh.add(self.cursor, last)
@@ -113,14 +147,14 @@ class Backlog:
         return self.fresh.cut_many(spans)
 
     def put_back(self, first: int, end: int, value: bytes, time_us: int) -> None:
-        """Messages wait from `time_us` on."""
+        """Messages wait for another delivery from `time_us` on."""
         if time_us > self.clock_us:
             self.clock_us = time_us
         self.back.put(first, end, value)
         self._index_back(first, end, value)
 
     def take_back(self, first: int, end: int) -> list[Run]:
-        """Messages wait no more; those that did."""
+        """Take messages of [first, end) that wait; return their runs."""
         taken = self.back.cut(first, end)
         for start, stop, value in taken:
             key = BACK.unpack(value)[6]
@@ -132,12 +166,12 @@ class Backlog:
         return taken
 
     def put_dying(self, first: int, end: int, value: bytes) -> None:
-        """Messages are to be buried."""
+        """Messages are on their way to the dead letters."""
         self.dying.put(first, end, value)
         self._index(first, end, DYING.unpack(value)[5], dying=True)
 
     def take_dying(self, first: int, end: int) -> list[Run]:
-        """Messages are not to be buried any more; those that were."""
+        """Take dying messages of [first, end); return their runs."""
         taken = self.dying.cut(first, end)
         for start, stop, value in taken:
             if key := DYING.unpack(value)[5]:
@@ -145,8 +179,8 @@ class Backlog:
         return taken
 
     def scan(self, until: int, held: list[tuple[int, int]]) -> None:
-        """Messages that were never delivered were looked at, up to an offset: those in `held`, as (key,
-        offset), wait for their key."""
+        """Note that selection has looked at messages never delivered up to an offset; those in `held`, as
+        (key, offset), wait for their key."""
         if until > self.scanned:
             self._part().add(self.scanned, until)
             self.scanned = until
@@ -163,7 +197,7 @@ class Backlog:
     # ------------------------------------------------------------------------------------------- questions
 
     def apart(self, spans: Sequence[int]) -> tuple[list[tuple[int, int]], Sequence[int]]:
-        """Flat spans in two parts: those that hold something that came back, and the others, flat again."""
+        """Split flat spans into those that contain messages in `back` and the others, which stay flat."""
         back = self.back
         if not back or spans[0] >= self.cursor or not back.within(spans[0], spans[-1]):
             return [], spans
@@ -176,16 +210,16 @@ class Backlog:
         return holding, others
 
     def waits_behind(self, key: int, offset: int) -> bool:
-        """Whether a message that was never delivered has to wait for another of its key."""
+        """Whether a message has to wait for an older one of its key that waits or dies."""
         row = self.blockers.get(key)
         return row is not None and row[0] < offset
 
     def next_due_us(self) -> int | None:
-        """When the next message becomes available; it may turn out that it does not wait any more."""
+        """When the next message becomes due. It may have left `back` since: then `advance` finds nothing."""
         return self._dues[0][0] if self._dues else None
 
     def advance(self, time_us: int) -> None:
-        """Time has passed: what has become due is ready."""
+        """Set the time: messages that are due become ready."""
         if time_us < self.clock_us:
             self._look(time_us)
         self.clock_us = time_us
@@ -249,7 +283,7 @@ class Backlog:
             self._free(key)
 
     def _free(self, key: int) -> None:
-        """What came to wait for the key and does not have to any more may go."""
+        """Open the held messages of a key that no blocker precedes any more."""
         held, row = self.held[key], self.blockers.get(key)
         until = bisect_left(held, row[0]) if row else len(held)
         for offset in held[:until]:
@@ -260,9 +294,9 @@ class Backlog:
             del self.held[key]
 
     def _promote(self, row: list[int], at: int) -> bool:
-        """Make what is due from a place of a key's row on ready, as far as nothing before it waits. A message
-        that was opened again has its turn with those that were never delivered: what comes behind it waits.
-        Tells whether the one at the place is ready, and does not hold up the others."""
+        """Make messages of a key's row ready, from index `at` on, up to the first that is not due, is dying,
+        or is renewed. Return whether the message at the index is ready, so that it does not hold up the
+        next."""
         if at and row[at - 1] not in self.ready:
             return False
         start = at
@@ -284,7 +318,7 @@ class Backlog:
         return start < len(row) and row[start] in self.ready
 
     def _demote(self, row: list[int], at: int) -> None:
-        """What lies behind a message that waits has to wait."""
+        """Take back `ready` from index `at` of a key's row on: a message before it waits."""
         while at < len(row):
             offset = row[at]
             if not self.ready.remove(offset, offset + 1):

@@ -1,4 +1,26 @@
-"""One lane during one selection by key: what is offered, and what the keys drawn so far offer after it."""
+"""One lane during one selection by key: its offers, and what the keys drawn so far offer next.
+
+A selection must not change the offers, and still draw several messages of a key in order. So the cursor of a
+lane draws from several places, always the best entry of all:
+
+    _fresh                        the offers that came with the log, in its order, by a position that moves on
+    _free, _held                  the heaps of the two spots: offers to every member, and to this member alone
+    _following, _returning        what keys that this selection drew from offer next
+
+Entries that came back are negative, in the order in which they became due; they precede entries never
+delivered, which are codes in offset order. What is taken out of a heap is noted in `KeyQueues.drawn` and put
+back when the selection ends.
+
+Example: offsets 0 to 4 have the keys A B A C B and the lanes 2 2 0 3 2, and nothing is in flight. Lane 2
+offers 0 (A) and 1 (B). A member leases 9 messages, and the cursor of lane 2 is asked for its first run:
+
+    takes 0    2, the next of A, is put into _following, in this lane because A has it
+    takes 1    4, the next of B, is put into _following
+    takes 2    the best of _following; A has no more
+    takes 4    the run is 0 1 2 4: `RUN_MIN` rows
+
+The runs of a lane double in length as more is drawn, so that a short lease does not prepare rows in vain.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +37,36 @@ if TYPE_CHECKING:
 CODE = (1 << 62) - 1
 """Mask that gives the code of an entry."""
 NOTHING = 1 << 62
-"""Behind every entry of a message that was never delivered; their entries are their codes."""
+"""Greater than every entry of a message. (The entry of a message that was never delivered is its code.)"""
 RUN_MIN = 4
 
 
 def retry_entry(due_us: int, code: int) -> int:
-    """The entry of a message that came back: below zero, in the order in which they became due."""
+    """The entry of a message that came back: negative, ordered by due time."""
     return (due_us << 64 | code) - (1 << 128)
 
 
 class Spot:
-    """Offers of one lane: those that came with the log, in its order, others that were never delivered in a
-    heap, and what came back in another."""
+    """Offers of one lane: those that came with the log, in its order; others never delivered, in a heap; and
+    messages that came back, in another heap."""
 
     __slots__ = ("back", "back_top", "fresh", "heap", "start", "top")
 
     def __init__(self) -> None:
         self.fresh: list[int] = []
         self.start = 0
-        """What is in front of it does not stand any more."""
+        """Offers before this index are void."""
         self.heap: list[int] = []
         self.back: list[int] = []
         self.top = self.back_top = NOTHING
-        """The best offers of the heaps, after `lift`."""
+        """The best valid offers of the heaps, after `lift`."""
 
     def push(self, entry: int) -> None:
-        """Offer something more."""
+        """Add an offer."""
         heappush(self.heap if entry >= 0 else self.back, entry)
 
     def lift(self, rows: dict[int, KeyQueue]) -> None:
-        """Drop offers from the heaps until those on top still stand."""
+        """Drop void offers from the heaps until those on top are valid."""
         self.top = self._stands(self.heap, rows) if self.heap else NOTHING
         self.back_top = self._stands(self.back, rows) if self.back else NOTHING
 
@@ -58,7 +80,7 @@ class Spot:
         return NOTHING
 
     def next_fresh(self, place: int, rows: dict[int, KeyQueue]) -> tuple[int, int]:
-        """The first of those that came with the log, from a place on, that still stands: place and entry."""
+        """The first valid offer that came with the log, from an index on: index and entry."""
         fresh = self.fresh
         while place < len(fresh):
             code = fresh[place]
@@ -69,7 +91,7 @@ class Spot:
         return place, NOTHING
 
     def trim(self, rows: dict[int, KeyQueue]) -> None:
-        """Go past offers that do not stand any more."""
+        """Drop void offers from the beginning of those that came with the log."""
         self.start, _ = self.next_fresh(self.start, rows)
         if self.start > 4_096 or self.start == len(self.fresh):
             del self.fresh[: self.start]
@@ -86,16 +108,16 @@ class KeyQueue:
         self.key = key
         self.codes = [code]
         self.flying = 0
-        """How many are in flight, to `holder`; the first ones, unless `mixed`."""
+        """The number of messages in flight, to `holder`: the first ones, unless `mixed`."""
         self.holder = ""
         self.mixed = False
         self.more: int | None = None
-        """From here on messages of the key were not taken into the window."""
+        """From this offset on, messages of the key were not taken into the window."""
         self.untouched = False
-        """Its first message is offered as it came with the log."""
+        """Whether its first message is offered as it came with the log (`Spot.fresh`)."""
         self.entry = 0
         self.spot: Spot | None = None
-        """What else is offered, and where; None: nothing."""
+        """Otherwise the offer of the key, and the spot where it is; None: nothing is offered."""
 
     def first_down(self, flying: set[int], row: int = 0) -> int:
         """The first row from `row` on that is not in flight."""
@@ -108,8 +130,7 @@ class KeyQueue:
 
 
 class KeyCursor:
-    """A lane during one selection. It shows runs of rows, longer ones as more is drawn. The offers that it
-    takes out of their heaps are put back when the selection ends."""
+    """A lane during one selection. It shows runs of rows, longer ones as more is drawn."""
 
     __slots__ = (
         *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_fresh", "_held"),
@@ -137,21 +158,23 @@ class KeyCursor:
         self._free.lift(queues.rows)
         self._held.lift(queues.rows)
         self._following: list[tuple[int, int, KeyQueue]] = []
-        """(entry, row, key): what keys that were drawn from offer next."""
+        """(entry, row, queue): what keys that were drawn from offer next, if it was never delivered."""
         self._returning: list[tuple[int, int, KeyQueue]] = []
-        """The same, of what came back."""
+        """The same, for messages that came back."""
         self._some_back = min(self._free.back_top, self._held.back_top) < 0
-        """There may be something that came back; mostly there is not."""
+        """Whether there may be messages that came back; mostly there are none."""
         self._last: tuple[int, int, KeyQueue] | None = None
-        """The end of the run that is shown, when its key has not offered the one behind it yet."""
+        """The last message of the run, if its key has not offered the next one yet."""
         self._left = view.want.count_max
         self._size = 1 if queues.expiring else min(RUN_MIN, self._left)
         self._first = self._end = 0
         self._columns: Columns | None = None
         self.starved_us = self.starved_code = 0
-        """What waits since then goes by its time: in the window, entries below the code."""
+        """Messages appended at `starved_us` or before starve; in the window these are the entries below
+        `starved_code`."""
         self.hole: int | None = None
-        """Where the window ends for want of a frame; None if nothing of this lane can be behind that."""
+        """The offset where the window ends for want of a frame; None if no message of this lane can lie
+        behind it."""
         self.stale = True
         self.state = EMPTY
         self.rows: list[int] = []
@@ -161,7 +184,7 @@ class KeyCursor:
         self.missing: int | None = None
 
     def refill(self) -> bool:
-        """What was shown was drawn: show what is next. Whether other lanes show something else now."""
+        """All rows shown were drawn: show the next run. Return whether other lanes have changed by it."""
         if self._last is not None:
             _, row, queue = self._last
             self._follow(queue, row)
@@ -173,7 +196,7 @@ class KeyCursor:
         return self.refresh()
 
     def refresh(self) -> bool:
-        """Show what is next in every lane that was given something by another."""
+        """Renew the runs of lanes to which another lane has passed a key."""
         changed = False
         while stale := [feed for feed in self._feeds if feed.stale]:
             changed = True
@@ -190,7 +213,7 @@ class KeyCursor:
         self.stale = False
 
     def _show(self) -> None:
-        """Gather a run of rows that are next in this lane: of one frame, a retry always alone."""
+        """Gather the next run of this lane: rows of one frame; a message that came back is always alone."""
         run: list[int] = []
         self.stale, self._last = False, None
         self.rows, self.at, self.missing, self.state, self.since_us = run, 0, None, UNKNOWN, 0
@@ -235,7 +258,7 @@ class KeyCursor:
             self.state = EMPTY if self.hole is None else UNKNOWN
 
     def _since(self, entry: int) -> int:
-        """Since when the lane waits when this is next: something behind a retry may starve."""
+        """Since when the lane waits if this entry is next. A message behind a retry may starve."""
         if entry >= 0:
             return self._fresh_since(entry)
         due_us, fresh_us = self._queues.due[(entry & CODE) >> 3], self._fresh_since(self._best_fresh())
@@ -247,13 +270,13 @@ class KeyCursor:
         return NEVER_US if code < NOTHING or self.hole is None else self._queues.latest_us
 
     def _hole_may_starve(self, entry: int) -> bool:
-        """Whether the frame that is missing may have something that has waited longer than a retry."""
+        """Whether the missing frame may have a message that has waited longer than a retry."""
         latest_us = self._queues.latest_us
         unknown = self.hole is not None and latest_us <= self.starved_us and self._best_fresh() == NOTHING
         return unknown and latest_us < self._queues.due[(entry & CODE) >> 3]
 
     def _best(self) -> int:
-        """What is next: what came back, as it became due; then what was never delivered, in its order."""
+        """The next entry: messages that came back by due time, then those never delivered by offset."""
         back = self._free.back_top
         if self._held.back_top < back:
             back = self._held.back_top
@@ -272,7 +295,7 @@ class KeyCursor:
         return best
 
     def _take(self, entry: int) -> tuple[KeyQueue, int]:
-        """Take the best offer out of where it stands: its key and row."""
+        """Take the best entry from its place; return its queue and row."""
         rows = self._queues.rows
         if entry == self._fresh:
             queue = rows[entry >> 3]
@@ -291,7 +314,7 @@ class KeyCursor:
         return queue, queue.first_down(self._queues.flying)
 
     def _follow(self, queue: KeyQueue, row: int) -> None:
-        """The message behind one that was drawn is next of its key."""
+        """Offer the message behind one that was drawn."""
         row = queue.first_down(self._queues.flying, row + 1) if queue.mixed else row + 1
         if row < len(queue.codes):
             entry = self._queues.entry(queue, row)
@@ -322,8 +345,8 @@ class KeyCursor:
         return 0 < int(columns.expires_us[row_of(columns, offset)]) <= self._view.want.wall_us
 
     def _pass_lapsed(self) -> bool:
-        """A retry is next. The fresh message behind it, by which the lane would starve, is passed over if it
-        has expired: it does not wait. Whether it was."""
+        """A retry is next. Pass over the fresh message behind it, by which the lane would starve, if it has
+        expired; return whether it had."""
         code = self._best_fresh()
         if code >= self.starved_code or len(self._view.lapsed) >= LAPSED_MAX:
             return False
@@ -335,8 +358,8 @@ class KeyCursor:
         return True
 
     def _pass_over(self, offset: int, queue: KeyQueue, row: int) -> None:
-        """A message has outlived its time. The one behind it may go, in the lane that the key has then,
-        unless the key is held until the lapsed one is buried."""
+        """A message has expired. The one behind it may go, in the lane that the key has then, unless the
+        expired one becomes a dead letter and holds the key until then."""
         lapsed = self._view.lapsed
         lapsed[offset] = None
         if self._dying_holds or row + 1 >= len(queue.codes):

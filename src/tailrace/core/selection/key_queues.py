@@ -1,12 +1,34 @@
 """Messages by key where keys matter: a key never overtakes itself and is in flight to one member only.
 
-All unsettled messages of a key that are known stand in one queue; the oldest gives the key its lane. The next
-one that is not in flight is the key's *candidate*; it is offered in the lane to everybody, or, while others
-of the key are in flight, to their holder alone. A candidate that waits or is dying is not offered, and so
-holds its key. Each offer is an entry in a heap; entries that the key has since withdrawn are skipped.
+All unsettled messages of a key that are known here stand in one queue, by offset. (A message without a key
+has a queue of its own.)
 
-Selecting reads offers and takes none away: events do that. It may look further into the log, learn the lanes
-and keys of messages, and drop entries that nobody offers.
+- The *holder* is the member to which messages of the key are in flight, if any.
+- The *candidate* is the first message of the queue that is not in flight. It is offered to the holder alone,
+  or, if the key has none, to every member. While the candidate waits to be due or is dying, nothing of the
+  key is offered: so it holds its key.
+- The *lane* of the key is that of its oldest message, in flight or not: an urgent message behind an ordinary
+  one of its key cannot go first, and does not carry the ordinary one along.
+
+Each lane has a `Spot` of offers for every member, and one for each holder. To withdraw an offer, only the
+queue is changed; the heap keeps the entry, which is skipped when it comes to the top (`Spot.lift`).
+
+Example: offsets 0 to 4 have the keys A B A C B and the lanes 2 2 0 3 2.
+
+    step                       goes       afterwards
+    ada leases 1 message       0          A: holder ada, candidate 2, offered to ada alone, in lane 2 (that of 0)
+    bob leases 9               1, 4, 3    B: all with bob; C: with bob, too, after B, as its lane is less urgent
+    nack of 0, due in 5 s                 A: no holder, candidate 0. It waits, so nothing of A is offered
+    5 s later, eve leases 1    0          A: holder eve, candidate 2, offered to eve alone
+    ack of 0                              A: no holder, candidate 2, offered to every member, now in lane 0
+
+Messages that were never delivered are taken into the window in the order of the log, up to `looked`, and at
+most `KEY_ROWS` of one key: behind that, `KeyQueue.more` says where the ledger has more of it. Keys and lanes
+come from the frames. A frame that is not cached ends the window; a lane that may go on behind it waits for the
+frame once its known messages are used up.
+
+Selecting reads offers and takes none away: only events do that. Selecting may extend the window, learn keys
+and lanes, and drop entries that nobody offers.
 """
 
 from __future__ import annotations
@@ -24,10 +46,10 @@ from tailrace.core.selection.lanes import LANES, LANES_ALL
 from tailrace.core.selection.selection_terms import LedgerView
 
 WINDOW_ROWS = 32_768
-"""So many messages that were never delivered are looked at ahead."""
+"""Messages in the window that were never delivered, at most."""
 KEY_ROWS = 1_024
-"""So many of them of one key; the rest is found again in the ledger when these are under way. So one stuck
-key with many messages behind it does not fill the window."""
+"""Messages of one key in the window, at most, so that a held key with many messages does not fill it. The
+rest is found in the ledger when these are in flight."""
 
 FLYING, BACK, DYING = range(3)
 
@@ -42,32 +64,34 @@ class KeyQueues:
         self.blocked: set[int] = set()
         """Dying messages."""
         self.looked = 0
-        """Every unsettled message below is known, but for keys that have `more`."""
+        """Every unsettled message below this offset is known, but for keys that have `more`."""
         self._keys: dict[int, KeyQueue] = {}
         self._free = [Spot() for _ in range(LANES)]
         self._held: dict[str, list[Spot]] = {}
         self._held_max = 256
         self._offered: dict[str, None] = {}
-        """Members to whom alone something was offered since that was asked last."""
+        """Members to whom alone something was offered since `takers` was last called."""
         self._waiting: list[tuple[int, int]] = []
         self._now_us = 0
         self._unplaced: dict[int, tuple[int, str, int, int | None]] = {}
-        """Messages with a history whose key or lane is not known yet: state, member, due time, key."""
+        """Messages delivered before whose key or lane is not known yet: state, member, due time, key."""
         self._ahead: list[KeyQueue] = []
         self._short: dict[KeyQueue, None] = {}
         """Keys that have more in the ledger and nothing left to offer."""
         self._insist = True
-        """A key that has more in a frame that is missing is waited for; else the others go on without it.
-        Both in turn, a lease each, so that neither has to wait for the other for ever."""
+        """Whether to wait for a missing frame that has more of a key, or to go on with other keys. Both in
+        turn, a lease each, so that neither waits for the other for ever."""
         self._lanes = 0
-        """All lanes that keys have had: messages further on that belong to those keys share them."""
+        """All lanes that keys have had. Messages further on may belong to these keys and share their
+        lanes."""
         self.expiring = False
-        """Some frame has messages that expire: then lanes show one row at a time, because a key may change
-        its lane when one lapses."""
+        """Whether some frame has messages that expire. Then lanes show one row at a time, because a key may
+        change its lane when a message expires."""
         self._bases: list[int] = []
         self._times: list[int] = []
         self.drawn: list[tuple[KeyQueue, Spot]] = []
-        """Keys whose offers this selection has taken out, and where those stood; empty between selections."""
+        """Keys whose offers the present selection has taken out, and the spots of those offers; empty between
+        selections."""
         for first, end, due_us, keys in source.back_rows():
             self._unknown(BACK, range(first, end), "", due_us, keys)
         for member, first, end, keys in source.leased_rows():
@@ -112,7 +136,7 @@ class KeyQueues:
         self.settled(spans)
 
     def settled(self, spans: Sequence[int]) -> None:
-        """Messages do not matter any more."""
+        """Messages are settled, wherever they were."""
         rows, flying = self.rows, self.flying
         touched = []
         for offset in self._known(spans):
@@ -142,7 +166,7 @@ class KeyQueues:
         self._offer_all(touched)
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
-        """Messages are to be delivered again when they are due."""
+        """(first, end, due_us): messages are to be delivered again when they are due."""
         touched = []
         for first, end, due_us in runs:
             for offset in range(first, end):
@@ -158,7 +182,7 @@ class KeyQueues:
         self._offer_all(touched)
 
     def dying(self, spans: Sequence[int]) -> None:
-        """Messages are not deliverable any more and hold their key."""
+        """Messages are on their way to the dead letters, and hold their keys."""
         touched = []
         for offset in self._known(spans):
             queue = self.rows.get(offset)
@@ -176,7 +200,7 @@ class KeyQueues:
         self._offer_all(touched)
 
     def _known(self, spans: Sequence[int]) -> Iterable[int]:
-        """The offsets in spans; of a span that is longer than all that is known, only those that are."""
+        """The offsets in spans; of a span with more offsets than are known here, only the known ones."""
         for first, end in zip(spans[::2], spans[1::2], strict=True):
             if end - first <= len(self.rows) + len(self._unplaced) + 64:
                 yield from range(first, end)
@@ -184,7 +208,7 @@ class KeyQueues:
                 yield from sorted(o for o in (*self.rows, *self._unplaced) if first <= o < end)
 
     def _landed(self, queue: KeyQueue, offset: int) -> None:
-        """A message is not in flight any more and stands in its queue, perhaps before some that still fly."""
+        """A message is not in flight any more; messages behind it in its queue may still be."""
         self.flying.remove(offset)
         queue.flying -= 1
         queue.mixed = queue.flying > 0
@@ -202,7 +226,7 @@ class KeyQueues:
             self._offer(queue)
 
     def _offer(self, queue: KeyQueue) -> None:
-        """Put the candidate of a key where it can be found, if it may go now."""
+        """Offer the candidate of a key, if it may go now."""
         queue.untouched = False
         codes = queue.codes
         row = queue.first_down(self.flying) if queue.mixed else queue.flying
@@ -226,7 +250,7 @@ class KeyQueues:
                 self._offered[queue.holder] = None
 
     def entry(self, queue: KeyQueue, row: int) -> int | None:
-        """What a message of a key is offered as; None when it has to wait."""
+        """The entry of a message in its offer; None if it has to wait."""
         code = queue.codes[row]
         offset = code >> 3
         if offset in self.blocked or (queue.more is not None and offset >= queue.more):
@@ -243,7 +267,7 @@ class KeyQueues:
     # ------------------------------------------------------------------------------------------- selecting
 
     def feeds(self, view: View, starved_us: int, dying_holds: bool) -> list[KeyCursor] | int:
-        """The lanes, ready to be drawn from; or the frame that is missing."""
+        """Cursors of all lanes, or an offset whose frame has to be cached first."""
         missing = self._place(view)
         if missing is not None:
             return missing
@@ -253,7 +277,7 @@ class KeyQueues:
         if missing is None and self._short:
             missing = self._reload(view)  # In front of what came back, there are others of its key.
             if self._room() <= 0:
-                hole = None  # They have filled the window: nothing behind it is waited for, now or later.
+                hole = None  # They fill the window: nothing behind it has to be waited for.
         if missing is not None and self._insist:
             return missing
         if hole is not None:
@@ -276,12 +300,12 @@ class KeyQueues:
         return feeds
 
     def takers(self) -> list[str]:
-        """Members to whom alone something was offered since this was asked last."""
+        """Members to whom alone something was offered since this was last called."""
         offered, self._offered = self._offered, {}
         return list(offered)
 
     def put_back(self) -> None:
-        """The selection is over: what it took out is offered again, until an event says otherwise."""
+        """End a selection: offer again what it has taken out, until an event says otherwise."""
         for queue, spot in self.drawn:
             queue.spot = spot
             spot.push(queue.entry)
@@ -293,11 +317,12 @@ class KeyQueues:
         return self._times[-1] if self._times else 0
 
     def since(self, offset: int) -> int:
-        """Append time of a message that was never delivered (of the oldest known frame, if it is older)."""
+        """Append time of a message that was never delivered; of the oldest known frame, if the message is
+        older."""
         return self._times[max(bisect_right(self._bases, offset) - 1, 0)] if self._bases else 0
 
     def _place(self, view: View) -> int | None:
-        """Find out key and lane of messages with a history; the frame that is missing for it."""
+        """Find the key and lane of messages delivered before; return an offset whose frame is missing."""
         for offset in sorted(self._unplaced):
             state, member, due_us, key = self._unplaced[offset]
             lane = view.lane_by_traits(offset)
@@ -324,7 +349,7 @@ class KeyQueues:
         return None
 
     def _join(self, key: int, code: int) -> KeyQueue:
-        """A message stands in the queue of its key."""
+        """Put a message into the queue of its key."""
         queue = self._keys.get(key) if key else None
         if queue is None:
             queue = KeyQueue(key, code)
@@ -340,7 +365,7 @@ class KeyQueues:
         return queue
 
     def _wake(self, now_us: int) -> None:
-        """Offer what has become due."""
+        """Offer messages that have become due."""
         self._now_us = max(self._now_us, now_us)
         waiting = self._waiting
         while waiting and waiting[0][0] <= self._now_us:
@@ -354,11 +379,11 @@ class KeyQueues:
             self._held_max = 2 * len(self._held) + 256
 
     def _room(self) -> int:
-        """How many more messages that were never delivered may be looked at ahead."""
+        """How many more messages that were never delivered fit into the window."""
         return WINDOW_ROWS - len(self.rows) + len(self.flying) + len(self.due) + len(self.blocked)
 
     def _fill(self, view: View) -> int | None:
-        """Look ahead until the window is full; the frame that is missing for it."""
+        """Extend the window until it is full; return the offset where a frame is missing."""
         end_offset, missing = view.want.end_offset, None
         while True:
             room = self._room()
@@ -379,7 +404,7 @@ class KeyQueues:
         return missing
 
     def _absorb(self, columns: Columns, first: int, room: int, view: View) -> None:
-        """Take the rows of a frame that were never delivered."""
+        """Take the rows of a frame that were never delivered into the window."""
         end = min(columns.end_offset, view.want.end_offset)
         taken = _codes(columns, first, end, view)
         if len(taken) > room:
@@ -417,7 +442,8 @@ class KeyQueues:
                     self._offer(queue)
 
     def _reload(self, view: View) -> int | None:
-        """Find more messages of keys that have nothing left to offer; the frame that is missing for it."""
+        """Find more messages of keys that have nothing left to offer; return an offset whose frame is
+        missing."""
         for queue in list(self._short):
             found = 0
             while queue.more is not None and found < KEY_ROWS:
@@ -455,7 +481,7 @@ def _codes(columns: Columns, first: int, end: int, view: View) -> list[tuple[int
 
 
 def _lanes_from(offset: int, view: View) -> int:
-    """Lanes of what comes from an offset on; all of them when that takes long to tell."""
+    """Lanes (a bit each) that messages from an offset on may have; all lanes if that takes long to find."""
     lanes = 0
     for _ in range(16):
         if offset >= view.want.end_offset:
