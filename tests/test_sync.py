@@ -1,4 +1,4 @@
-"""The blocking twin: the same names as the asynchronous SDK, from any thread, without losing anything."""
+"""The blocking wrappers: the same names as the asynchronous SDK, from any thread, without losing anything."""
 
 import asyncio
 import inspect
@@ -28,7 +28,8 @@ from tailrace.errors import (
 )
 from tailrace.testing import LocalBroker
 
-SRC = str(Path(__file__).resolve().parents[1] / "src")
+ROOT = Path(__file__).resolve().parents[1]
+SRC = str(ROOT / "src")
 
 
 @pytest.fixture
@@ -53,27 +54,37 @@ RENAMED = {
     "__anext__": "__next__",
     "__await__": "result",
 }
-OF_THE_INSIDE = {
-    "key_pages",
-    "kill",
-    "after_fork",
-    "submit",
-    "later",
-    "now_s",
-    "new_producer_id",
-    "future",
-    "settled",
+INSIDE = "the parts of the SDK offer it to each other, and no application uses it"
+ITSELF = "the wrapper hands out the method of the inner bus: it only declares, and crosses no thread"
+WITHOUT_WRAPPER = {
+    "EventStore": "it is for coroutine functions; threads use `Producer` with `expected_key_sequence`",
+    "Client.after_fork": INSIDE,
+    "Client.key_pages": INSIDE,
+    "Consumer.kill": INSIDE,
+    "Producer.future": INSIDE,
+    "Producer.kill": INSIDE,
+    "Producer.later": INSIDE,
+    "Producer.new_producer_id": INSIDE,
+    "Producer.now_s": INSIDE,
+    "Producer.settled": INSIDE,
+    "Producer.submit": INSIDE,
+    "Reader.kill": INSIDE,
+    "StreamConsumer.kill": INSIDE,
+    "Bus.command": ITSELF,
+    "Bus.event": ITSELF,
+    "Bus.handler": ITSELF,
+    "Bus.middleware": ITSELF,
+    "Bus.upcast": ITSELF,
 }
-"""What the asynchronous classes offer to each other, and no application."""
+"""What of the asynchronous SDK has no blocking form, and why."""
 
 
 def methods(of: type) -> dict[str, Any]:
     return {
         RENAMED.get(name, name): member
-        for name, member in vars(of).items()
-        if inspect.isfunction(member)
-        and (not name.startswith("_") or name in RENAMED or name in RENAMED.values() or name == "__len__")
-        and name not in OF_THE_INSIDE
+        for name, member in inspect.getmembers(of, inspect.isfunction)
+        if (not name.startswith("_") or name in RENAMED or name in RENAMED.values() or name == "__len__")
+        and f"{of.__name__}.{name}" not in WITHOUT_WRAPPER
     }
 
 
@@ -81,32 +92,91 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Admin",
-        "Atomic",
-        "Batch",
-        "Client",
-        "Consumer",
-        "DeadLetters",
-        "Delivery",
-        "Groups",
-        "Producer",
-        "Reader",
-        "Receipt",
-        "Receipts",
-        "Schedules",
-        "StreamConsumer",
-    ],
-)
-def test_twins_have_the_same_methods_and_parameters(name: str) -> None:
+def is_asynchronous(kind: object) -> bool:
+    return inspect.isclass(kind) and any(
+        inspect.iscoroutinefunction(member) or name == "__await__"
+        for name, member in inspect.getmembers(kind, inspect.isfunction)
+    )
+
+
+ASYNCHRONOUS = sorted(name for name in tailrace.__all__ if is_asynchronous(getattr(tailrace, name)))
+
+
+def test_every_asynchronous_class_has_a_wrapper() -> None:
+    assert len(ASYNCHRONOUS) >= 16
+    assert [name for name in ASYNCHRONOUS if name not in WITHOUT_WRAPPER] == sorted(
+        name
+        for name in tailrace.sync.__all__
+        if getattr(tailrace.sync, name) is not getattr(tailrace, name) and name != "connect"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in ASYNCHRONOUS if name not in WITHOUT_WRAPPER])
+def test_wrappers_have_the_same_methods_and_parameters(name: str) -> None:
     ours, theirs = methods(getattr(tailrace.sync, name)), methods(getattr(tailrace, name))
     assert sorted(ours) == sorted(theirs)
     for method in set(ours) - {"result"}:
         assert parameters(ours[method]) == parameters(theirs[method]), method
         assert not inspect.iscoroutinefunction(ours[method])
+        assert not inspect.isasyncgenfunction(ours[method])
     assert all(inspect.getdoc(member) for key, member in ours.items() if not key.startswith("__"))
+
+
+def test_what_has_no_wrapper_exists_and_has_none() -> None:
+    for entry in WITHOUT_WRAPPER:
+        name, _, method = entry.partition(".")
+        wrapper = getattr(tailrace.sync, name, None)
+        assert hasattr(getattr(tailrace, name), method) if method else hasattr(tailrace, name), entry
+        assert not hasattr(wrapper, method) if method else wrapper is None, entry
+
+
+def test_a_method_that_only_forwards_tells_its_result_and_its_documentation() -> None:
+    create = tailrace.sync.Admin.create_topic
+    assert inspect.signature(create).return_annotation == "Topic"
+    assert inspect.getdoc(create) == inspect.getdoc(tailrace.Admin.create_topic)
+    reader = tailrace.sync.Client.reader
+    assert inspect.signature(reader).return_annotation is tailrace.sync.Reader
+    assert inspect.getdoc(reader) == inspect.getdoc(tailrace.Client.reader)
+
+
+def test_type_checkers_see_parameters_and_results(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+from typing import assert_type
+import tailrace
+import tailrace.sync
+
+def use(client: tailrace.sync.Client, consumer: tailrace.sync.Consumer) -> None:
+    assert_type(client.admin().list_topics("a", internal=True), list[tailrace.Topic])
+    assert_type(client.reader("t"), tailrace.sync.Reader)
+    assert_type(consumer.assignment(), set[tuple[str, int]])
+    with client.atomic("writer", 1) as tx:
+        assert_type(tx, tailrace.sync.Atomic)
+    client.admin().trim_topic("a", 0)
+    client.producer("t", nam="x")
+"""
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--config-file",
+            str(ROOT / "pyproject.toml"),
+            str(program),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=ROOT,
+    )
+    found = [line.partition(": error: ")[2] for line in done.stdout.splitlines() if ": error: " in line]
+    assert found == [
+        "Too few arguments  [call-arg]",
+        'Unexpected keyword argument "nam"; did you mean "name"?  [call-arg]',
+    ], done.stdout + done.stderr
 
 
 def test_connect_has_the_same_parameters() -> None:

@@ -163,7 +163,7 @@ class Bus:
                 self._client = self._stack = self._asked = None
                 self._producers.clear()
 
-    async def send(self, command: Any, **fields: Any) -> Result:
+    async def send(self, /, command: Any, **fields: Any) -> Result:
         """Put a command (or event) into its topic; returns when it is stored. Takes what `Producer.send`
         takes: key, headers, delay, priority, dedup_id, …"""
         entry, body, headers = self._registry.encode(command)
@@ -174,11 +174,11 @@ class Bus:
         producer = await self._producer(entry.topic)
         return await producer.publish(body, key=key, headers=headers, **fields)
 
-    async def publish(self, event: Any, **fields: Any) -> Result:
+    async def publish(self, /, event: Any, **fields: Any) -> Result:
         """The same as `send`, by the name that suits an event."""
         return await self.send(event, **fields)
 
-    async def request(self, command: Any, *, timeout: float = REQUEST_TIMEOUT_S, **fields: Any) -> Any:
+    async def request(self, /, command: Any, *, timeout: float = REQUEST_TIMEOUT_S, **fields: Any) -> Any:
         """Send a command and wait for what its handler returns; `RequestFailed` when it was rejected."""
         client = self._attached()
         if self._asked is None:

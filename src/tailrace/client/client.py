@@ -161,10 +161,8 @@ class Client:
         return reader
 
     def atomic(self, writer_id: str, version: int, *, timeout: float | None = None) -> Atomic:
-        """Write to any topics and partitions, all of it or nothing, once per version of the writer.
-
-        `async with client.atomic("import", 7) as tx: await tx.send(topic, value)`; versions of a writer grow.
-        Where the version was decided before, nothing is written and `tx.won` is False.
+        """Write to any topics and partitions, all of it or nothing, once per version of the writer; versions
+        of a writer grow. Where the version was decided before, nothing is written and `won` is False.
         """
         return Atomic(self._open(), writer_id, version, self._seconds(timeout))
 

@@ -1,9 +1,10 @@
-"""The blocking twin of the SDK: the same names without `async` and `await`, for scripts and threads.
+"""The blocking form of the SDK: the same names without `async` and `await`, for scripts and threads.
 
 All blocking clients of a process share one event loop on a daemon thread, which starts with the first of
-them. A call hands a coroutine to it and waits, so it works in any thread, also beside a running loop. Two
-paths are too hot for that: `send` leaves its message in a buffer that the loop empties in bursts, and a
-reader crosses over once per batch, not per message.
+them. A call hands a coroutine to it and waits, so it works in any thread, also beside a running loop: methods
+that only do this are one line each (see `blocking_wrapper`). Written by hand are the paths that are too hot
+for a crossing per message: `send` and `ack_nowait` leave theirs in a buffer that the loop empties in bursts,
+readers and consumers cross over once per batch.
 """
 
 from __future__ import annotations

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from tailrace.bus.application import REQUEST_TIMEOUT_S
 from tailrace.bus.application import Bus as AsyncBus
-from tailrace.client.messages import Result
 from tailrace.errors import Unavailable
 from tailrace.sync.blocking_client import Client
+from tailrace.sync.blocking_wrapper import blocking
 from tailrace.sync.portal import Portal
+
+T = TypeVar("T")
 
 
 class Bus:
@@ -41,21 +42,13 @@ class Bus:
             raise Unavailable("the bus is not attached: use `with bus.attach(client)`")
         return self._portal
 
-    def send(self, command: Any, **fields: Any) -> Result:
-        """Put a command (or event) into its topic; returns when it is stored."""
-        return self._work().call(lambda: self.inner.send(command, **fields))
+    def _cross(self, start: Callable[[AsyncBus], Coroutine[Any, Any, T]]) -> T:
+        return self._work().call(lambda: start(self.inner))
 
-    def publish(self, event: Any, **fields: Any) -> Result:
-        """The same as `send`, by the name that suits an event."""
-        return self.send(event, **fields)
-
-    def request(self, command: Any, *, timeout: float = REQUEST_TIMEOUT_S, **fields: Any) -> Any:
-        """Send a command and wait for what its handler returns."""
-        return self._work().call(lambda: self.inner.request(command, timeout=timeout, **fields))
-
-    def run(self, *, concurrency: int = 1, groups: Sequence[str] | None = None) -> None:
-        """Run the handlers until `stop` is called, by another thread or by a handler."""
-        self._work().call(lambda: self.inner.run(concurrency=concurrency, groups=groups))
+    send = blocking(AsyncBus.send)
+    publish = blocking(AsyncBus.publish)
+    request = blocking(AsyncBus.request)
+    run = blocking(AsyncBus.run)
 
     def stop(self) -> None:
         """Let `run` end."""

@@ -20,6 +20,9 @@ from tailrace.errors import TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal, within
 
+HAND_OVER_BYTES_MAX = 1024 * 1024
+"""How much waits between the threads at most; the producer's own buffer comes behind it."""
+
 
 class Receipt:
     """Promise for one message; `result` gives the durable `Result` or raises why there is none."""
@@ -83,11 +86,11 @@ _Item = tuple[Receipt, dict[str, Any], int | None, tuple[int, int | None] | None
 class Producer:
     """Publishes to one topic. Use it as a context manager; leaving it flushes. Threads may share it."""
 
-    def __init__(self, portal: Portal, inner: producer.Producer, bytes_max: int) -> None:
+    def __init__(self, portal: Portal, inner: producer.Producer) -> None:
         self.topic = inner.topic
         self._portal = portal
         self._inner = inner
-        self._bytes_max = bytes_max
+        self._bytes_max = min(HAND_OVER_BYTES_MAX, inner.buffer_bytes_max)
         self._room = threading.Condition(threading.Lock())
         self._queue: list[_Item | asyncio.Future[None]] = []
         self._bytes = 0

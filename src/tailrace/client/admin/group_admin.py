@@ -83,6 +83,7 @@ class Groups:
 
     async def create(
         self,
+        /,
         group: str,
         topics: str | Sequence[str],
         *,
@@ -102,7 +103,7 @@ class Groups:
         """Forget a group and its state on every topic; refused while it has members, unless forced."""
         await ask(self._verbs, DeleteGroup(group, force), self._time(timeout), repeatable=False)
 
-    async def alter(self, group: str, *, timeout: float | None = None, **options: Any) -> Group:
+    async def alter(self, /, group: str, *, timeout: float | None = None, **options: Any) -> Group:
         """Change options of a group, all but mode and ordering; those that are not named stay. When this
         returns, every partition has them, durably, and members that run hear of them at once."""
         reply = await ask(self._verbs, AlterGroup(group, options), self._time(timeout))

@@ -34,7 +34,7 @@ class Admin:
         return self._timeout if timeout is None else timeout
 
     async def create_topic(
-        self, name: str, *, if_missing: bool = False, timeout: float | None = None, **options: Any
+        self, /, name: str, *, if_missing: bool = False, timeout: float | None = None, **options: Any
     ) -> Topic:
         """Create a topic; returns when it is durable. With `if_missing`, a topic that exists is returned as
         it is.
@@ -44,7 +44,7 @@ class Admin:
         assert isinstance(reply, TopicInfo)
         return Topic.of(reply)
 
-    async def alter_topic(self, name: str, *, timeout: float | None = None, **options: Any) -> Topic:
+    async def alter_topic(self, /, name: str, *, timeout: float | None = None, **options: Any) -> Topic:
         """Change options; the others stay as they are. Partitions can only grow."""
         reply = await ask(self._verbs, AlterTopic(name, options), self._time(timeout))
         assert isinstance(reply, TopicInfo)

@@ -72,7 +72,7 @@ class Producer:
         self._timeout = timeout
         self._named_id = None if name is None else (mmh3.hash64(name.encode(), 1, True, signed=False)[0] or 1)
         self._linger_s = linger_ms / 1000
-        self._buffer_bytes_max = buffer_bytes_max
+        self.buffer_bytes_max = buffer_bytes_max
         self._batch_bytes = min(BATCH_BYTES, buffer_bytes_max)
         self._compression = compression
         self._loop: asyncio.AbstractEventLoop
@@ -313,7 +313,7 @@ class Producer:
             return Receipts([(receipt._batch, range(len(checked)), None)])
         places: dict[int, tuple[PendingBatch, list[int], list[int]]] = {}
         for at, fields in enumerate(checked):
-            if self._buffered >= self._buffer_bytes_max:
+            if self._buffered >= self.buffer_bytes_max:
                 await self._yield()
             receipt = self._buffer(fields, self._choose(fields, partition))
             batch = receipt._batch
@@ -340,7 +340,7 @@ class Producer:
             at += rows
         await self._yield()
         for at, rows, size in pieces:
-            if self._buffered >= self._buffer_bytes_max:
+            if self._buffered >= self.buffer_bytes_max:
                 await self._yield()
             batch = self._follow(self._choose(None, partition))
             batch.values = list(values[at : at + rows])
@@ -400,7 +400,7 @@ class Producer:
     async def _yield(self) -> None:
         """Let the loop send what is ready; wait while the buffer is full."""
         await asyncio.sleep(0)
-        while self._buffered >= self._buffer_bytes_max:
+        while self._buffered >= self.buffer_bytes_max:
             waiter = self._loop.create_future()
             self._room.append(waiter)
             await waiter
@@ -529,7 +529,7 @@ class Producer:
     def _hand_over(self, batch: PendingBatch) -> None:
         batch.values = []
         self._flows[batch.partition].enqueue(batch)
-        if self._buffered >= self._buffer_bytes_max:
+        if self._buffered >= self.buffer_bytes_max:
             self._full = True
 
     # -- what the flows ask for
@@ -567,7 +567,7 @@ class Producer:
         if gathered and not self._flows[batch.partition].busy and not self._soon:
             self._soon = True
             self._loop.call_soon(self._ship_soon)
-        if self._room and self._buffered < self._buffer_bytes_max:
+        if self._room and self._buffered < self.buffer_bytes_max:
             _wake(self._room)
         if self._idle and not self._buffered:
             _wake(self._idle)

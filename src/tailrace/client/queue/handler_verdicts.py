@@ -1,6 +1,6 @@
 """What a handler says about a message by raising `Retry` or `Reject`, and errors as text that can travel.
 
-They mean the same wherever handlers run: in `Consumer.run`, in its blocking twin, and on the bus.
+They mean the same wherever handlers run: in `Consumer.run`, in its blocking wrapper, and on the bus.
 """
 
 from __future__ import annotations
