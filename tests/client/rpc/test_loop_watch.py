@@ -1,7 +1,10 @@
 """An event loop that stood still: its consumers say so, once, with the time and what to do."""
 
 import asyncio
+import gc
 import logging
+import weakref
+from collections.abc import Callable
 
 import pytest
 import uvloop
@@ -83,5 +86,26 @@ def test_any_loop_can_be_watched() -> None:
     loop = uvloop.new_event_loop()
     loop_watch.watch(loop, "me", 1000)
     loop_watch.unwatch(loop, "me")
-    assert loop not in loop_watch._watches
+    assert not loop_watch._watches
     loop.close()
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_was_closed_before_its_consumers_is_not_kept(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    class Member:
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            self.loop = loop
+
+    loop = make()
+    member = Member(loop)
+    loop_watch.watch(loop, member, 1000)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    gone = weakref.ref(member)
+    del loop, member
+    gc.collect()
+    assert gone() is None
+    assert not loop_watch._watches

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from weakref import WeakValueDictionary
 
 log = logging.getLogger("tailrace.consumer")
 PART = 3
@@ -19,8 +20,9 @@ QUIET_S = 30.0
 """No second warning within this time."""
 
 
-_watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
-"""Of the loops that have consumers now."""
+_watches: WeakValueDictionary[int, LoopWatch] = WeakValueDictionary()
+"""Of the loops that have consumers now, by their ids. A watch belongs to its loop, by the timer that it has
+there: so it ends with a loop that was closed before its consumers were, and keeps neither."""
 
 
 class LoopWatch:
@@ -77,12 +79,14 @@ class LoopWatch:
 
 def watch(loop: asyncio.AbstractEventLoop, who: object, limit_ms: int) -> None:
     """Warn when the loop stands still, as long as somebody has leases or a session of that time on it."""
-    if loop not in _watches:
-        _watches[loop] = LoopWatch(loop)
-    _watches[loop].enter(who, limit_ms)
+    found = _watches.get(id(loop))
+    if found is None:
+        found = _watches[id(loop)] = LoopWatch(loop)
+    found.enter(who, limit_ms)
 
 
 def unwatch(loop: asyncio.AbstractEventLoop, who: object) -> None:
     """Somebody has no leases any more."""
-    if loop in _watches and _watches[loop].leave(who):
-        del _watches[loop]
+    found = _watches.get(id(loop))
+    if found is not None and found.leave(who):
+        del _watches[id(loop)]
