@@ -21,6 +21,7 @@ from tailrace.ports import LogStore
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
 from tests.broker.held_engine import HeldEngine
+from tests.broker.queue_engine import QueueEngine, values
 from tests.storage.frame_maker import TestClock
 
 S = 1_000_000
@@ -105,6 +106,21 @@ def test_a_release_is_one_group_of_frames() -> None:
     data = broker.frames()[1][0]
     assert data.flags & frame.RELEASED
     assert (data.base_offset, data.count) == (0, 2)
+
+
+def test_a_message_of_tomorrow_keeps_nothing_else_waiting() -> None:
+    broker = QueueEngine()
+    broker.create(durability="interval", sync_interval_ms=1_000)
+    broker.enlist(lease_ms=10_000)
+    tomorrow_us = broker.clock.now_us() + 86_400 * S
+    broker.send(b"later", deliver_at=[tomorrow_us])
+    broker.send(b"now")
+    syncs = broker.log().stats().syncs
+    broker.pass_s(1.2)
+    assert broker.log().stats().syncs == syncs + 1, "the interval of its syncs is kept"
+    assert values(broker.lease()) == [b"now"]
+    broker.pass_s(10.1)
+    assert broker.shard().state.queues.figures("g")["failures"] == 1, "its lease has ended"
 
 
 def test_a_delay_within_a_tick_fires_at_the_next_and_never_early() -> None:

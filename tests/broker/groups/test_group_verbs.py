@@ -348,9 +348,7 @@ class MemoryBroker(HeldEngine):
     """A broker without files."""
 
     def _start(self) -> Engine:
-        engine = Engine(self.clock, self.threads, {"memory": self.store}, self.coordinator)
-        engine.open()
-        return engine
+        return self.open_engine({"memory": self.store})
 
 
 def test_a_broker_without_files_has_groups_too() -> None:

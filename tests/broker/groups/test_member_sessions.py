@@ -14,6 +14,7 @@ from tailrace.core.model.group_commands import (
     JoinGroup,
     LeaveGroup,
     Membership,
+    PutSchedule,
 )
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import Ack, Lease
@@ -153,6 +154,22 @@ def test_a_restart_of_the_broker_gives_everybody_a_session() -> None:
     assert isinstance(group.beat_on(OpenGate(), "a"), Membership)
     group.broker.pass_s(10)
     assert group.there() == {"a"}
+
+
+def test_who_died_while_the_broker_was_away_is_gone_after_a_session() -> None:
+    """The tick of a schedule is hours away: that is no reason to sleep until then."""
+    group = Connected(3)
+    group.broker.ask(PutSchedule("yearly", "t", "0 0 29 2 *", value=b"v"))
+    group.broker.publish(b"1")
+    group.join_on(OpenGate(), "a")
+    group.broker.restart()
+    group.broker.restart()
+    group.join("b")
+    group.broker.pass_s(31)
+    assert group.there() == set(), "neither has shown itself"
+    group.join("c")
+    assert group.owned("c") == {("t", number) for number in range(3)}
+    assert len(group.lease("c", 0).grants) == 1
 
 
 def test_a_broker_that_closes_ends_no_sessions() -> None:

@@ -29,10 +29,7 @@ class Scrubbed(HeldEngine):
         return FileStore(self.root, TestClock(), segment_bytes=4096)
 
     def _start(self) -> Engine:
-        stores = {"file": self.store}
-        engine = Engine(self.clock, self.threads, stores, self.coordinator, scrub_period_us=self.period_us)
-        engine.open()
-        return engine
+        return self.open_engine({"file": self.store}, scrub_period_us=self.period_us)
 
     def again(self) -> None:
         """End the process in an orderly way, and start another."""

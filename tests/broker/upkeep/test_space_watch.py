@@ -49,11 +49,7 @@ class WatchedEngine(QueueEngine):
         super().__init__()
 
     def _start(self) -> Engine:
-        stores: dict[str, Any] = {"file": self.store}
-        watched = {"gauge": self.gauge, "free_bytes_low": self._low}
-        engine = Engine(self.clock, self.threads, stores, self.coordinator, **watched)
-        engine.open()
-        return engine
+        return self.open_engine({"file": self.store}, gauge=self.gauge, free_bytes_low=self._low)
 
     def fill(self) -> Refusal:
         """Let a write find no space; the answer to it."""
