@@ -16,16 +16,16 @@ queue is changed; the heap keeps the entry, which is skipped when it comes to th
 Example: offsets 0 to 4 have the keys A B A C B and the lanes 2 2 0 3 2.
 
     step                       goes       afterwards
-    ada leases 1 message       0          A: holder ada, candidate 2, offered to ada alone, in lane 2 (that of 0)
-    bob leases 9               1, 4, 3    B: all with bob; C: with bob, too, after B, as its lane is less urgent
+    ada leases 1 message       0          A: holder ada, candidate 2, offered to ada alone, in lane 2 as 0 is
+    bob leases 9               1, 4, 3    B and C: all with bob; C comes last, as its lane is less urgent
     nack of 0, due in 5 s                 A: no holder, candidate 0. It waits, so nothing of A is offered
     5 s later, eve leases 1    0          A: holder eve, candidate 2, offered to eve alone
     ack of 0                              A: no holder, candidate 2, offered to every member, now in lane 0
 
 Messages that were never delivered are taken into the window in the order of the log, up to `looked`, and at
 most `KEY_ROWS` of one key: behind that, `KeyQueue.more` says where the ledger has more of it. Keys and lanes
-come from the frames. A frame that is not cached ends the window; a lane that may go on behind it waits for the
-frame once its known messages are used up.
+come from the frames. A frame that is not cached ends the window; a lane that may go on behind it waits for
+the frame once its known messages are used up.
 
 Selecting reads offers and takes none away: only events do that. Selecting may extend the window, learn keys
 and lanes, and drop entries that nobody offers.
