@@ -1,7 +1,8 @@
-"""Leases of one group on one partition: those that live, and those that ended well and are remembered.
+"""Leases of one group on one partition: the live ones, and those that ended well and are remembered.
 
-A receipt is (lease, offset). Of a lease that lives its spans are known, and what was taken away from it; of
-one that is settled to the end only the id is kept, until its deadline, so that settling twice is harmless.
+A receipt is (lease, offset). A live lease knows its spans and which of its messages were taken away from it.
+Of a lease whose messages are all settled only the id is kept, until its deadline, so that settling twice is
+harmless.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ REMEMBERED_MAX = 65_536
 
 
 class LiveLease(msgspec.Struct, array_like=True):
-    """One lease. `spans` are as they were leased, `keys` the hash of each message where the fact told them,
-    `taken` (flat, in no order) what left it without being settled through it, `left` how many it has."""
+    """One lease. `spans` are as leased; `keys` has the key hash of each message, if the fact had them;
+    `taken` (flat, in no order) are messages that left the lease without being settled through it; `left` is
+    how many messages the lease still holds."""
 
     id: int
     member: str
@@ -31,7 +33,7 @@ class LiveLease(msgspec.Struct, array_like=True):
 
 
 class GroupLeases:
-    """The leases by id, those that ended well, and when the next one is over."""
+    """The leases by id, those that ended well, and their deadlines."""
 
     def __init__(self) -> None:
         self.clear()
@@ -47,17 +49,18 @@ class GroupLeases:
         self._taken: dict[int, bytes] = {}
 
     def open(self, lease: LiveLease) -> None:
-        """A new lease."""
+        """Add a new lease."""
         self.live[lease.id] = lease
         heappush(self._deadlines, (lease.deadline_us, lease.id))
 
     def extend(self, lease: LiveLease, deadline_us: int) -> None:
-        """Another deadline."""
+        """Move the deadline of a lease."""
         lease.deadline_us = deadline_us
         heappush(self._deadlines, (deadline_us, lease.id))
 
     def end(self, lease: LiveLease, time_us: int) -> None:
-        """Nothing is left of a lease: it is remembered until its deadline, the oldest forgotten first."""
+        """End a lease that holds no message any more. It is remembered until its deadline; beyond
+        `REMEMBERED_MAX`, the oldest are forgotten first."""
         del self.live[lease.id]
         self._until[lease.id] = lease.deadline_us
         self._ended.append(lease.id)
@@ -76,19 +79,19 @@ class GroupLeases:
             self._gone = 0
 
     def drop(self, lease: LiveLease) -> None:
-        """A lease expired: its receipts are stale."""
+        """Forget a lease that timed out: its receipts are stale."""
         del self.live[lease.id]
 
     def ended_well(self, lease: int, time_us: int) -> bool:
-        """Whether a lease was settled to the end and its deadline is still to come."""
+        """Whether all messages of a lease were settled and its deadline is still to come."""
         return self._until.get(lease, 0) > time_us
 
     def taken_from(self, lease: int) -> Sequence[int]:
-        """What a remembered lease lost before it ended."""
+        """Spans that were taken away from a remembered lease before it ended."""
         return array("Q", self._taken.get(lease, b""))
 
     def next_deadline_us(self) -> int | None:
-        """When the next lease is over."""
+        """When the next lease times out."""
         deadlines, live = self._deadlines, self.live
         while deadlines:
             deadline_us, number = deadlines[0]
@@ -106,7 +109,7 @@ class GroupLeases:
         return small, self._ended[self._gone :].tobytes(), self._ended_us[self._gone :].tobytes()
 
     def fill(self, small: memoryview, ended: memoryview, ended_us: memoryview) -> None:
-        """What `columns` gave."""
+        """Restore the leases from `columns`."""
         leases, self._taken = msgspec.msgpack.decode(small, type=tuple[list[LiveLease], dict[int, bytes]])
         self._ended.frombytes(ended)
         self._ended_us.frombytes(ended_us)
@@ -125,7 +128,7 @@ class GroupLeases:
 
 
 class KeyRuns:
-    """The keys of a fact, one for each of its messages, read along with its spans; all 0 when it has none."""
+    """The keys of a fact, one per message, read along with its spans; all 0 if the fact has none."""
 
     __slots__ = ("_at", "_keys")
 

@@ -1,8 +1,33 @@
 """One group on one partition: what has become of every message, and how each fact changes it.
 
-Settled messages take no room: settled is what lies below the cursor and is in none of the sets. Everything is
-runs of offsets, so a plain batch of 5,000 costs what a single message does. Facts are trusted: whether
-something may happen was decided before. Nothing here looks at a clock or into a frame.
+Every message of the log is in one of these states; each fact moves messages from one to another:
+
+    state      where it is kept                       reached by
+    new        at or above `backlog.cursor`           (nothing: every message begins here)
+    fresh      `backlog.fresh`                        a lease of later messages (it was passed over)
+    leased     `leased`, with its lease               Leased
+    waiting    `backlog.back`, with its due time      Nacked, LeaseExpired, GivenBack, Reopened
+    dying      `backlog.dying`, with a reason         Dying
+    settled    nowhere: below the cursor, in no set   Acked, Buried, Lapsed, OffsetsSettled
+
+So settled messages take no room, and there is no separate record of acknowledgements. All sets are maps of
+runs (`span_map`), so a batch of 5,000 neighbours costs what a single message does. The values of the runs are
+packed structs: equal counters and times make one run.
+
+Example: ada leases 100 messages of a log with 1,000, and then settles most of them.
+
+    fact                                     cursor    leased              waiting             settled
+    Leased, lease 7, spans [0, 100]          100       0-99                                    none
+    Acked, lease 7, spans [0, 40, 60, 100]   100       40-59                                   0-39, 60-99
+    Nacked, spans [40, 41]                   100       41-59               40, due in 0.5-1 s  as before
+    LeaseExpired, lease 7                    100                           40, 41-59           as before
+
+Then the first unsettled offset (`committed`) is 40. Message 40 has had 1 delivery and 1 failure; so have 41
+to 59. Each run of messages gets one due time, from the back-off of its first offset: a hash of group, offset
+and number of failures serves as dice, so that a replay of the log computes the same time again.
+
+Facts are trusted: whether something may happen was decided before. Nothing here looks at a clock or into a
+frame.
 """
 
 from __future__ import annotations
@@ -25,7 +50,8 @@ from tailrace.core.selection.row_selector import RowSelector
 
 
 def back_off_us(policy: GroupPolicy, group: str, offset: int, failures: int) -> int:
-    """Between half and the whole of the back-off of the policy, as the dice of this failure fall."""
+    """The delay after a failure: between half and the whole of the policy's back-off, by the hash of this
+    failure."""
     longest_us = 1000 * min(policy.backoff_ms << min(failures - 1, 40), policy.backoff_max_ms)
     dice: int = mmh3.hash(f"{group}/{offset}/{failures}", 0, signed=False)
     return longest_us - (longest_us // 2) * dice // 0xFFFFFFFF
@@ -35,13 +61,14 @@ LEASED = Struct("<QIIQ")
 """Lease, deliveries, failures, time of the first delivery."""
 
 Piece = tuple[int, int, int, int, int, int, str, int]
-"""Messages that leave where they were: first, end, deliveries, failures, first and last delivery, last
-member, key (0: none, or not known)."""
+"""A run of messages that leaves its state: first, end, deliveries, failures, times of the first and last
+delivery, last member, key (0: none or not known)."""
 
 FEW_BOUNDS = 16
-"""Spans with so many bounds are leased one by one."""
+"""Up to this many bounds, spans are leased one by one."""
 NEAR = 8_192
-"""A stretch of so many offsets is looked through at once; of a longer one mostly the beginning is wanted."""
+"""Up to this many offsets, all spans of a stretch are found at once; of a longer one mostly the beginning is
+wanted."""
 MAX_ATTEMPTS, MAX_DELIVERIES = "max_attempts", "max_deliveries"
 
 
@@ -58,7 +85,7 @@ class Counters(msgspec.Struct, array_like=True):
 
 
 class Ledger:
-    """State of one group; the methods named after facts are its only mutators."""
+    """The state of one group. Only the methods for facts change it."""
 
     def __init__(self, number: int, name: str, policy: GroupPolicy, start: int) -> None:
         self.number = number
@@ -67,10 +94,10 @@ class Ledger:
         self.member = ""
         self.generation = 0
         self.sharing = policy.assignment == "shared"
-        """Whether every member of the group may lease here, and not only the one that it belongs to."""
+        """Whether every member of the group may lease here, and not only the owner of the partition."""
         self.paused = False
         self.id = 0
-        """Tells the group from others of its name."""
+        """Tells the group from earlier and later ones of the same name."""
         self.counters = Counters()
         self.backlog = Backlog()
         self.backlog.clear(start)
@@ -79,11 +106,11 @@ class Ledger:
         self.in_flight = InFlight()
         self.texts = StringPool()
         self.apart = Apart()
-        """Of those that were delivered before: the ones that may have ended their members."""
+        """Waiting messages that may have ended the members that held them."""
         self.pool: RowSelector | None = None
-        """Made when it is first needed, and told everything from then on."""
+        """Selection row by row. Made when first needed; every change is reported to it from then on."""
         self.keys_of_lease: dict[int, dict[int, int]] = {}
-        """Found in frames after a failure, by lease: the keys of its messages; not state."""
+        """Keys of leased messages by lease, as found in frames after a failure. A cache, not state."""
 
     # ------------------------------------------------------------------------------------------- questions
 
@@ -99,8 +126,8 @@ class Ledger:
 
     @property
     def divided(self) -> bool:
-        """Whether keys in flight have to be looked at: several members may lease here, or somebody else than
-        the owner still has leases from a time when several could."""
+        """Whether keys in flight matter: several members may lease here, or a member other than the owner
+        still has leases from a time when several could."""
         return self.sharing or len(self.in_flight) > (self.member in self.in_flight)
 
     def committed(self) -> int:
@@ -115,8 +142,8 @@ class Ledger:
         return lowest
 
     def free(self, end_offset: int, time_us: int) -> int:
-        """How many messages below an offset are with nobody and due. Those that were never delivered are all
-        counted, also where they wait for another of their key."""
+        """How many messages below an offset are due and not leased. Messages never delivered all count, also
+        where they wait for another of their key."""
         backlog = self.backlog
         if backlog.back:
             backlog.advance(max(time_us, backlog.clock_us))
@@ -124,8 +151,8 @@ class Ledger:
         return many + end_offset - backlog.cursor if end_offset > backlog.cursor else many
 
     def suspects(self) -> Iterator[tuple[int, int, int, int]]:
-        """Messages that are set apart, those delivered least first: (deliveries, offset, failures, key); of
-        a run the first. Nothing may change meanwhile."""
+        """Messages that are set apart, least delivered first: (deliveries, offset, failures, key), one for
+        each run. Nothing may change during iteration."""
         for first, end in self.apart:
             for start, _, value in self.backlog.back.since(first):
                 if start >= end:
@@ -134,7 +161,7 @@ class Ledger:
                 yield deliveries, start, failures, key
 
     def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Spans in [first, end) that are not settled, whatever else they are."""
+        """Spans in [first, end) that are not settled."""
         backlog = self.backlog
         found = [
             (start, stop)
@@ -146,7 +173,7 @@ class Ledger:
         return sorted(found)
 
     def pieces_of(self, lease: LiveLease, first: int, end: int) -> list[tuple[int, int, int, int]]:
-        """What a lease still holds in [first, end): (first, end, deliveries, failures)."""
+        """Runs that a lease still holds in [first, end): (first, end, deliveries, failures)."""
         found = []
         for start, stop, value in self.leased.within(first, end):
             number, deliveries, failures, _ = LEASED.unpack(value)
@@ -155,11 +182,11 @@ class Ledger:
         return found
 
     def left_of(self, lease: LiveLease) -> list[tuple[int, int, int, int]]:
-        """All that a lease still holds."""
+        """All runs that a lease still holds."""
         return [piece for first, end in pairs(lease.spans) for piece in self.pieces_of(lease, first, end)]
 
     def next_due_us(self) -> int | None:
-        """When a lease is over or a message becomes available."""
+        """When the next lease times out or the next message becomes due."""
         deadline_us, due_us = self.receipts.next_deadline_us(), self.backlog.next_due_us()
         if deadline_us is None or due_us is None:
             return deadline_us if due_us is None else due_us
@@ -168,12 +195,12 @@ class Ledger:
     # ---------------------------------------------------------------------- the view of the pool (LedgerView)
 
     def fresh_spans(self, first: int, end: int) -> Iterable[tuple[int, int]]:
-        """Spans below the cursor that were never delivered, clipped to [first, end), ascending."""
+        """Spans below the cursor that were never delivered, ascending, clipped to [first, end)."""
         fresh = self.backlog.fresh
         return fresh.spans(first, end) if end - first > NEAR else fresh.intersect(first, end)
 
     def back_rows(self) -> Iterable[tuple[int, int, int, Sequence[int]]]:
-        """(first, end, due_us, keys) of runs that were delivered before and are not leased."""
+        """(first, end, due_us, keys) of runs that wait for another delivery."""
         for first, end, value in self.backlog.back:
             due_us, key = BACK.unpack(value)[5:]
             yield first, end, due_us, [key] * (end - first) if self.keyed else ()
@@ -198,7 +225,7 @@ class Ledger:
     # --------------------------------------------------------------------------------------------- leases
 
     def lease(self, fact: facts.Leased) -> None:
-        """Messages went to a member."""
+        """Messages are leased to a member."""
         spans, time_us = fact.spans, fact.time_us
         many = count(spans)
         self.receipts.open(
@@ -228,12 +255,13 @@ class Ledger:
             self.pool.leased(fact.member, spans, fact.keys)
 
     def extend(self, fact: facts.LeaseExtended) -> None:
-        """Leases have a new deadline."""
+        """Leases get a new deadline."""
         for number in fact.leases:
             self.receipts.extend(self.receipts.live[number], fact.deadline_us)
 
     def expire(self, fact: facts.LeaseExpired) -> None:
-        """What was left of a lease failed; nothing may be left when the rest died."""
+        """A lease timed out: messages left in it have failed. None are left if the others died by a fact
+        before."""
         lease = self.receipts.live.get(fact.lease)
         if lease is None:
             return
@@ -244,7 +272,7 @@ class Ledger:
         """Messages are settled through their leases."""
         for number, spans in fact.leases:
             lease = self.receipts.live.get(number)
-            if lease is None:  # the same twice in one request
+            if lease is None:  # The same lease twice in one request.
                 continue
             many = self.leased.cut_many(spans)
             self.counters.acked += many
@@ -253,11 +281,12 @@ class Ledger:
                 self.pool.acked(spans)
 
     def nack(self, fact: facts.Nacked) -> None:
-        """Messages failed and wait."""
+        """Messages failed and wait for another delivery."""
         self._fail(fact.spans, fact.keys, fact.delay_us, fact.time_us)
 
     def give_back(self, fact: facts.GivenBack) -> None:
-        """Messages left their leases without a failure; those that no handler got are as if never leased."""
+        """Messages left their leases without a failure. If no handler got them, the delivery is not
+        counted."""
         pieces = self._unlease(fact.spans, fact.keys, fact.time_us)
         if fact.unstarted:
             self.counters.deliveries -= sum(piece[1] - piece[0] for piece in pieces)
@@ -269,7 +298,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------ ways to be settled
 
     def die(self, fact: facts.Dying) -> None:
-        """Messages are to be buried, wherever they were."""
+        """Messages are on their way to the dead letters, from any state but settled."""
         failed = fact.reason == MAX_ATTEMPTS
         if failed:
             self.counters.failures += count(fact.spans)
@@ -282,37 +311,37 @@ class Ledger:
                 texts.use(fact.reason, many),
                 texts.use(fact.error, many),
             )
-            # Without a delivery, the time of its death tells this death from another after a redrive.
+            # Without a delivery, the time of dying tells this dead letter from another after a redrive.
             value = DYING.pack(deliveries, failures + failed, first_us, last_us or fact.time_us, *numbers)
             self.backlog.put_dying(first, end, value)
         if self.pool is not None:
             self.pool.dying(fact.spans)
 
     def bury(self, fact: facts.Buried) -> None:
-        """The dead letters have them."""
+        """Dead letters are written: the messages are settled."""
         self.counters.dead_lettered += self._drop_dying(fact.spans)
         if self.pool is not None:
             self.pool.settled(fact.spans)
 
     def lapse(self, fact: facts.Lapsed) -> None:
-        """They outlived their time."""
+        """Messages expired."""
         self.counters.lapsed += self._settle(fact.spans, fact.time_us)
 
     def settle_offsets(self, fact: facts.OffsetsSettled) -> None:
-        """An operator settled them, whoever held them."""
+        """An operator settled messages, in any state."""
         self.counters.purged += self._settle(fact.spans, fact.time_us)
 
     def settled_anyhow(self, spans: Sequence[int], time_us: int) -> int:
-        """Settle whatever of these is not, also what is dying; how many there were."""
+        """Settle all messages of these spans, dying ones too; return how many were not settled."""
         return self._drop_dying(spans) + self._settle(spans, time_us)
 
     def lose(self, spans: Sequence[int], time_us: int) -> None:
-        """They are lost; a stream comes by them by itself, and is told."""
+        """Messages are lost by damage. A stream is not changed: it reaches them by itself and is informed."""
         if self.policy.mode != "stream":
             self.counters.collected += self.settled_anyhow(spans, time_us)
 
     def trimmed(self, offset: int) -> None:
-        """Everything below is gone from the log."""
+        """The log was trimmed up to an offset: everything below it is settled."""
         first = self.committed()
         if first >= offset:
             return
@@ -323,18 +352,18 @@ class Ledger:
     # ---------------------------------------------------------------------------------------- administration
 
     def grant(self, fact: facts.Granted) -> None:
-        """The partition has another owner, or all members share it; see `facts.Granted`."""
+        """The partition gets another owner, or all members share it; see `facts.Granted`."""
         if not fact.kept:
             spans = flat((first, end) for first, end, _ in self.leased)
             self._return(self._unlease(spans, [], fact.time_us), 0, 0, fact.time_us)
         self.member, self.generation, self.sharing = fact.member, fact.generation, fact.shared
 
     def pause(self, fact: facts.GroupPaused) -> None:
-        """No leases for now, or leases again."""
+        """Leasing pauses or resumes."""
         self.paused = fact.paused
 
     def reset(self, fact: facts.GroupReset) -> None:
-        """Start again from an offset."""
+        """The group starts again from an offset."""
         self.backlog.clear(fact.offset)
         self.leased.clear()
         self.receipts.clear()
@@ -347,7 +376,8 @@ class Ledger:
             self.pool.forget()
 
     def reopen(self, fact: facts.Reopened) -> None:
-        """Settled messages wait again, with fresh counters; receipts for them are stale from now on."""
+        """Settled messages are redriven: they wait again, with counters at zero. Receipts for them are stale
+        from now on."""
         keys = KeyRuns(fact.keys)
         for first, end in pairs(fact.spans):
             for start, stop, key in keys.runs(first, end):
@@ -362,11 +392,11 @@ class Ledger:
             self.pool.returned([(first, end, fact.time_us) for first, end in pairs(fact.spans)])
 
     def move_cursor(self, fact: facts.CursorMoved) -> None:
-        """A stream goes on from here."""
+        """A stream has committed an offset."""
         self.backlog.clear(fact.offset)
 
     def change_policy(self, policy: GroupPolicy, time_us: int) -> None:
-        """The group has other options; what was decided before stays."""
+        """The group gets other options. Earlier decisions stay."""
         self.policy = policy
         self.backlog.rebuild(time_us)
         self.pool = None
@@ -374,7 +404,7 @@ class Ledger:
     # --------------------------------------------------------------------------------------------- internals
 
     def _leave(self, lease: LiveLease, many: int, time_us: int) -> None:
-        """So many messages left a lease."""
+        """Count messages that left a lease; end the lease when none is left."""
         lease.left -= many
         self.in_flight.add(lease.member, -many)
         if not lease.left:
@@ -383,7 +413,7 @@ class Ledger:
                 self.keys_of_lease.pop(lease.id, None)
 
     def _unlease(self, spans: Sequence[int], keys: Sequence[int], time_us: int) -> list[Piece]:
-        """Take messages away from whatever leases hold them. `keys` has one for each message in the spans."""
+        """Take messages away from the leases that hold them. `keys` has one for each message in the spans."""
         found: list[Piece] = []
         known = KeyRuns(keys)
         for first, end in pairs(spans):
@@ -402,7 +432,7 @@ class Ledger:
         return found
 
     def _from_back(self, first: int, end: int) -> list[Piece]:
-        """Take messages away from those that wait."""
+        """Take messages out of those that wait."""
         found: list[Piece] = []
         for start, stop, value in self.backlog.take_back(first, end):
             deliveries, failures, first_us, last_us, member, _, key = BACK.unpack(value)
@@ -413,7 +443,7 @@ class Ledger:
         return found
 
     def _take(self, spans: Sequence[int], keys: Sequence[int], time_us: int) -> list[Piece]:
-        """Take messages away from wherever they are, but for the dying ones."""
+        """Take messages out of any state but dying."""
         found = self._unlease(spans, keys, time_us) if self.leased else []
         known = KeyRuns(keys)
         for first, end in pairs(spans):
@@ -463,8 +493,8 @@ class Ledger:
         time_us: int,
         apart: Sequence[int] = (),
     ) -> None:
-        """Messages wait for another delivery: so long, or (-1) as the policy's back-off says. Of `apart`
-        only those who ask for them know until they have waited for too long."""
+        """Messages wait for another delivery, for `delay_us` or (-1) for the policy's back-off. Messages in
+        `apart` are due only when they starve; until then they go to members that ask for them alone."""
         returned = []
         alone = SpanSet()
         for first, end in pairs(apart):

@@ -1,4 +1,14 @@
-"""Messages by lane where no keys matter: each lane looks ahead over the whole backlog on its own."""
+"""Messages by lane where no keys matter: each lane looks ahead over the whole backlog on its own.
+
+For each lane, the free rows found so far are kept per frame (a `_Chunk`), with how far the lane has looked.
+Without keys no message waits for another, so a lane whose next message is far away looks past all others.
+Frames that have nothing of a lane, by the frame index, are skipped unread. A frame that has to be opened for
+one lane is opened for all lanes that have come just as far.
+
+Example: frames F0 (offsets 0-99, lane 2), F1 (100-199, lanes 0 and 2), F2 (200-299, lane 2). Lane 0 skips F0,
+opens F1 and finds its rows there. Lane 2 has looked at nothing yet, so it does not take its rows of F1 with
+it: it opens F0 first, then F1 itself.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +25,19 @@ from tailrace.core.selection.lanes import EMPTY, LANES, READY, UNKNOWN
 from tailrace.core.selection.selection_terms import LedgerView, Traits, Want
 
 AHEAD_FRAMES = 64
-"""A lane takes rows of a frame that another lane had to look at only while it has rows of fewer frames."""
+"""A lane takes rows of a frame that another lane has opened only while it has rows of fewer frames than
+this."""
 BLOCK_ROWS = 128
 NEVER_US = 1 << 62
 LAPSED_MAX = 4_096
-"""More are not lapsed in one selection, so that a long dead backlog does not stop everything else."""
+"""Messages that one selection finds expired, at most, so that a long expired backlog does not stop everything
+else."""
 
 Mask = npt.NDArray[np.bool_]
 
 
 class View:
-    """Everything that one selection looks at."""
+    """The inputs of one selection, and the expired messages that it found (`lapsed`)."""
 
     __slots__ = ("at_hand", "lapsed", "source", "traits", "want")
 
@@ -37,7 +49,7 @@ class View:
         self.lapsed: dict[int, None] = {}
 
     def fresh(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """What was never delivered in [first, end), on both sides of the cursor."""
+        """Spans in [first, end) that were never delivered, on both sides of the cursor."""
         cursor = self.source.cursor
         if first < cursor:
             yield from self.source.fresh_spans(first, min(end, cursor))
@@ -45,26 +57,26 @@ class View:
             yield max(first, cursor), end
 
     def lane_by_traits(self, offset: int) -> int | None:
-        """The lane of a message, if that is clear without its frame."""
+        """The lane of a message, if the frame index alone says it."""
         lanes, _ = self.traits.lanes(offset)
         return lanes.bit_length() - 1 if lanes.bit_count() == 1 else None
 
 
 def row_bytes(columns: Columns) -> float:
-    """Bytes of an average row of a frame."""
+    """The average size of a row of a frame, in bytes."""
     rows = columns.end_offset - columns.base_offset if columns.offsets is None else len(columns.offsets)
     return columns.nbytes / max(rows, 1)
 
 
 def row_of(columns: Columns, offset: int) -> int:
-    """The row of a frame that an offset is."""
+    """The row of a frame that has an offset."""
     if columns.offsets is None:
         return offset - columns.base_offset
     return int(columns.offsets.searchsorted(offset))
 
 
 def lane_of(columns: Columns, offset: int) -> int:
-    """The lane of a message by its frame."""
+    """The lane of a message, from its frame."""
     return (
         PRIORITY_DEFAULT if columns.priorities is None else int(columns.priorities[row_of(columns, offset)])
     )
@@ -84,7 +96,8 @@ def fresh_rows(columns: Columns, first: int, end: int, view: View) -> npt.NDArra
 
 
 def _inside(offsets: Times, bounds: Times) -> Mask:
-    """Which offsets lie in one of the ascending spans: behind a first, and not yet behind its end."""
+    """Which offsets lie in one of the ascending spans: those with an odd number of bounds at or below
+    them."""
     inside: Mask = bounds.ravel().searchsorted(offsets, "right") & 1 == 1
     return inside
 
@@ -101,7 +114,7 @@ class _Chunk:
         self.row_bytes = row_bytes(columns)
 
     def cut(self, bounds: Times) -> None:
-        """Rows in these spans are not free any more."""
+        """Remove rows in these spans: they are not free any more."""
         inside = _inside(self.offsets, bounds)
         if inside.any():
             self.offsets = self.offsets[~inside]
@@ -109,15 +122,15 @@ class _Chunk:
 
 
 class LaneQueues:
-    """Per lane: the free rows found so far, how far it has looked, and what came back."""
+    """Per lane: the free rows found so far, how far the lane has looked, and messages that came back."""
 
     def __init__(self, source: LedgerView) -> None:
         self._chunks: list[list[_Chunk]] = [[] for _ in range(LANES)]
         self._looked = [0] * LANES
         self.latest_us = [0] * LANES
-        """By lane: append time of the last frame that it has looked at."""
+        """By lane: append time of the last frame that the lane has looked at."""
         self._due: dict[int, int] = {}
-        """Messages that came back and when they are due; the lists below may hold others that are gone."""
+        """Messages that came back, and when they are due. The lists below may have entries that are gone."""
         self._waiting: list[tuple[int, int]] = []
         self._retries: list[list[tuple[int, int]]] = [[] for _ in range(LANES)]
         self.returned([(first, end, due_us) for first, end, due_us, _ in source.back_rows()])
@@ -129,10 +142,10 @@ class LaneQueues:
         self.settled(spans)
 
     def acked(self, spans: Sequence[int]) -> None:
-        """Messages that were in flight are settled: they were taken out when they were leased."""
+        """Messages in flight are settled: nothing to do, they were removed when leased."""
 
     def dying(self, spans: Sequence[int]) -> None:
-        """Messages are not deliverable any more."""
+        """Messages are on their way to the dead letters."""
         self.settled(spans)
 
     def settled(self, spans: Sequence[int]) -> None:
@@ -155,7 +168,7 @@ class LaneQueues:
                 chunks[place:beyond] = [chunk for chunk in chunks[place:beyond] if len(chunk.offsets)]
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
-        """Messages are to be delivered again when they are due."""
+        """(first, end, due_us): messages are to be delivered again when they are due."""
         for first, end, due_us in runs:
             for offset in range(first, end):
                 self._due[offset] = due_us
@@ -176,7 +189,7 @@ class LaneQueues:
     # --------------------------------------------------------------------------------------------- selecting
 
     def feeds(self, view: View, starved_us: int) -> list[LaneFeed] | int:
-        """The lanes, ready to be drawn from; or the frame that is missing."""
+        """The filled feeds of all lanes, or an offset whose frame has to be cached first."""
         missing = self._sort_due(view)
         if missing is not None:
             return missing
@@ -186,7 +199,7 @@ class LaneQueues:
         return feeds
 
     def _sort_due(self, view: View) -> int | None:
-        """Put what has become due into its lane."""
+        """Put messages that have become due into their lanes; return an offset whose frame is missing."""
         waiting, touched = self._waiting, set()
         missing = None
         while waiting and waiting[0][0] <= view.want.now_us:
@@ -214,7 +227,7 @@ class LaneQueues:
         return self._due.get(row[1]) == row[0]
 
     def retries(self, lane: int) -> list[tuple[int, int]]:
-        """(due_us, offset) of what came back and is due, ascending; some may be gone."""
+        """(due_us, offset) of messages that came back and are due, ascending; some may be gone."""
         rows = self._retries[lane]
         gone = 0
         while gone < len(rows) and not self.waits(rows[gone]):
@@ -223,12 +236,12 @@ class LaneQueues:
         return rows
 
     def chunks(self, lane: int) -> list[_Chunk]:
-        """What was found for a lane so far."""
+        """The free rows found for a lane so far."""
         return self._chunks[lane]
 
     def look(self, lane: int, view: View) -> int | None:
-        """Look further for a lane until something is found: the offset where it stopped because the frame is
-        not at hand; None when something was found or the end was reached."""
+        """Look further for a lane until rows are found. Return the offset where the search stopped because
+        the frame is not cached; None if rows were found or the end was reached."""
         chunks, end_offset = self._chunks[lane], view.want.end_offset
         known = len(chunks)
         while len(chunks) == known:
@@ -248,7 +261,7 @@ class LaneQueues:
         return None
 
     def _absorb(self, columns: Columns, lane: int, first: int, view: View) -> None:
-        """Take the free rows of a frame for a lane, and for those that have come just as far."""
+        """Take the free rows of a frame for a lane, and for other lanes that have come just as far."""
         end, looked = min(columns.end_offset, view.want.end_offset), self._looked[lane]
         rows = fresh_rows(columns, first, end, view)
         priorities = None if columns.priorities is None else columns.priorities[rows]
@@ -268,8 +281,9 @@ class LaneQueues:
 
 
 class LaneFeed:
-    """A lane during one selection: retries as they became due, then what is fresh, in offset order. It waits
-    as long as the one of both that has waited longest, if that starves."""
+    """A lane during one selection: retries by due time, then fresh messages by offset. While a retry is next,
+    the lane waits since the retry was due, or, if the fresh message behind it starves, since that was
+    appended, if that is longer ago."""
 
     __slots__ = (
         *("_chunk", "_lane", "_queues", "_retries", "_retry", "_row", "_starved_us", "_view"),
@@ -291,7 +305,7 @@ class LaneFeed:
         self.missing: int | None = None
 
     def refill(self) -> bool:
-        """Find the next block of rows; other lanes do not change."""
+        """Find the next block of rows. Other lanes never change by it."""
         self.rows, self.at, self.state, self.since_us = [], 0, UNKNOWN, 0
         while not self.rows:
             if len(self._view.lapsed) >= LAPSED_MAX:
@@ -307,7 +321,7 @@ class LaneFeed:
         return self._retry < len(self._retries)
 
     def _next_retries(self) -> bool:
-        """A run of retries in one frame with one due time."""
+        """Show a run of retries in one frame with one due time; return whether one was found."""
         due_us, offset = self._retries[self._retry]
         fresh_us, missing = self._fresh_since()
         if len(self._view.lapsed) >= LAPSED_MAX:
@@ -334,8 +348,8 @@ class LaneFeed:
         return True
 
     def _fresh_since(self) -> tuple[int, int | None]:
-        """Since when what is fresh waits; since when at the longest, if the frame that is missing has it.
-        What has expired does not wait."""
+        """Since when the next fresh message waits, and the offset of a missing frame: then it waits since
+        that time at the longest. Expired messages do not wait."""
         chunks = self._queues.chunks(self._lane)
         missing = None
         while missing is None:
@@ -350,7 +364,7 @@ class LaneFeed:
         return self._queues.latest_us[self._lane], missing
 
     def _pass_lapsed(self, chunk: _Chunk) -> bool:
-        """Go on behind the first rows if they have expired; whether nothing of the chunk is left."""
+        """Pass over the first rows if they have expired; return whether nothing of the chunk is left."""
         if chunk.expires is None:
             return False
         expires = chunk.expires[self._row :]
@@ -385,7 +399,7 @@ class LaneFeed:
         return True
 
     def _show(self, offsets: Times, expires: Times | None) -> None:
-        """The rows that are not expired are next; the others have lapsed."""
+        """Show the rows that have not expired; note the others."""
         if expires is not None:
             lapsed = (expires > 0) & (expires <= self._view.want.wall_us)
             if lapsed.any():

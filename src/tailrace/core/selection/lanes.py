@@ -1,4 +1,19 @@
-"""The five priority lanes: whose turn it is, by weights or strictly, and what starves goes first."""
+"""The five priority lanes: whose turn it is, by weights or strictly, and what starves goes first.
+
+The turn is a position in a cyclic pattern of 100 slots, in which each lane has as many slots as its weight,
+spread evenly by smooth weighted round robin: each step gives every lane its weight as credit, the lane with
+most credit gets the slot and pays the total. With two lanes of the weights 3 and 1, total 4:
+
+    credit     slot       credit afterwards
+    3 1        lane 0     -1 1
+    2 2        lane 0     -2 2
+    1 3        lane 1      1 -1
+    4 0        lane 0      0 0         pattern 0 0 1 0
+
+A lane that has nothing gives its slot to the heaviest lane that has something. With `STRICT` every slot
+belongs to lane 0, so a lane gets a turn only when all more urgent ones have nothing. A row that waits longer
+than `starvation_ms` goes before all lanes, the oldest first, and uses up no slot.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +29,13 @@ WEIGHTS = (50, 25, 15, 7, 3)
 
 EMPTY, READY, UNKNOWN = range(3)
 OWED_MAX = 6
-"""So many messages of a lane are drawn ahead of its turn, where lanes have shares."""
+"""Messages of a lane that may be drawn ahead of its turn and not paid back yet, where lanes have shares."""
 FEW = 8
-"""Fewer rows than that are taken one by one."""
+"""Fewer rows than this are taken one by one."""
 
 
 def smooth_pattern(weights: Sequence[int]) -> tuple[int, ...]:
-    """Each lane as often as its weight says, spread as evenly as can be."""
+    """A pattern with as many slots of each lane as its weight, spread evenly."""
     total, credit, slots = sum(weights), [0] * len(weights), []
     for _ in range(total):
         credit = [have + weight for have, weight in zip(credit, weights, strict=True)]
@@ -40,15 +55,15 @@ def _first_of(slot: int, mask: int) -> int:
 
 
 _FIRST = tuple(tuple(_first_of(slot, mask) for mask in range(1 << LANES)) for slot in range(LANES))
-"""By slot and mask of lanes: the lane that gets the slot. One that has nothing gives it to the heaviest."""
+"""By slot and mask of the lanes that have something: the lane that gets the slot, -1 if none has."""
 
 
 class Feed(Protocol):
     """One lane during one selection, block by block.
 
     READY: `rows` from `at` on are next, all of which wait since `since_us` and have about `row_bytes`.
-    UNKNOWN: it cannot be told before the frame of `missing` is at hand (None: before the lapsed are settled);
-    what is next there waits since `since_us` at the longest.
+    UNKNOWN: what is next cannot be known before the frame of `missing` is cached (None: before expired
+    messages are settled); it waits since `since_us` at the longest. EMPTY: the lane has nothing.
     """
 
     state: int
@@ -59,17 +74,19 @@ class Feed(Protocol):
     missing: int | None
 
     def refill(self) -> bool:
-        """All rows of the block were taken: find the next block. Whether other lanes have changed by it."""
+        """All rows of the block were taken: find the next block. Return whether other lanes have changed by
+        it."""
         ...
 
 
 class LaneTurn:
     """Whose turn it is; moves with every delivery. A copy is moved while selecting.
 
-    Where lanes have shares, a row that was drawn ahead of its lane's turn is *owed*: the lane gives away one
-    of its next slots for it, be it one for which it has nothing. So shares hold, whoever asks for urgent
-    messages only. While a lane owes too much, nothing less urgent is drawn ahead either: it would take turns
-    that do not pay anything back, as often as it is asked for.
+    A member may ask for messages above a lane only: they are drawn ahead of their lane's turn. Where lanes
+    have shares, such a row is *owed*: the lane gives up one of its next slots for it, even one for which it
+    has nothing. So shares hold, however many urgent messages are asked for. While a lane owes `OWED_MAX`,
+    nothing less urgent is drawn ahead either: that would use turns that pay nothing back, as often as it is
+    asked for.
     """
 
     __slots__ = ("ahead", "held_back", "owed", "pattern", "position")
@@ -79,7 +96,7 @@ class LaneTurn:
         self.position = position
         self.owed = list(owed) or [0] * LANES
         self.ahead: list[tuple[int, int]] = []
-        """Rows that were drawn ahead of their lane's turn, and the lanes that owe for them; not copied."""
+        """(offset, lane) of rows drawn ahead of their lane's turn; not copied."""
         self.held_back = False
         """Whether a lane was not drawn from because it owes too much; not copied."""
 
@@ -95,9 +112,10 @@ class LaneTurn:
         starved_us: int,
         above: int = LANES,
     ) -> tuple[list[int], int | None]:
-        """Take rows from filled feeds in the order of delivery, until there are enough, or none, or it cannot
-        be told what is next: then the frame that is missing. What waits since `starved_us` or longer is
-        promoted. With `above`, only lanes that are more urgent are drawn from, ahead of their turn."""
+        """Take rows from filled feeds in the order of delivery, until there are enough, or none is left, or
+        the next one cannot be known: then the offset whose frame is missing is returned, too. Rows that wait
+        since `starved_us` or longer go first. With `above`, draw only from lanes that are more urgent, ahead
+        of their turn."""
         if above < LANES:
             return self._draw_ahead(feeds, count_max, bytes_max, above)
         taken: list[int] = []
@@ -173,19 +191,19 @@ class LaneTurn:
         return taken, None
 
     def undo(self, lane: int) -> None:
-        """What a lane was given ahead of its turn went back, and nobody started it: that is not owed."""
+        """A row that was drawn ahead of its lane's turn went back, and no handler got it: it is not owed."""
         self.owed[lane] = max(0, self.owed[lane] - 1)
 
     def skip(self, count: int) -> None:
-        """Deliveries that were not drawn from here."""
+        """Move the turn by deliveries that were not drawn here."""
         self.position = (self.position + count) % len(self.pattern)
 
 
 def _starved(
     feeds: Sequence[Feed], starving: int, count_max: int, bytes_max: float
 ) -> tuple[list[int], float] | None:
-    """Those that wait longest, from all lanes that have such, in one go: the same as one by one, as long as
-    none of the lanes runs out. None where one by one is as good."""
+    """Take the rows that wait longest, from all lanes that have such rows, in one step. The result is the
+    same as one by one, as long as none of the lanes runs out. None: one by one is as good."""
     since_us = min(feed.since_us for lane, feed in enumerate(feeds) if starving >> lane & 1)
     oldest = [feed for lane, feed in enumerate(feeds) if starving >> lane & 1 and feed.since_us == since_us]
     last = min(feed.rows[-1] for feed in oldest)
@@ -223,7 +241,7 @@ def _masks(feeds: Sequence[Feed], starved_us: int) -> tuple[int, int, int]:
 
 
 def _oldest(feeds: Sequence[Feed], starving: int) -> int:
-    """The lane whose head waits longest, or may do so."""
+    """The lane whose head waits longest, or may wait longest."""
     oldest = (
         (feed.since_us, feed.rows[feed.at] if feed.state == READY else -1, lane)
         for lane, feed in enumerate(feeds)

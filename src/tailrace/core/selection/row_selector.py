@@ -1,4 +1,4 @@
-"""The pool: the careful selection of messages of one group, where priority lanes or shared keys matter."""
+"""The messages that a member gets next, row by row, where priority lanes or shared keys matter."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tailrace.core.selection.selection_terms import LedgerView, Selection, Trait
 __all__ = ["LedgerView", "RowSelector", "Selection", "Traits", "Want"]
 
 DRAWN_MAX = 1_024
-"""So many selections without a lease are remembered, then forgotten."""
+"""Selections without a lease that are remembered before all of them are forgotten."""
 
 
 class RowSelector:
-    """A cache, never stored: it is rebuilt from the ledger when it is asked after a start or `forget`.
+    """A cache over the ledger, never stored: rebuilt at the first question after a start or `forget`.
 
-    `select` only reads: asked twice, it answers the same, and nothing is taken out before `leased` says so.
-    It remembers the frames that it has looked at, and whose turn it would be; so an answer may go further
-    than without, where a frame is not at hand any more or a window is full, and is the same everywhere else.
-    `now_us` does not go back. The other methods say what happened to messages; they take flat spans as facts
-    have them, and messages that the pool has not seen yet are fine.
+    `select` only reads: asked twice, it gives the same answer, and nothing is taken before `leased` says so.
+    It keeps what it learned from frames, and whose turn it would be. So an answer may go further than that of
+    a new selector where a frame is not cached any more or a window is full, and is the same everywhere else.
+    `now_us` does not go back. The other methods report what happened to messages; they take flat spans as
+    facts have them, and also messages that the selector has not seen yet.
     """
 
     def __init__(self, policy: GroupPolicy) -> None:
         self._policy = policy
         self.for_keys = True
-        """It was only ever needed for keys of several members, and not for lanes."""
+        """Whether it was only needed for keys of several members so far, and not for lanes."""
         self._turn = LaneTurn(STRICT if policy.priority_mode == "strict" else WEIGHTED)
         self._drawn: dict[tuple[str, int, int, int], LaneTurn] = {}
-        """Of selections since the last lease: whose turn it is when they are leased, by member, count, first
-        and last offset."""
+        """Selections since the last lease, by member, count, first and last offset: whose turn it is if they
+        are leased."""
         self._ahead: dict[int, int] = {}
-        """Messages in flight that were drawn ahead of the turn of a lane, which owes for them."""
+        """Messages in flight that were drawn ahead of their lane's turn, and the lane that owes for each."""
         self._queues: LaneQueues | KeyQueues | None = None
         self._held_back = False
 
@@ -70,14 +70,14 @@ class RowSelector:
         return Selection(offsets, keys, sorted(view.lapsed), missing)
 
     def held_back(self) -> bool:
-        """Whether, since this was asked last, somebody was not given urgent messages because their lane had
-        more than its share: when others were given some, there may be."""
+        """Whether, since the last call, a member was refused urgent messages because their lane owed too
+        much. After other deliveries there may be some for it."""
         held_back, self._held_back = self._held_back, False
         return held_back
 
     def takers(self) -> list[str]:
-        """Members to whom alone something was offered since this was asked last, because others of its key
-        are in flight to them."""
+        """Members to whom alone a message was offered since the last call, because others of its key are in
+        flight to them."""
         return self._queues.takers() if isinstance(self._queues, KeyQueues) else []
 
     def leased(self, member: str, spans: Sequence[int], keys: Sequence[int]) -> None:
@@ -101,18 +101,18 @@ class RowSelector:
             self._queues.acked(spans)
 
     def settled(self, spans: Sequence[int]) -> None:
-        """Messages are settled, wherever they were: lapsed, buried, collected, by an operator."""
+        """Messages are settled, in any state: expired, dead-lettered, trimmed, or settled by an operator."""
         self._landed(spans)
         if self._queues is not None:
             self._queues.settled(spans)
 
     def unstarted(self, spans: Sequence[int]) -> None:
-        """Messages are about to be `returned` that no handler got: none of them had its turn."""
+        """Messages that no handler got are about to be `returned`: their lanes do not owe for them."""
         for lane in self._landed(spans):
             self._turn.undo(lane)
 
     def _landed(self, spans: Sequence[int]) -> list[int]:
-        """Messages are not in flight any more; the lanes that owe for some of them."""
+        """Messages are not in flight any more; return the lanes that owed for them."""
         ahead, lanes = self._ahead, []
         for first, end in zip(spans[::2], spans[1::2], strict=True):
             if not ahead:
@@ -122,21 +122,21 @@ class RowSelector:
         return lanes
 
     def returned(self, runs: Sequence[tuple[int, int, int]]) -> None:
-        """(first, end, due_us): messages are not leased and can be delivered (again) when they are due:
-        nacked, expired, given back, reopened."""
+        """(first, end, due_us): messages can be delivered again when they are due: nacked, timed out, given
+        back or redriven."""
         if self._ahead:
             self._landed([bound for run in runs for bound in run[:2]])
         if self._queues is not None:
             self._queues.returned(runs)
 
     def dying(self, spans: Sequence[int]) -> None:
-        """Messages are on their way to the dead letters: not deliverable, and they hold their key."""
+        """Messages are on their way to the dead letters, and hold their keys."""
         self._landed(spans)
         if self._queues is not None:
             self._queues.dying(spans)
 
     def forget(self) -> None:
-        """The group was reset: start again from the ledger."""
+        """Start again from the ledger: the group was reset."""
         self._queues = None
         self._drawn.clear()
         self._ahead.clear()

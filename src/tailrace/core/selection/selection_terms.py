@@ -1,4 +1,4 @@
-"""What the careful selection of messages is asked, what it looks at, and what it answers."""
+"""Question and answer of the row selector, and what it sees of a ledger and of frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.core.model.identifiers import PRIORITY_MAX
 class Want(msgspec.Struct, frozen=True):
     """A member wants up to `count_max` messages of about `bytes_max` bytes below `end_offset` now.
 
-    `now_us` is the partition's time, `wall_us` what `expires_at` is compared with.
+    `now_us` is the partition's time; `wall_us` is the time with which `expires_at` is compared.
     `keyed`: keys matter (ordering is by key, and some frame from the first unsettled message on has keys).
     `above`: only messages of lanes that are more urgent than this one.
     """
@@ -29,11 +29,12 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """`offsets` in the order of delivery, with the key hash of each in `keys` (0: none) where keys matter
-    (else empty). `lapsed` outlived their TTL, in offset order: they are to be settled in the same decision.
+    """The answer. `offsets` are in the order of delivery, with the key hash of each in `keys` (0: none) where
+    keys matter (else empty). `lapsed` have expired, in offset order: they are to be settled in the same
+    decision.
 
-    `missing` is a frame that has to be at hand before more can be selected. When there are offsets or lapsed
-    ones, those are good without it.
+    `missing` is an offset whose frame has to be cached before more can be selected. Offsets and expired
+    messages in the same answer are valid without it.
     """
 
     offsets: list[int]
@@ -43,8 +44,8 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class LedgerView(Protocol):
-    """What a ledger shows of the unsettled messages of its group. The sets are disjoint. `keys` has one hash
-    per row, in offset order, or nothing where the ledger does not know them."""
+    """The unsettled messages of a group, as selection sees them. The sets are disjoint. `keys` has one hash
+    per message, in offset order, or nothing where the ledger does not know the keys."""
 
     @property
     def cursor(self) -> int:
@@ -69,7 +70,7 @@ class LedgerView(Protocol):
 
 
 class Traits(Protocol):
-    """What is remembered of the frames of a partition without looking into them."""
+    """What is known of the frames of a partition without opening them."""
 
     def lanes(self, offset: int) -> tuple[int, int]:
         """The lanes (a bit each) that rows from `offset` on may have, and the end of the run for which that
