@@ -1,1 +1,1 @@
-"""Partitions at work: the pump, turns and their frames, recovery, and what is kept in memory."""
+"""Partitions in the shell: pump, turns and their frames, recovery, maintenance, cached frames."""

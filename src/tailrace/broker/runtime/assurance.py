@@ -1,18 +1,35 @@
-"""Assurances: answers that wait until what they were decided on is synced, whatever the topic promises.
+"""Assurance: replies that wait for a sync of everything they were decided on, whatever the topic promises.
 
-An ordinary answer leaves when its turn is as durable as the topic asks: on an `interval` topic that is when
-it is written. A *move* between two logs needs more. Its source is settled in one log because its target is in
-the other, and each log is synced at times of its own: if the target is only written, a power failure can keep
-the settlement and take the target. So every step of a move that another log relies on is assured:
+An ordinary reply leaves when its turn is as durable as the topic asks; on an `interval` topic that is when
+the turn is written. A *move* between two logs needs more: a message is settled in one log because it is in
+the other, and each log is synced at times of its own. A dead letter on two `interval` topics, without
+assurance:
 
-    target: written ──▶ synced ──▶ answer ──▶ source: settled
+    orders.dlq   append the dead letter     written, not synced
+    orders       settle the message         written, synced by chance
+    power failure
+    orders.dlq   the dead letter is gone    orders: the message is settled     ──▶ the message is lost
 
-`PartitionRuntime.surely` turns the one who waits for an answer into one who waits for the sync as well. All
-that wait for one log share a sync, which runs beside its appends: that is the group commit. A turn that was
-written with a sync of its own needs no other. Topics with `durability = memory` promise nothing and sync
-nothing.
+So every step of a move that another log relies on is assured:
 
-When storage fails, whoever waits is refused with the outcome `unknown`: what was written may come back.
+    orders.dlq: written ──▶ synced ──▶ reply ──▶ orders: settled
+
+The worst that a crash can do now is to leave the message unsettled with its dead letter stored; the move is
+repeated, and its dedup id makes the second append a duplicate.
+
+`PartitionRuntime.surely(respond)` wraps the receiver of a reply. When the reply arrives, the wrapper notes
+the entry up to which the log was decided and calls `respond` once the log is synced that far. Suppose the log
+is written up to entry 40 and synced up to 30, and replies wait for 35, 38 and 44:
+
+    one flush begins          it covers everything written when it began: entries below 40
+    turns up to 44 are written meanwhile, beside the flush
+    the flush ends            synced = 40: the replies for 35 and 38 leave; a second flush begins, for 44
+
+So all that wait for one log share a sync: a group commit. A turn that was written with its own sync needs no
+other. Topics with `durability = memory` promise nothing, and nothing waits there. Refusals never wait.
+
+When storage fails, the waiting replies become refusals with the outcome `unknown`: what was written may come
+back. `docs/formats.md` lists all moves and their order.
 """
 
 from __future__ import annotations
@@ -29,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Reach(NamedTuple):
-    """How far a log goes: the ends of its entries and messages, and where it begins for readers by then."""
+    """A point in a log: the end of its entries, the end of its messages, and the readable start by then."""
 
     entry: int
     end_offset: int
@@ -38,26 +55,26 @@ class Reach(NamedTuple):
 
 Over = Callable[[Exception | None], None]
 _Waits = tuple[int, Respond, Any]
-"""Up to which entry the log has to be synced, who waits, and the answer."""
+"""The entry below which the log has to be synced, the receiver, and the reply."""
 
 
 class Assurance:
-    """Up to where the log of one partition is synced, and who waits for more. Runs on the pump's thread."""
+    """How far the log of one partition is synced, and the replies that wait. Runs on the pump's thread."""
 
     def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self._flusher = object()
         self.written = self.synced = Reach(0, 0, 0)
-        """What is written, and what is synced of it: all that is left to show when a sync fails."""
+        """How far the log is written, and how far it is synced: all that can be shown when a sync fails."""
         self._waiting: list[_Waits] = []
         self._flushing = False
 
     def opened(self, reach: Reach) -> None:
-        """The log was opened, which syncs what it holds."""
+        """The log was opened; opening syncs everything in it."""
         self.written = self.synced = reach
 
     def stored(self, reach: Reach, synced: bool) -> None:
-        """A turn is in the log, with a sync of its own or without."""
+        """A turn was written, with its own sync or without."""
         self.written = reach
         if synced or self._shard.options.durability == "memory":
             self.synced = reach
@@ -65,8 +82,7 @@ class Assurance:
             self._go_on()
 
     def surely(self, respond: Respond) -> Respond:
-        """Who waits for an answer, and for all that was decided by then to be synced; refusals do not
-        wait."""
+        """A receiver that passes a reply on when everything decided by then is synced; refusals at once."""
 
         def answered(reply: Any, parts: Any) -> None:
             shard = self._shard
@@ -83,7 +99,7 @@ class Assurance:
         return answered
 
     def _go_on(self) -> None:
-        """Answer those whose part is synced, and sync for the others what is written."""
+        """Release the replies whose entries are synced; begin a flush if it helps any of the others."""
         ready = [item for item in self._waiting if item[0] <= self.synced.entry]
         if ready:
             self._waiting = [item for item in self._waiting if item[0] > self.synced.entry]
@@ -101,13 +117,13 @@ class Assurance:
             self._go_on()
 
     def flush(self, over: Over) -> None:
-        """Make durable what is written, beside the appends, which do not wait for it."""
+        """Sync what is written, beside the appends, which do not wait for it."""
         shard = self._shard
         written, failures = self.written, shard.failures
 
         def done(result: object, error: Exception | None) -> None:
             if error is not None:
-                shard.fail(error, outcome="unknown")  # What waits may have been written all the same.
+                shard.fail(error, outcome="unknown")  # What waits may be on the disk all the same.
             elif failures == shard.failures:
                 self.synced = max(self.synced, written)
             over(error)
@@ -115,7 +131,7 @@ class Assurance:
         shard.pump.threads.run(self._flusher, shard.log.flush, done)
 
     def fail(self, error: Exception) -> None:
-        """Storage failed: nobody knows what of it will be there."""
+        """Storage failed: refuse the waiting replies, with the outcome `unknown`."""
         waiting, self._waiting = self._waiting, []
         refusal = refuse(error)
         refusal = Refusal(refusal.code, refusal.message, "unknown", refusal.details)
@@ -123,5 +139,5 @@ class Assurance:
             respond(refusal, NOTHING)
 
     def forget(self) -> None:
-        """The storage threads need not know of it any more."""
+        """Let the storage threads forget the flushes of this log."""
         self._shard.pump.threads.forget(self._flusher)

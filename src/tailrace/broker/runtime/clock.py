@@ -1,9 +1,9 @@
 """The broker's clock, in two readings: steady time for durations, wall time for users' absolute times.
 
-Steady time is wall time at the start plus monotonic time, slewed to wall time, never backwards. A wall clock
-that is put right by an hour is followed at one part in a hundred, so that no lease notices. What was asked
-for by the wall clock (`deliver_at`, `expires_at`, cron) follows it at once. `core.partition_clock` lists what
-runs on which.
+Steady time is wall time at the start plus monotonic time, slewed to wall time, never backwards. When the wall
+clock is corrected by an hour, steady time follows at one part in a hundred, so that no lease notices: it
+arrives after about 100 hours. Times that users gave by the wall clock (`deliver_at`, `expires_at`, cron)
+follow it at once. `core.partition_clock` lists which time is meant where.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 
 _SLEW = 0.01
-"""At most one part in a hundred: a wall clock that jumps is followed, slowly."""
+"""Greatest part by which steady time is sped up or slowed down to follow the wall clock."""
 
 
 _REVIEW_US = 10_000
-"""How often the wall clock is looked at."""
+"""Least time between two comparisons with the wall clock."""
 
 
 class SystemClock:
@@ -26,7 +26,7 @@ class SystemClock:
         self._base_us = self._last_us = time.time_ns() // 1000
 
     def now_us(self) -> int:
-        """Microseconds since 1970 UTC, never less than before."""
+        """Steady time, in microseconds since 1970 UTC; never less than before."""
         elapsed_us = (time.monotonic_ns() - self._monotonic_ns) // 1000
         now_us = self._base_us + elapsed_us
         if elapsed_us >= _REVIEW_US:
@@ -41,7 +41,7 @@ class SystemClock:
         return now_us
 
     def wall_us(self) -> int:
-        """Microseconds since 1970 UTC as the machine's clock shows them."""
+        """Wall time of the machine, in microseconds since 1970 UTC."""
         return time.time_ns() // 1000
 
 
@@ -51,23 +51,21 @@ class ManualClock:
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self._now_us = now_us
         self.skew_us = 0
-        """How far the wall clock is ahead of the steady time; set it to put the wall clock forward or
-        back."""
+        """Lead of the wall clock over steady time; set it to move the wall clock forward or back."""
 
     def now_us(self) -> int:
-        """The virtual time."""
+        """Virtual steady time."""
         return self._now_us
 
     def wall_us(self) -> int:
-        """What a clock on the wall shows."""
+        """Virtual wall time."""
         return self._now_us + self.skew_us
 
     def set_us(self, now_us: int) -> None:
-        """Move forward to a time; moving back is a mistake of the caller."""
+        """Move forward to a time; moving back is a bug of the caller."""
         assert now_us >= self._now_us, "virtual time never goes back"
         self._now_us = now_us
 
     def start_again(self) -> None:
-        """A broker starts: its steady time begins with what the wall clock shows, be that less than
-        before."""
+        """A broker starts: its steady time begins at the wall time, even if that is less than before."""
         self._now_us, self.skew_us = self.wall_us(), 0

@@ -1,9 +1,13 @@
-"""The committed frames that a partition has in memory for deciding about deliveries and making them.
+"""Cached frames of one partition: the committed frames in memory that leases are decided on and made of.
 
-Two bounds keep what was read from the log: bytes, and time. `age` is called every few seconds and lets go of
-runs that nobody has used since the call before, and of everything that was derived from frames which are not
-at hand any more. With the first bound alone, a message that is retried now and then would fill the memory of
-every partition to its bound in the course of hours, for nothing.
+A frame is cached when it is in the hot tail, or in one of a few *cold runs*: neighbouring frames that were
+read from the log lately, because a lease or a retry needed a message further back. A decision asks for
+`columns` (keys, priorities, expiry, …), a delivery for whole `frames`. If a frame is not cached, the caller
+calls `load` and asks again; a consumer that goes through a backlog in order finds the next run loaded ahead.
+
+Cold runs are bounded by bytes and by time. `age` is called every few seconds and drops the runs that nobody
+has used since the last call, with everything derived from frames that are not cached any more. Without the
+bound in time, a message that is retried now and then would fill the memory of every partition within hours.
 """
 
 from __future__ import annotations
@@ -26,22 +30,22 @@ if TYPE_CHECKING:
     from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 COLD_BYTES = 8 * 1024 * 1024
-"""What one partition may keep of frames that it read from the log."""
+"""Memory of one partition for frames read from the log."""
 COLD_BYTES_TOTAL = 64 * 1024 * 1024
-"""What all partitions of a node may keep so together; each gets its share."""
+"""The same for all partitions of a node together; each gets a share."""
 LOAD_SHARE = 16
-"""So many reads have room at once: every lane is somewhere else in a backlog, and reads ahead."""
+"""Reads that fit the memory together: each lane is at another point of a backlog and reads ahead."""
 _RUNS_MAX = 32
 _COLUMNS_MAX = 4096
 _OPENED_MAX = 64
 _OPENED_BYTES_MAX = 256 * 1024
-"""Larger frames are not kept open: each is a delivery or more by itself."""
+"""Larger frames are not kept open, because one alone makes a delivery."""
 _UNBOUNDED = 1 << 62
 Loaded = Callable[[Exception | None], None]
 
 
 class ColdRun:
-    """A run of frames that was read from the log, and its bytes."""
+    """Neighbouring frames that were read from the log, and their bytes."""
 
     __slots__ = ("frames", "size", "used")
 
@@ -49,17 +53,17 @@ class ColdRun:
         self.frames = frames
         self.size = size
         self.used = True
-        """Whether somebody wanted it since the last `age`."""
+        """Whether the run was used since the last `age`."""
 
 
 class FrameCache:
-    """The hot tail, and a few runs of frames that were read from the log lately."""
+    """The hot tail and the cold runs of one partition."""
 
     def __init__(self, shard: PartitionRuntime, bytes_max: int = COLD_BYTES) -> None:
         self._shard = shard
         self.bytes_max = bytes_max
         self._cold: list[ColdRun] = []
-        """The one used last is at the end."""
+        """Ordered by last use; the most recent run is at the end."""
         self._columns: dict[int, Columns] = {}
         self._opened: dict[int, tuple[Frame, RecordBatch]] = {}
         self._loading: dict[int, list[Loaded]] = {}
@@ -67,7 +71,7 @@ class FrameCache:
     # -- what decisions ask for
 
     def columns(self, offset: int) -> Columns | None:
-        """What decisions look at of the frame that holds an offset; None when it is not at hand."""
+        """The columns that decisions need, of the frame that holds an offset; None when it is not cached."""
         found = self._run(offset)
         if found is None:
             return None
@@ -89,8 +93,8 @@ class FrameCache:
         return end
 
     def append_time_us(self, offset: int) -> int | None:
-        """When the message at an offset was appended; of one that is not at hand a later moment, at which the
-        oldest that is at hand was; None when there is nothing."""
+        """Append time of the message at an offset; if that is not cached, the later one of the oldest frame
+        in the hot tail; None when the hot tail is empty."""
         run = self._run(offset) or self._shard.tail
         found = run.frames(max(offset, run.start_offset), max(offset, run.start_offset) + 1)
         return found[0].header.append_time_us if found else None
@@ -98,7 +102,7 @@ class FrameCache:
     # -- what deliveries are made of
 
     def frames(self, spans: Sequence[int]) -> list[Frame] | int:
-        """The frames that hold spans of offsets, ascending, each once; or an offset that is not at hand."""
+        """The frames that hold ascending spans of offsets, each once; or an offset that is not cached."""
         if len(spans) == 2:
             return self._between(*spans)
         found: list[Frame] = []
@@ -114,8 +118,8 @@ class FrameCache:
         return found
 
     def opened(self, item: Frame) -> RecordBatch:
-        """The rows of a frame. Where messages are taken from everywhere, few at a time come from each frame,
-        so those opened last are kept."""
+        """The rows of a frame. The frames opened last are kept open, for deliveries that take a few messages
+        from each of many frames."""
         base = item.header.base_offset
         kept = self._opened.get(base)
         if kept is not None and kept[0] is item:
@@ -138,7 +142,7 @@ class FrameCache:
         return found
 
     def _run(self, offset: int) -> HotTail | None:
-        """The run of frames that holds an offset."""
+        """The run that holds an offset; None when it is not cached."""
         tail = self._shard.tail
         if tail.start_offset <= offset < tail.end_offset:
             return tail
@@ -155,7 +159,7 @@ class FrameCache:
         return None
 
     def _read_ahead(self, offset: int) -> None:
-        """Whoever goes through the log in its order finds the next frames at hand."""
+        """Load the frames from an offset on, so that a consumer that goes on in order finds them cached."""
         lost = self._shard.state.lost.range_at(offset)
         if lost is not None:
             offset = lost[1]
@@ -165,10 +169,10 @@ class FrameCache:
             return
         self.load(offset, lambda error: None)
 
-    # -- what is not at hand
+    # -- loading
 
     def load(self, offset: int, loaded: Loaded) -> None:
-        """Read the frame that holds an offset (and some after it) from the log, then call."""
+        """Read the frame that holds an offset, and some after it, from the log; then call `loaded`."""
         waiting = self._loading.get(offset)
         if waiting is not None:
             waiting.append(loaded)
@@ -200,21 +204,22 @@ class FrameCache:
         shard.pump.threads.read(work, done)
 
     def _keep(self, frames: HotTail, size: int) -> None:
-        """The run read last always stays, whatever its size: who asked for it gets to see it."""
+        """Add a run and drop the oldest beyond the bounds. The new run stays, whatever its size, so that the
+        caller of `load` finds it."""
         self._cold.append(ColdRun(frames, size))
         held = sum(run.size for run in self._cold)
         while len(self._cold) > 1 and (held > self.bytes_max or len(self._cold) > _RUNS_MAX):
             held -= self._cold.pop(0).size
 
-    # -- what nobody needs any more
+    # -- dropping
 
     @property
     def cold_bytes(self) -> int:
-        """Bytes of the runs that were read from the log."""
+        """Bytes of all cold runs."""
         return sum(run.size for run in self._cold)
 
     def age(self) -> None:
-        """Let go of what was not used since the last call."""
+        """Drop the runs that were not used since the last call."""
         self._cold = [run for run in self._cold if run.used]
         for run in self._cold:
             run.used = False

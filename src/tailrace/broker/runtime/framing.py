@@ -1,9 +1,18 @@
-"""Facts as frames, and back: how one turn of a partition is laid out in its log.
+"""Framing: the facts of one turn laid out as frames in the log, and read back.
 
-The facts of a decision apply whole or not at all: its frames are tied together with MORE. Small facts of
-neighbouring decisions share one facts frame, whose `base_offset` and `span` bound the offsets that they name,
-so that a reader who looks for one message can skip by header. A span of 0 means that some of them may concern
-any offset.
+A fact that stores messages (`Appended`, `Delayed`, `Staged`) is a frame of its own, with the body of its
+batch. All other facts are small: those of neighbouring decisions share one facts frame. The facts of one
+decision apply whole or not at all, so when they need several frames, the flag MORE ties these together:
+
+    decisions of a turn            frames
+    ack                 Acked      │ FACTS  Acked, Leased          span: the offsets that both name
+    lease               Leased     │
+    publish             Appended   │ DATA
+    release             Appended   │ DATA   MORE ─┐                whole or not at all
+                        Released   │ FACTS  ◀─────┘
+
+The `base_offset` and `span` of a facts frame bound the offsets that its facts name, so that a search for one
+message can skip the frame by its header. A span of 0 means that some fact may concern any offset.
 """
 
 from __future__ import annotations
@@ -29,7 +38,7 @@ _SPAN_MAX = (1 << 32) - 1
 def facts_of(
     header: Header, body: Buffer, *, want_keys: bool, decode: Callable[[Buffer], list[Any]]
 ) -> Sequence[Any]:
-    """The facts that a stored frame holds; `decode` knows those of facts frames (`broker.machines`)."""
+    """Read the facts back from a stored frame; `decode` decodes the body of a facts frame."""
     kind = header.kind
     if kind == frame.FACTS:
         return decode(body)
@@ -56,7 +65,7 @@ class TurnFrames:
         self.frames: list[Frame] = []
         self._leader_epoch = leader_epoch
         self._time_us = time_us
-        """When the turn was decided, for facts that have no time of their own."""
+        """Time of the turn, for facts that have none."""
         self._wall_us = wall_us
         self._facts: list[Fact] = []
 
@@ -66,7 +75,7 @@ class TurnFrames:
         return self.entry + bool(self._facts)
 
     def add(self, decision: Decision, work: Any, body: Buffer) -> tuple[Any, ...]:
-        """All facts of one decision, in order; returns them as a replay will find them."""
+        """Add all facts of one decision, in order; returns the facts as a replay will find them."""
         facts = decision.facts
         if len(facts) == 1 or not any(isinstance(fact, _STORED) for fact in facts):
             if len(facts) == 1 and isinstance(facts[0], _STORED):
@@ -92,7 +101,7 @@ class TurnFrames:
         return tuple(stored)
 
     def flush(self) -> None:
-        """Lay the small facts gathered so far down as one frame."""
+        """Put the small facts collected so far into one frame."""
         if not self._facts:
             return
         facts, self._facts = self._facts, []
@@ -134,7 +143,7 @@ class TurnFrames:
         self._append(header, body, None if keys is None else stored_hashes(keys))
         if len(body) == view.nbytes:
             return fact
-        # Rows were left out: the decision knew an upper bound of the size only.
+        # Rows were left out: the decision only knew an upper bound of the size.
         return msgspec.structs.replace(fact, view=msgspec.structs.replace(view, nbytes=len(body)))
 
     def _append(self, header: Header, body: Buffer, keys: npt.NDArray[np.uint64] | None = None) -> None:
@@ -143,7 +152,7 @@ class TurnFrames:
 
 
 def _body(fact: Stored, decision: Decision, work: Any, body: Buffer, place: int) -> tuple[Buffer, int]:
-    """Body and checksum of a fact that is a frame of its own, the `place`-th of its decision."""
+    """Body and checksum for the frame of a stored fact, number `place` among those of its decision."""
     rows: npt.NDArray[np.int64] | None = None
     if isinstance(work, PublishBatch):
         crc = work.publish.crc
@@ -166,8 +175,8 @@ def _with_flags(header: Header, flags: int) -> Header:
 
 
 def bounds(facts: Sequence[Fact]) -> tuple[int, int]:
-    """The lowest and the highest end of the offsets that facts name; (0, 0) when one of them names none, and
-    may so concern any: by a lease, by being about a whole group, or by where the log begins."""
+    """Bounds [low, high) of the offsets that facts name; (0, 0) when some fact names none. Such a fact may
+    concern any offset: it names a lease, a whole group, or the start of the log."""
     low, high = 1 << 62, 0
     for fact in facts:
         named = (

@@ -8,16 +8,14 @@ from tailrace.format.frame import Buffer, Frame
 
 
 class HotTail:
-    """A ring of frames bounded in bytes. It holds a contiguous run of data frames that ends at the committed
-    end.
-    """
+    """A ring of data frames bounded in bytes: contiguous, and ending at the committed end."""
 
     def __init__(self, bytes_max: int, end_offset: int) -> None:
         self.bytes_max = bytes_max
         self._frames: list[Frame] = []
         self._bases: list[int] = []
         self._ends: list[int] = []
-        """Bytes pushed up to the end of each frame, since the beginning."""
+        """For each frame, the sum of bytes pushed up to its end."""
         self._first = 0
         self._pushed = 0
         self._gone = 0
@@ -25,11 +23,11 @@ class HotTail:
 
     @property
     def start_offset(self) -> int:
-        """The lowest offset that the ring can serve; equals the end when it holds nothing."""
+        """The lowest offset that the ring can serve; the end when the ring is empty."""
         return self._bases[self._first] if self._first < len(self._bases) else self.end_offset
 
     def push(self, frame: Frame) -> None:
-        """Add a committed data frame; the oldest leave as the bound asks."""
+        """Add a committed data frame, and drop the oldest frames beyond the bound."""
         self.end_offset = frame.header.end_offset
         self._pushed += frame.size
         self._frames.append(frame)
@@ -44,16 +42,14 @@ class HotTail:
             del self._frames[:first], self._bases[:first], self._ends[:first]
             self._first = 0
         else:
-            # Frames left of `first` are dropped lazily, but their memory goes now.
+            # The slots before `first` are deleted later, in bulk; their memory is freed now.
             for index in range(first - 1, -1, -1):
                 if frames[index] is _GONE:
                     break
                 frames[index] = _GONE
 
     def read(self, offset: int, bytes_max: int) -> tuple[list[Buffer], int, int]:
-        """Parts of the frames from the one that holds `offset`, their bytes and their rows; at least one
-        frame.
-        """
+        """Parts, bytes and rows of the frames from the one that holds `offset`; at least one frame."""
         index = max(bisect_right(self._bases, offset, lo=self._first) - 1, self._first)
         parts: list[Buffer] = []
         size = rows = 0
@@ -66,8 +62,8 @@ class HotTail:
         return parts, size, rows
 
     def reach(self, offset: int, bytes_max: int) -> int:
-        """End of the frames from the one that holds `offset`, as many as fit but at least one; the offset
-        itself when it is not here."""
+        """End offset of the frames from the one that holds `offset`, as many as fit but at least one;
+        `offset` itself when it is not here."""
         first = self._first
         if offset >= self.end_offset or first == len(self._bases) or offset < self._bases[first]:
             return offset
@@ -77,15 +73,14 @@ class HotTail:
         return self._bases[after] if after < len(self._bases) else self.end_offset
 
     def frames(self, offset: int, end: int) -> list[Frame]:
-        """The frames from the one that holds `offset` up to the one that holds what is before `end`; empty
-        when the first is not here."""
+        """The frames that hold [offset, end), as far as they are here; empty when the first is not."""
         if not self.start_offset <= offset < self.end_offset:
             return []
         index = bisect_right(self._bases, offset, lo=self._first) - 1
         return self._frames[index : bisect_right(self._bases, end - 1, lo=index)]
 
     def clear(self, end_offset: int) -> None:
-        """Forget everything; the committed end is given anew."""
+        """Drop all frames and set the committed end."""
         self._frames.clear()
         self._bases.clear()
         self._ends.clear()

@@ -1,4 +1,19 @@
-"""What a partition does beside its commands: syncs in intervals, retention, snapshots, giving back space."""
+"""Maintenance of one partition: syncs in intervals, retention, snapshots, freeing segments.
+
+All of it runs beside the commands, and none of it may cost a promise. A sync, a snapshot or a trim that fails
+costs replay time or space, and is tried again later.
+
+A segment is freed only after everything that says so is durable. Suppose retention finds that messages below
+offset 5000 are past it:
+
+    1  a `Trimmed` fact is decided and written: readers see the log begin at 5000
+    2  the log is synced, so that the snapshot to come describes nothing that could be lost
+    3  a snapshot is stored that says "begins at 5000"
+    4  segments that lie wholly below 5000 are removed, except for those that the *previous* snapshot needs
+
+If a crash comes before 3, the log simply begins at its old start again. Internal logs have no readers, so
+their segments are freed as soon as snapshots cover them.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +35,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("tailrace.upkeep")
 
 INTERNAL_BYTES = 1024 * 1024
-"""Nobody reads internal logs: when so much was written, what the snapshots cover is freed."""
+"""Bytes written to an internal log after which segments that snapshots cover are freed."""
 FLUSH_BYTES = 16 * 1024 * 1024
 PRESSES_MAX = 5
 COLLECT_BYTES = 64 * 1024 * 1024
-"""An ephemeral topic is looked at when so much was written, too: as much as a segment."""
+"""Bytes written to an ephemeral topic after which settled messages are trimmed: the size of a segment."""
 
 
 class Maintenance:
-    """Upkeep of one partition. All methods run on the pump's thread."""
+    """Syncs, trims and snapshots of one partition. All methods run on the pump's thread."""
 
     def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self._saver = object()
-        """Snapshots are stored one after the other, beside the appends and syncs of the log."""
+        """Orders snapshots one after the other, beside the appends and syncs of the log."""
         self._unsynced_bytes = 0
         self._synced_us = 0
         self.debt = ReplayDebt()
-        """What a restart would replay; begun anew when the state is built from the log."""
+        """Cost of a replay; replaced when the state is rebuilt from the log."""
         self._uncollected_bytes = 0
         self._freed_offset = 0
         self._over: list[Callable[[], None]] = []
         self._floor: int | None = 0
-        """The oldest frame outside of the readable log that the newest stored snapshot still needs."""
+        """Oldest entry with a delayed or staged message that the newest stored snapshot refers to."""
         self._stored_start = 0
-        """Where the readable log begins, as the newest stored snapshot tells it."""
+        """Start of the readable log according to the newest stored snapshot."""
         self._free_again = False
         self._pressed = (0, 0)
-        """How often `press` has tried to free what lies below an offset."""
+        """A start offset, and how often `press` has tried to free the segments below it."""
 
     def wrote(self, frames: Sequence[Frame], data_bytes: int, size: int) -> None:
-        """Note what is in the log now: `size` bytes, `data_bytes` of them messages."""
+        """Count frames that are in the log now: `size` bytes, `data_bytes` of them messages."""
         self._unsynced_bytes += size
         debt = self.debt
         for item in frames:
@@ -63,7 +78,7 @@ class Maintenance:
                 self._collect(0)
 
     def sync(self, now_us: int) -> None:
-        """Sync what was written since the last time, when it is due (`durability = interval`)."""
+        """With `durability = interval`: sync when the interval is over or enough was written."""
         shard = self._shard
         if shard.options.durability != "interval" or shard.fault is not None or shard.reopening:
             return
@@ -77,7 +92,7 @@ class Maintenance:
         self._shard.assurance.flush(over)
 
     def sweep(self) -> None:
-        """Apply retention: find what is past it, record the trim, free the segments."""
+        """Apply retention: find the offset to trim to, record the trim, free the segments."""
         shard = self._shard
         options = shard.options
         if (
@@ -103,8 +118,8 @@ class Maintenance:
         shard.run_in_order(work, done)
 
     def _collect(self, retention_offset: int) -> None:
-        """Record the trim to what retention keeps, or to what the groups of an ephemeral topic still need;
-        then free the segments."""
+        """Trim to the start that retention wants, or that the groups of an ephemeral topic allow; then free
+        the segments."""
         shard, state = self._shard, self._shard.state
         self._uncollected_bytes = 0
         if shard.lost is not None:
@@ -115,20 +130,16 @@ class Maintenance:
             sweep = Sweep(min(retention_offset, shard.end_offset), shard.end_offset)
             shard.submit(sweep, b"", self._trimmed)
         elif shard.options.ephemeral and state.start_offset > self._freed_offset:
-            self.free()  # Publishes trimmed it to make room for themselves.
+            self.free()  # Publishing trimmed the ring to make room.
 
     def _trimmed(self, reply: Reply, parts: Sequence[Buffer]) -> None:
         if type(reply) is not Refusal:
             self.free()
 
     def free(self) -> None:
-        """Give back the segments below the start, as far as snapshots allow.
+        """Free the segments below the start, as far as snapshots allow; the steps are listed above.
 
-        A segment never goes before what says so is durable. The steps: the trim is written; the log is
-        synced; a snapshot that has the trim is stored; the segments below the start that this snapshot tells
-        are removed. On an `interval` topic the record of a trim may be lost until then, and the log begins
-        where it did before. A snapshot that was begun earlier does not have the trim: another one follows.
-        """
+        A snapshot that is under way was begun before the trim and does not have it: another one follows."""
         if not self._over:
             self.save_snapshot(self._trim)
         elif not self._free_again:
@@ -136,8 +147,10 @@ class Maintenance:
             self._over.append(self._go_on_freeing)
 
     def press(self) -> None:
-        """On a full disk: what was trimmed goes only when two snapshots are of later entries, and without
-        messages there may be no later entry. So the beginning is recorded again, for another snapshot."""
+        """On a full disk: free trimmed segments that stay only because nothing is published.
+
+        A trimmed segment is removed when two snapshots are of later entries. Without messages there may be no
+        later entry, so the start of the log is recorded once more, for another snapshot."""
         shard, start = self._shard, self._shard.state.start_offset
         if shard.fault is not None or shard.lost is not None or not shard.machine.delivers or self._over:
             return
@@ -167,31 +180,30 @@ class Maintenance:
 
     @property
     def replayed(self) -> bool:
-        """Whether a restart replays this log, and a snapshot can be taken of it now."""
+        """Whether a restart replays this log and a snapshot of it can be taken now."""
         shard = self._shard
         return shard.options.storage != "memory" and shard.fault is None and not shard.reopening
 
     def shorten_replay(self) -> None:
-        """Take a snapshot, so that a restart replays less. Of internal logs, what it covers goes."""
+        """Take a snapshot, so that a restart replays less; free the segments of internal logs with it."""
         if self._shard.machine.delivers:
             self.save_snapshot()
         else:
             self.free()
 
     def after_saving(self, action: Callable[[], None]) -> None:
-        """Call `action` now, or at the end of the snapshot that is under way: a log is not closed beneath
-        it."""
+        """Call `action` now, or when the snapshot under way has ended: a log is not closed beneath it."""
         if self._over:
             self._over.append(action)
         else:
             action()
 
     def save_snapshot(self, over: Callable[[], None] = lambda: None) -> None:
-        """Store the state as of now, once everything that it was built from is on the disk; then call
-        `over`, whatever came of it. While one is under way, its end is waited for instead.
+        """Store a snapshot of the state as of now; then call `over`, whether it succeeded or not. If a
+        snapshot is under way already, `over` is called at its end.
 
-        The steps: freeze the state on the loop; wait until its frames are written; sync them; encode and
-        store the snapshot. The last two run beside the appends, which do not wait for them.
+        The steps: freeze the state on the loop; wait until the frames of all its facts are written; sync
+        them; encode and store the snapshot. The last two steps run beside the appends.
         """
         shard = self._shard
         if shard.fault is not None or shard.reopening or not shard.entry:
@@ -205,7 +217,7 @@ class Maintenance:
             thaw = shard.state.freeze()
             floor = shard.state.lowest_entry() if shard.machine.delivers else None
         except Exception as error:
-            # Whoever waits goes on all the same: a log has to be closed, whatever its state is worth.
+            # Call `over` all the same: a log has to be closed, whatever its state is worth.
             self.debt.owe(0, 0, begun_us)
             self._done(None, error)
             over()
@@ -220,7 +232,7 @@ class Maintenance:
 
         def store() -> None:
             nonlocal size
-            chunks = thaw()  # Here and not on the loop: with many stuck messages it takes a while.
+            chunks = thaw()  # Not on the loop: with many unsettled messages this takes a while.
             size = sum(len(chunk) for chunk in chunks)
             shard.log.save_snapshot(Snapshot(entry, offset, chunks))
 
@@ -231,7 +243,7 @@ class Maintenance:
             if error is None and failures == shard.failures:
                 shard.pump.threads.run(self._saver, store, saved)
             else:
-                missed()  # Storage failed, or what the snapshot describes was partly dropped.
+                missed()  # Storage failed: part of the state in the snapshot may have been dropped.
 
         def saved(result: object, error: Exception | None) -> None:
             self._done(result, error)
@@ -250,12 +262,10 @@ class Maintenance:
             for action in waiting:
                 action()
 
-        shard.run_in_order(lambda: None, appended)  # Behind everything that the state was built from.
+        shard.run_in_order(lambda: None, appended)  # After the writes of all facts in the state.
 
     def _done(self, result: object, error: Exception | None) -> None:
-        """A snapshot or trim that fails costs replay time or space, never data: it is counted and tried
-        again later.
-        """
+        """Count a failed snapshot or trim. It costs replay time or space, never data."""
         if error is not None:
             if isinstance(error, Full):
                 self._shard.pump.filled()
@@ -264,5 +274,5 @@ class Maintenance:
             self._shard.metrics.refused("upkeep")
 
     def forget(self) -> None:
-        """The storage threads need not know of it any more."""
+        """Let the storage threads forget the snapshots of this log."""
         self._shard.pump.threads.forget(self._saver)

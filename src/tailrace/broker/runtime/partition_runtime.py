@@ -1,15 +1,26 @@
 """One partition at work: its core state, its log, its hot tail, and the replies that wait for durability.
 
-The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply,
-also a refusal, was decided on that state, so it leaves only when everything applied before it is durable.
+    submit ──▶ inbox ──▶ turn: decide and apply all commands ──▶ storage: one write ──▶ hot tail, replies
 
-If storage fails, the speculative state is dropped at once, in this order: whoever waits is refused, the state
-and the hot tail are replaced by empty ones, then readers and consumers are woken to hear of it. Nothing is
-ever rolled back by hand, and nobody is answered from what may be gone: leases, settlements, places of groups,
-burial, releases and staged writes find nothing to go on with. After `Full` the log took the write back whole,
-so it is opened again and the state rebuilt. After anything else nobody knows what the disk has: until the
-broker is restarted, only fetches below what was synced last are answered, and everything else is refused with
-outcome `unknown`. On an `interval` topic that end may lie before messages which were acknowledged and read.
+The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply,
+also a refusal, was decided on that state, so it leaves only when everything applied before it is as durable
+as the topic asks. Only soft decisions, like a lease, are answered at once: a lost one can be made again.
+
+    turn 1  publish a ──▶ DATA, entry 5     stored: its reply has left
+    turn 2  publish b ──▶ DATA, entry 6     on its way to the disk
+    turn 3  publish b ──▶ a duplicate of b  no frame; its reply waits for turn 2, whose fact it relies on
+
+If the write of turn 2 fails, both answers about b become refusals. Nothing is rolled back by hand: the state
+is replaced by an empty one that knows only where the readable log begins and ends, and nobody is answered
+from it (`lost`), so leases, settlements, dead letters, releases and staged writes find nothing to work on.
+
+    Full          the log took the write back whole: open it again, rebuild the state, take commands again
+    Corrupt       quarantine: no more writes and leases; whole frames can still be read
+    other faults  nobody knows what the disk holds: until a restart only fetches below the last sync are
+                  answered, all else is refused with the outcome `unknown`. With `durability = interval`,
+                  messages that were acknowledged and read may lie above the last sync.
+
+An empty log may begin at any entry, so its second turn waits until the first is stored.
 """
 
 from __future__ import annotations
@@ -53,14 +64,14 @@ log = logging.getLogger("tailrace.shard")
 FULL_RETRY_US = 1_000_000
 INLINE_BYTES_MAX = 32 * 1024
 INLINE_FRAME_BYTES = 2 * 1024
-"""Small frames of many producers are written at once up to so much each, and so much together."""
+"""Many small frames are written on the loop up to this average size, and the bound on their sum below."""
 INLINE_TOGETHER_BYTES_MAX = 256 * 1024
 SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
 
 _ILL = frozenset((Corrupt.code, StorageFault.code))
 Item = tuple[Any, Buffer, Respond]
-"""A command (`core.commands`, `core.inner_commands`, or `Late`), its body, and who waits."""
+"""A command (of `core.model`, or a `Late` one), its body, and the receiver of its reply."""
 
 
 class PartitionRuntime:
@@ -84,9 +95,9 @@ class PartitionRuntime:
         self.options = options
         self.fault: Refusal | None = None
         self.gone: Refusal | None = None
-        """Set when the topic was deleted: readers are told, too."""
+        """Set when the topic was deleted; readers are refused, too."""
         self.lost: Refusal | None = None
-        """Set while there is no state to answer from, because storage failed and it was dropped."""
+        """Set while there is no state to answer from: storage failed, and the state was dropped."""
         self.cut_bytes = 0
         self.pump = pump
         self.store = store
@@ -97,28 +108,28 @@ class PartitionRuntime:
         self._closing = False
         self._full_until_us = 0
         self._hidden = False
-        """Whether messages that were committed cannot be read any more, because their sync failed."""
+        """Whether committed messages cannot be read any more, because their sync failed."""
         self._tail_bytes = options.ring_buffer_bytes
         self._cold_bytes = COLD_BYTES
         self.failures = 0
         self._outstanding = 0
         self.assurance = Assurance(self)
         self.credit: CreditWaiters | None = None
-        """Where messages in flight are counted over all partitions; set by who gives credit."""
+        """Counts messages in flight over all partitions. Set by the engine."""
         self.upkeep = Maintenance(self)
         self.wakeups = LeaseWaiters(self)
         self.releases = DelayRelease(self)
         self.buries: Callable[[PartitionRuntime], None] = lambda shard: None
-        """Called when messages of it have to go to the dead letters; set by who takes them there."""
+        """Hook: messages of this partition must be dead-lettered. Set by the dead-letter writer."""
         self.overslept: Callable[[str, str], None] = lambda group, member: None
-        """Called with the group and the member whose lease has run out, before that is decided."""
+        """Hook: a lease of this group and member has timed out; called before that is decided."""
         self.reopened: Callable[[PartitionRuntime], None] = lambda shard: None
-        """Called when it was built anew from its log and takes commands again."""
+        """Hook: the state was rebuilt from the log and commands are taken again."""
         self.clock = PartitionClock(0, pump.clock.now_us())
-        """On what durations of this partition run."""
+        """Partition time, on which durations run."""
         self.log: PartitionLog = self._take_log(known=known)
         self.state: core.Partition
-        """Of the kind that `machine` makes: an internal topic's is another, with the same interface."""
+        """Made by `machine`: a coordinator on internal topics, with the same interface."""
         self.tail: HotTail
         try:
             self._adopt(self._recover(self.log))
@@ -145,7 +156,7 @@ class PartitionRuntime:
         self.upkeep.debt = rebuilt.debt
         self.at_hand = FrameCache(self, self._cold_bytes)
         state.at_hand = self.at_hand
-        # When it is opened again, time goes on, also where the log ends before it.
+        # Partition time goes on after a reopening, also where the log ends at an earlier time.
         now_us = self.pump.clock.now_us()
         self.clock = PartitionClock(max(state.append_time_us, self.clock.time_us(now_us)), now_us)
         self.entry = rebuilt.end_entry
@@ -157,7 +168,7 @@ class PartitionRuntime:
         self.tail = HotTail(min(self.options.ring_buffer_bytes, self._tail_bytes), rebuilt.end_offset)
 
     def start(self) -> None:
-        """On the pump's thread, once it takes commands (again): set timers, take up what was left undone."""
+        """Commands are taken (again): set timers, resume unfinished work."""
         if self.rebuilt.lost and self.fault is None:
             record_loss(self)
         if self.machine.delivers:
@@ -177,16 +188,16 @@ class PartitionRuntime:
         self._inbox.append((work, body, respond))
 
     def surely(self, respond: Respond) -> Respond:
-        """Who waits for an answer (of `submit` or `answer`) until it is synced, whatever the topic promises:
-        for moves between logs, see `broker.assurance`."""
+        """A receiver for the reply to `submit` or `answer` that calls `respond` only after a sync; see
+        `assurance`."""
         return self.assurance.surely(respond)
 
     def time_us(self) -> int:
-        """What the clock of the partition shows."""
+        """Partition time now."""
         return self.clock.time_us(self.pump.clock.now_us())
 
     def turn(self, now_us: int, wall_us: int) -> None:
-        """Decide all that waits, apply it, and hand the frames to storage in one piece."""
+        """Decide and apply all commands that wait, and hand their frames to storage as one write."""
         if self._turns and not self._begun:
             return  # An empty log may begin anywhere: the second turn waits until the first is in it.
         inbox, self._inbox = self._inbox, []
@@ -199,8 +210,7 @@ class PartitionRuntime:
         try:
             self._decide(inbox, turn, wall_us)
         except Exception as error:
-            # A broken invariant: the state cannot be trusted any more. Whoever waits is told, and the
-            # partition takes no writes.
+            # A broken invariant: the state cannot be trusted any more, so the partition takes no writes.
             log.exception("%s: stepping down", self.name)
             self.fail(error)
             for _, _, respond in inbox:
@@ -209,7 +219,7 @@ class PartitionRuntime:
         try:
             for respond, reply in turn.at_once:
                 respond(reply, NOTHING)
-        finally:  # What was applied is written, whatever becomes of the answers.
+        finally:  # Applied facts are written, even if answering failed.
             if turn.frames:
                 self._turns.append(turn)
                 self._write(turn)
@@ -219,8 +229,7 @@ class PartitionRuntime:
             self.wakeups.turned()
 
     def answer(self, respond: Respond, reply: Reply) -> None:
-        """Say something about the state as it is now: it leaves when everything that it was built from is
-        safe."""
+        """Reply from the state as it is now; the reply leaves when all facts in that state are stored."""
         if self.lost is not None:
             respond(self.lost, NOTHING)
         elif self._turns:
@@ -251,7 +260,7 @@ class PartitionRuntime:
                     turn.hard = True
                 wakeups.decided(command, decision.facts, soft)
             if late and type(reply) is Done:
-                soft = True  # There is nothing for it: nobody relies on that.
+                soft = True  # A lease request found nothing: nobody relies on that.
             if type(reply) is Refusal:
                 self.metrics.refused(reply.code)
             (turn.at_once if soft else turn.replies).append((respond, reply))
@@ -261,7 +270,7 @@ class PartitionRuntime:
         turn.start_offset = state.start_offset
 
     def _again(self, work: Any, body: Buffer, respond: Respond) -> Callable[[Exception | None], None]:
-        """Decide again what missed a frame, once that is loaded."""
+        """Callback that decides a command again when the frame that it missed is loaded."""
 
         def loaded(error: Exception | None) -> None:
             if error is None:
@@ -272,13 +281,10 @@ class PartitionRuntime:
         return loaded
 
     def _write(self, turn: Turn) -> None:
-        """Hand a turn to storage: to its threads, or, where it is a small write into memory that nothing is
-        in the way of, at once.
+        """Write a turn: on the storage threads, or at once if the write is small, is next and needs no sync.
 
-        Waking a thread and being woken by it costs some 20 times as much as such a write. A disk that
-        cannot keep up would stall the loop in it, so after one slow write everything goes through the
-        threads for a while.
-        """
+        Waking a thread and being woken by it costs about 20 times as much as such a write. A disk that cannot
+        keep up would stall the loop, so after one slow write the threads do all writes for a while."""
         frames, pump = turn.frames, self.pump
         sync = turn.synced = turn.hard and self.options.durability == "fsync"
         size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
@@ -306,7 +312,7 @@ class PartitionRuntime:
         turn.stored(None, error)
 
     def run_in_order(self, work: Callable[[], object], done: Callable[[Any, Exception | None], None]) -> None:
-        """Other work on the log, in order with its appends."""
+        """Do other work on the log, in order with its appends."""
         self._outstanding += 1
 
         def finished(result: Any, error: Exception | None) -> None:
@@ -331,7 +337,7 @@ class PartitionRuntime:
     # -- completions
 
     def landed(self) -> None:
-        """One piece of storage work less is under way."""
+        """One piece of storage work has ended."""
         self._outstanding -= 1
 
     def stored(self, turn: Turn, error: Exception | None) -> None:
@@ -375,8 +381,7 @@ class PartitionRuntime:
         self.upkeep.wrote(turn.frames, data_bytes, size)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
-        """Drop the state and refuse what waited; then rebuild it from the log, or step down when the disk
-        cannot be trusted."""
+        """Drop the state and refuse the replies that wait; then rebuild it, or step down (see above)."""
         refusal = refuse(error)
         if outcome is not None:
             refusal = Refusal(refusal.code, refusal.message, outcome, refusal.details)
@@ -399,13 +404,13 @@ class PartitionRuntime:
         for turn in turns:
             turn.dropped = True
             for respond, _ in turn.replies:
-                # A refusal decided on state that is gone must not be believed either.
+                # A refusal that was decided on the dropped state must not be believed either.
                 respond(refusal, NOTHING)
         self.assurance.fail(error)
         self._go_on()
 
     def _step_down(self, refusal: Refusal) -> None:
-        """Nobody knows what the disk has of what was not synced: it is not shown any more."""
+        """Hide everything above the last sync: nobody knows what of it is on the disk."""
         if self.fault is None:
             advice = "this partition takes no writes until the broker is restarted"
             text = f"{refusal.message}; {advice}, and only what was synced before can be read"
@@ -419,7 +424,7 @@ class PartitionRuntime:
         self.wakeups.wake_all()
 
     def _drop_state(self, reach: Reach) -> None:
-        """Forget what is ahead of the disk: where the readable log ends and begins is all that is known."""
+        """Replace the state by an empty one that knows where the readable log begins and ends."""
         self.releases.stop()
         self._count_out()
         lost = self.state.lost.spans if self.machine.delivers else []
@@ -431,13 +436,12 @@ class PartitionRuntime:
         self.state.at_hand = self.at_hand
 
     def _count_out(self) -> None:
-        """What is in flight here cannot be settled, or not any more: it is nobody's credit."""
+        """Messages in flight here cannot be settled any more: stop counting them against members."""
         if self.machine.delivers:
             self.state.queues.count_out()
 
     def damaged(self, error: Exception) -> None:
-        """Somebody who read the log came upon damage: no more writes and no more leases, and everybody is
-        told. Reads of what is well go on."""
+        """Quarantine, after a read found damage: no more writes and leases. Whole frames are still read."""
         if self.damage is not None or self.gone is not None:
             return
         refusal = refuse(error)
@@ -449,7 +453,7 @@ class PartitionRuntime:
         self.wakeups.wake_all()
 
     def open_log(self) -> tuple[PartitionLog, Rebuilt]:
-        """Blocking: take the log anew and rebuild the state from it."""
+        """Open the log again and rebuild the state from it; blocking."""
         log = self._take_log(known=True)
         try:
             return log, self._recover(log)
@@ -458,7 +462,7 @@ class PartitionRuntime:
             raise
 
     def take_over(self, log: PartitionLog, rebuilt: Rebuilt) -> bool:
-        """Go on with another opening of the log; false when the topic was deleted meanwhile."""
+        """Continue on a log that was opened again; false when the topic was deleted meanwhile."""
         old, threads = self.log, self.pump.threads
         self.pump.at(self.pump.clock.now_us() + FULL_RETRY_US, lambda now_us: threads.forget(old))
         self.log = log
@@ -470,7 +474,7 @@ class PartitionRuntime:
         return True
 
     def _go_on(self) -> None:
-        """Take up commands that waited for the first turn of an empty log."""
+        """Decide the commands that waited, for instance for the first turn of an empty log."""
         if self._inbox:
             self.pump.ready(self)
 
@@ -496,14 +500,14 @@ class PartitionRuntime:
             failed = self.fault
             if not self.take_over(*result):
                 return
-            self.lost = failed  # A sync failed as well: what it left is looked at after a restart.
+            self.lost = failed  # A sync failed as well: only a restart can tell what it left behind.
             self.wakeups.wake_all()
             self.pump.at(self._full_until_us, lambda now_us: self.restart())
 
         self.upkeep.after_saving(lambda: self.run_in_order(work, done))
 
     def restart(self) -> None:
-        """Take commands again, and let those know who rely on what was decided here."""
+        """Take commands again, and call the hook `reopened`."""
         self.start()
         self.reopened(self)
 
@@ -516,48 +520,46 @@ class PartitionRuntime:
 
     @property
     def end_offset(self) -> int:
-        """End of what is committed; only this is ever delivered."""
+        """End of the committed messages; only these are ever delivered."""
         return self.tail.end_offset
 
     @property
     def damage(self) -> Refusal | None:
-        """Why nothing can be read behind `end_offset`: whoever comes there is told, instead of waiting for
-        what cannot be found."""
+        """Why nothing behind `end_offset` can be read; a reader there is refused instead of kept waiting."""
         fault = self.fault
         return fault if fault is not None and fault.code in _ILL else None
 
     @property
     def latest_offset(self) -> int:
-        """Where "latest" is for readers: the end; where messages behind it cannot be read, behind it, so that
-        whoever reads up to there is told. After a failed sync that nobody was told of as durable, nothing is
-        missing: it is the end."""
+        """Offset that "latest" means for readers: the end, or one more when messages behind the end cannot be
+        read, so that a reader who gets there is refused. A failed sync counts only if it hid messages."""
         fault = self.damage
         return self.end_offset + (fault is not None and (fault.code == Corrupt.code or self._hidden))
 
     @property
     def end_entry(self) -> int:
-        """End of the frames that are committed."""
+        """End of the committed frames."""
         return self._turns[0].frames[0].header.entry if self._turns else self.entry
 
     def lost_at(self, offset: int) -> tuple[int, int] | None:
-        """The range around an offset whose loss was accepted."""
+        """The range of lost offsets around an offset; None when it is not lost."""
         return self.state.lost.range_at(offset)
 
     @property
     def start_offset(self) -> int:
-        """The first offset that can be read. Messages may be overwritten before they are committed: the start
-        that is decided may lie above what is."""
+        """The first readable offset. A ring may overwrite messages before they are committed: then the
+        decided start lies above the committed end."""
         return min(self.state.start_offset, self.tail.end_offset)
 
     # -- upkeep
 
     def limit_tail(self, bytes_max: int) -> None:
-        """This partition's share of the memory for hot tails."""
+        """Set this partition's share of the memory for hot tails."""
         self._tail_bytes = bytes_max
         self.tail.bytes_max = min(self.options.ring_buffer_bytes, bytes_max)
 
     def limit_cold(self, bytes_max: int) -> None:
-        """This partition's share of the memory for frames read from the log for delivery."""
+        """Set this partition's share of the memory for frames read from the log for delivery."""
         self._cold_bytes = self.at_hand.bytes_max = min(COLD_BYTES, bytes_max)
 
     def reconfigure(self, options: TopicOptions) -> None:
@@ -567,8 +569,7 @@ class PartitionRuntime:
         self.limit_tail(self._tail_bytes)
 
     def stats(self) -> LogStats:
-        """Figures of the log; its fault is the partition's, which may be one that only its state has, and it
-        ends where readers find its end."""
+        """Stats of the log, with the fault of the partition and the end that readers see."""
         stats = self.log.stats()
         if self.fault is None:
             return stats
@@ -576,7 +577,7 @@ class PartitionRuntime:
         return msgspec.structs.replace(stats, fault=fault, end_offset=end_offset)
 
     def close(self, closed: Callable[[object, Exception | None], None]) -> None:
-        """Last act: snapshot what is there, then sync, mark and let go of the log."""
+        """Store a snapshot, then close the log."""
         self.wakeups.stop()
         self.releases.stop()
         self._closing = True
@@ -590,7 +591,7 @@ class PartitionRuntime:
         self.wakeups.wake_all()
 
     def forget(self) -> None:
-        """After `retire`: the storage threads need not know this log any more."""
+        """After `retire`: let the storage threads forget this log."""
         self.pump.threads.forget(self.log)
         self.assurance.forget()
         self.upkeep.forget()

@@ -1,8 +1,36 @@
-"""The one loop: commands that wait get their turn, and replies leave when their facts are durable.
+"""The one loop of a node: members get a turn, storage completions are handed out, timers fire.
 
-The pump owns no thread and no event loop. Its host calls `turn` soon after `wake` was called, `drain`
-after storage reported completions, and `tick` when the time has come that `arm` was last called with. So
-the same pump runs on asyncio, in tests with virtual time, and in simulation.
+All state of a broker is touched by one thread, and the pump says in which order. It owns no thread and no
+event loop itself. A *host* drives it by three calls, so the same pump runs on asyncio, in tests with virtual
+time, and in the simulator:
+
+    the pump asks           the host answers with
+    wake()                  turn()    soon: every member that is ready decides and applies its commands
+    threads have finished   drain()   the callbacks of finished storage work run, replies leave
+    arm(due_us)             tick()    at the time given last: timers that are due fire
+
+*Members* are partitions and whatever else collects work for a turn. A member calls `ready(self)` once, when
+its first piece of work arrives, and does all of it in its turn. That is what makes batches. Suppose three
+requests arrive in one read of a socket, two for partition 0 and one for partition 1:
+
+    gather(True)      the listener brackets the requests of one read
+      submit to 0     partition 0: ready(0)
+      submit to 1     partition 1: ready(1)
+      submit to 0     partition 0 is ready already
+    gather(False)     turn(): 0 decides two commands ──▶ one write; 1 decides one ──▶ another write
+    …
+    drain()           storage finished the write of 0: its two replies leave
+
+Without the bracket, the first `ready` would call `wake`, and all three would get their turn in the next round
+of the event loop. While a write is under way more commands collect, and the next turn takes all of them: the
+group commit follows from the loop, without a timer.
+
+One time is read for a whole turn, so that all commands of a turn are decided at the same moment. A member
+that raises does not take the turn from the others; the first error is raised when all have had theirs.
+
+*Timers* run on steady time (`at`) or on the wall clock (`at_wall`), which may jump. Cancelling a timer only
+empties it. An empty timer leaves the heap when it comes up, or when the heap has grown to twice the size that
+it had after the last clean-up, so that timers which are set and cancelled all day take no memory.
 """
 
 from __future__ import annotations
@@ -14,7 +42,7 @@ from typing import Protocol
 from tailrace.ports import Clock, Threads
 
 PRUNE_MIN = 1024
-"""So many timers are kept before the cancelled ones among them are looked for."""
+"""Cancelled timers are removed from the heap when it has this size or more."""
 
 
 class Turnable(Protocol):
@@ -52,33 +80,33 @@ class Pump:
         self.clock = clock
         self.threads = threads
         self.full = False
-        """While the disk is full: what brings messages is refused, see `broker.space_watch`."""
+        """The disk is full: commands that bring messages are refused, see `broker.upkeep.space_watch`."""
         self.filled: Callable[[], None] = lambda: None
-        """Hook: a write found no space."""
+        """Hook: a write found no space on the disk."""
         self.threads_only_until_us = 0
-        """Set after a write on the loop was slow: until then nothing is written there."""
+        """Until this steady time nothing is written on the loop, because a write there was slow."""
         self._wake = wake
         self._arm = arm
         self._ready: list[Turnable] = []
         self._gathering = False
         self._woken = False
-        """Whether the next round of the event loop brings a turn."""
+        """Whether `wake` was called since the last turn."""
         self._timers = _Timers()
         self._wall_timers = _Timers()
 
     def ready(self, member: Turnable) -> None:
-        """Give a member its turn soon; it takes care not to ask twice."""
+        """Give a member its turn soon. The member must not ask twice before it."""
         if not self._ready and not self._gathering and not self._woken:
             self._woken = True
             self._wake()
         self._ready.append(member)
 
     def gather(self, gathering: bool, later: bool = False) -> None:
-        """Between `gather(True)` and `gather(False)` commands only gather; at the end all of them get their
-        turn at once, or (`later`) in the next round of the event loop, with what others bring until then.
+        """Collect commands between `gather(True)` and `gather(False)`; then turn at once, or (`later`) in the
+        next round of the event loop, together with what other connections bring until then.
 
-        A listener brackets the requests of one read with it: a turn at once saves a round of the event loop,
-        one turn for the requests of many connections saves most of what a turn and its write cost.
+        A listener brackets the requests of one read. A turn at once saves a round of the event loop; one turn
+        for the requests of many connections saves most of the cost of turns and writes.
         """
         self._gathering = gathering
         if not gathering and self._ready:
@@ -94,10 +122,10 @@ class Pump:
         return bool(self._ready)
 
     def turn(self) -> None:
-        """One turn for every member that asked for it; one that fails does not take it from the others."""
+        """Give every ready member its turn, also when one of them raises."""
         ready, self._ready, self._woken = self._ready, [], False
-        # The wall first: what is due by it must not be stored under an earlier time, however long it takes
-        # from one reading to the next.
+        # Read the wall clock first: a message due by the wall clock must not get an earlier append time,
+        # however much time passes between the two readings.
         wall_us, now_us = self.clock.wall_us(), self.clock.now_us()
         problem: Exception | None = None
         for member in ready:
@@ -109,13 +137,13 @@ class Pump:
             raise problem
 
     def drain(self) -> bool:
-        """Hand out the completions of storage work; true when there were any."""
+        """Run the callbacks of finished storage work; true when there were any."""
         finished = self.threads.completed()
         problem: Exception | None = None
         for done, result, error in finished:
             try:
                 done(result, error)
-            except Exception as failure:  # The others still have to hear of theirs.
+            except Exception as failure:  # The other callbacks must still run.
                 problem = problem or failure
         if problem is not None:
             raise problem
@@ -129,15 +157,15 @@ class Pump:
         return timer
 
     def at_wall(self, due_us: int, action: Callable[[int], None]) -> Timer:
-        """Call `action(wall_us)` when the wall clock shows a time. That it was put forward or back is noticed
-        at the next `tick`, which the upkeep makes come soon."""
+        """Call `action(wall_us)` when the wall clock shows a time. A jump of the wall clock is noticed at the
+        next `tick`; periodic upkeep makes sure that one comes soon."""
         timer, first = self._wall_timers.add(due_us, action)
         if first:
             self._arm_next()
         return timer
 
     def every(self, period_us: int, action: Callable[[int], None]) -> None:
-        """Call `action(now_us)` again and again."""
+        """Call `action(now_us)` once in every period, for ever."""
 
         def again(now_us: int) -> None:
             self.at(now_us + period_us, again)
@@ -146,7 +174,7 @@ class Pump:
         self.at(self.clock.now_us() + period_us, again)
 
     def next_deadline_us(self) -> int | None:
-        """When `tick` is due next, in steady time."""
+        """Steady time at which `tick` is due next; None when no timer is set."""
         due_us, wall_due_us = self._timers.next_us(), self._wall_timers.next_us()
         if wall_due_us is None:
             return due_us
@@ -154,7 +182,7 @@ class Pump:
         return wall_due_us if due_us is None else min(due_us, wall_due_us)
 
     def tick(self) -> None:
-        """Run what is due, and arm the next."""
+        """Fire the timers that are due, and arm the next."""
         wall_us, now_us = self.clock.wall_us(), self.clock.now_us()
         try:
             self._timers.run(now_us)
@@ -170,7 +198,7 @@ class Pump:
 
 
 class _Timers:
-    """Timers by one clock, the next first."""
+    """A heap of the timers of one clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
@@ -178,10 +206,10 @@ class _Timers:
         self._prune_at = PRUNE_MIN
 
     def add(self, due_us: int, action: Callable[[int], None]) -> tuple[Timer, bool]:
-        """A new timer, and whether it is the next of all."""
+        """Add a timer; also returns whether it is due first of all."""
         timer = Timer(due_us, action)
         if len(self._heap) >= self._prune_at:
-            # Most timers are cancelled long before they are due: their memory goes in time, not at the end.
+            # Most timers are cancelled long before they are due: do not keep them until then.
             self._heap = [item for item in self._heap if item[2].action is not None]
             heapq.heapify(self._heap)
             self._prune_at = max(PRUNE_MIN, 2 * len(self._heap))
@@ -190,13 +218,13 @@ class _Timers:
         return timer, self._heap[0][2] is timer
 
     def next_us(self) -> int | None:
-        """When the next one is due."""
+        """Time of the first timer; None when there is none."""
         while self._heap and self._heap[0][2].action is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def run(self, time_us: int) -> None:
-        """Run those that are due."""
+        """Fire the timers that are due at a time."""
         while (due_us := self.next_us()) is not None and due_us <= time_us:
             timer = heapq.heappop(self._heap)[2]
             if timer.action is not None:

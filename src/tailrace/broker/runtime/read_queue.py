@@ -1,4 +1,4 @@
-"""Long reads of the log, one after the other, so that they do not take the reader threads from consumers."""
+"""A queue of long reads of the log, done one at a time, so that consumers keep the reader threads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
 
 Work = Callable[[], tuple[Reply, Sequence[Buffer]]]
-"""On a reader thread: read, and say what the answer is."""
+"""Runs on a reader thread: read, and return the reply."""
 
 
 class ReadQueue:
-    """Reads of one kind that wait for their turn, `waiting_max` at most."""
+    """Reads of one kind; at most `waiting_max` of them wait."""
 
     def __init__(self, pump: Pump, kind: str, waiting_max: int, retry_after_ms: int) -> None:
         self._pump = pump
@@ -29,7 +29,7 @@ class ReadQueue:
         self._running = False
 
     def add(self, begin: Callable[[], Work], respond: Respond) -> None:
-        """Wait in line; `begin` is called when it is its turn, and may still refuse."""
+        """Add a read; `begin` is called when its turn comes, and may still raise a refusal."""
         if len(self._waiting) >= self._waiting_max:
             text = f"{self._waiting_max} {self._kind} wait already"
             raise Overloaded(text, retry_after_ms=self._retry_after_ms)
@@ -41,7 +41,7 @@ class ReadQueue:
             begin, respond = self._waiting.popleft()
             try:
                 work = begin()
-            except Exception as error:  # The topic went while it waited; the others still have their turn.
+            except Exception as error:  # For instance, the topic was deleted meanwhile. The others go on.
                 respond(refuse(error), NOTHING)
                 continue
             self._running = True

@@ -1,8 +1,37 @@
-"""A partition's state out of its log: the newest snapshot, then every fact behind it.
+"""Recovery: a partition's state rebuilt from its log, out of the newest snapshot and every fact after it.
 
-Whatever is wrong with what is read stops this partition and no other: the replay ends there, the entry or the
-snapshot is named, and the partition takes no commands. What was built up to there is not thrown away, and
-never taken for the whole. Runs on a storage thread.
+The log is the only truth; a snapshot only shortens the way. Suppose a snapshot was taken as of entry 120:
+
+    snapshot                     frames after it
+    the state after entry 120    121 DATA        122 FACTS        123 DATA
+          │                       │ Appended      │ Leased, Acked  │ Appended
+          ▼                       ▼               ▼                ▼
+       restore ────────────────▶ apply ────────▶ apply, apply ──▶ apply ────▶ the state, end_entry = 124
+
+A data frame is a fact by itself: its header and columns say what was appended. No command is decided again,
+so it does not matter what the clock shows now.
+
+The steps, and what each of them checks:
+
+    recover   storage finds the end of the log and cuts a torn tail (`storage.files.opening`)
+    restore   the restored state ends at the offset that was stored beside the snapshot
+    apply     every fact fits the state; a broken invariant in `apply` raises
+    compare   the state ends at the offset at which the log ends; and the log does not begin above the point
+              to which the state says that it was trimmed, or its first segments are missing
+
+Whatever is wrong stops this partition and no other. The partition gets a `fault`, which names the entry or
+the snapshot, and takes no commands. What was built so far is used as far as it is certain:
+
+    a snapshot that cannot be restored   an empty state that knows where the log begins and ends: all
+                                         messages can be read, nothing can be leased or published
+    entry 122 cannot be applied          the state up to 121: readers get the messages up to there, and
+                                         the fault where they would go on
+
+*Accepted loss.* An operator may give up damaged frames. Storage then puts a LOST frame in their place, which
+keeps their entries and offsets taken. Behind a LOST frame, facts may refer to something that is gone, so they
+are salvaged (`core.salvage`) instead of applied strictly: in doubt a message is delivered again.
+
+Everything here blocks, and touches no state of the pump.
 """
 
 from __future__ import annotations
@@ -24,30 +53,30 @@ from tailrace.ports import LogStore, Losses, PartitionLog, Recovery
 log = logging.getLogger("tailrace.recovery")
 
 ROUNDS_MAX = 100
-"""So many facts that cannot be applied are given up at once; for more, loss is accepted again."""
+"""Rounds of one `accept`; each gives up one entry or snapshot that is whole but cannot be applied."""
 
 
 class Rebuilt(msgspec.Struct, eq=False):
-    """What a replay came to."""
+    """The result of a replay."""
 
     state: Any
     end_entry: int
     end_offset: int
     cut_bytes: int = 0
     fault: str | None = None
-    """Why it is not the state as it was: which file, entry or snapshot is wrong."""
+    """Why the state is incomplete: which file, entry or snapshot is wrong."""
     unfit_entries: tuple[int, ...] = ()
-    """Frames that are whole and whose facts cannot be applied."""
+    """Entries of frames that are whole, but whose facts cannot be applied."""
     unfit_snapshots: tuple[int, ...] = ()
-    """Snapshots, by their entry, that are whole and cannot be restored."""
+    """Entries of snapshots that are whole, but cannot be restored."""
     debt: ReplayDebt = msgspec.field(default_factory=ReplayDebt)
-    """What was replayed, and would be again."""
+    """Cost of the frames that were replayed, and that another restart would replay again."""
     lost: list[int] = []
-    """Offsets, flat, whose loss was accepted and has still to become a fact."""
+    """Lost offsets as flat spans: their loss is accepted, and not yet a fact in the log."""
 
 
 def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: TopicOptions) -> Rebuilt:
-    """Open a log and replay it; raises what opening raises."""
+    """Open a log and replay it; raises `StorageFault` when it cannot be opened."""
     recovery = source.recover()
     rebuilt = Rebuilt(machine.make(options), recovery.end_entry, recovery.end_offset, recovery.cut_bytes)
     rebuilt.fault, rebuilt.lost = recovery.fault, list(recovery.lost)
@@ -68,8 +97,8 @@ def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: Topi
 def accept(
     store: LogStore, name: str, found: Rebuilt, reopen: Callable[[], tuple[PartitionLog, Rebuilt]]
 ) -> tuple[PartitionLog, Rebuilt, Losses]:
-    """Give up what of a log nobody has open is damaged, and what of it cannot be applied, until it opens well
-    or nothing more can be done. Offsets that are lost are never used again."""
+    """Give up the damaged frames of a closed log, and frames and snapshots that cannot be applied, round by
+    round until the log opens well. Lost offsets are never used again."""
     ranges, kept = [], []
     for _ in range(ROUNDS_MAX):
         losses = store.accept_losses(name, found.unfit_entries, found.unfit_snapshots)
@@ -107,7 +136,7 @@ def _restored(
         what = f"the snapshot as of entry {snapshot.entry} cannot be restored: {_words(error)}"
         rebuilt.fault = rebuilt.fault or f"{name}: {what}"
         rebuilt.unfit_snapshots = (snapshot.entry,)
-        # Nothing is known but what the log itself says: readers go on, and nothing else does.
+        # Only the log itself is known now: it can be read, and nothing else.
         rebuilt.state = machine.make(options)
         rebuilt.state.start_offset = source.stats().start_offset
         rebuilt.state.end_offset = recovery.end_offset
@@ -137,7 +166,7 @@ def _replayed(
         else:  # The log's own damage.
             fault = _words(error) if name in _words(error) else f"{name}: {_words(error)}"
         rebuilt.fault = rebuilt.fault or fault
-    rebuilt.end_offset = state.end_offset  # Reads go on up to there, and are told of the fault then.
+    rebuilt.end_offset = state.end_offset  # Readers get there, and then the fault.
 
 
 def _words(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""One partition that is damaged: what it has lost, and how it opens again without that."""
+"""Repair of one damaged partition: find its losses, accept them, open the log again without them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Over = Callable[[Losses | None, Exception | None], None]
 
 
 def find_losses(shard: PartitionRuntime, over: Over) -> None:
-    """What of its log cannot be read or applied; changes nothing."""
+    """Find the frames of a log that cannot be read or applied; changes nothing."""
     entries, snapshots = shard.rebuilt.unfit_entries, shard.rebuilt.unfit_snapshots
     shard.run_in_order(lambda: shard.store.find_losses(shard.name, entries, snapshots), over)
 
 
 def accept_loss(shard: PartitionRuntime, over: Over) -> None:
-    """Give up what is damaged, and open again with the rest. `over` is called when it takes commands, or is
-    as it was; that messages were lost is the first fact that is appended then."""
+    """Give up the damaged frames and open the log again. `over` is called when the partition takes commands,
+    or is back in its old state. The first fact appended then records the loss."""
     shard.reopening = True
 
     def work() -> object:
@@ -37,7 +37,7 @@ def accept_loss(shard: PartitionRuntime, over: Over) -> None:
 
     def done(result: Any, error: Exception | None) -> None:
         shard.reopening = False
-        if error is not None:  # It cannot be opened any more.
+        if error is not None:  # The log cannot be opened any more.
             shard.fault = refuse(error)
             over(None, error)
             return
@@ -46,7 +46,7 @@ def accept_loss(shard: PartitionRuntime, over: Over) -> None:
             shard.fault = None
         if shard.take_over(log, rebuilt) and shard.fault is None:
             shard.restart()
-            shard.upkeep.save_snapshot()  # A replay that crosses the gap has to do with less.
+            shard.upkeep.save_snapshot()  # So that no replay has to cross the gap: it would know less.
         failed = isinstance(losses, Exception)
         over(None if failed else losses, losses if failed else None)
 
@@ -54,12 +54,12 @@ def accept_loss(shard: PartitionRuntime, over: Over) -> None:
 
 
 def record_loss(shard: PartitionRuntime) -> None:
-    """Append the fact of a loss that was accepted, in front of all other commands; when it is synced,
-    whatever the topic promises, the log need not say so any more."""
+    """Append the fact of an accepted loss, before all other commands. When it is synced, whatever the topic
+    promises, storage may forget its own note of the loss."""
 
     def recorded(reply: Any, parts: Any) -> None:
         if type(reply) is Refusal:
-            return  # Storage failed: at the next opening it is still to be done.
+            return  # Storage failed: the next opening does it.
         shard.rebuilt.lost = []
         shard.run_in_order(shard.log.loss_recorded, noted)
 

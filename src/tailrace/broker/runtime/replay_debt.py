@@ -1,25 +1,32 @@
-"""What a restart would have to replay: estimated per partition, and bounded by snapshots where most is owed.
+"""Replay debt: the time a restart would spend on replay, estimated per partition and bounded by snapshots.
 
-A restart loads the newest snapshot of a partition and replays the frames behind it, one partition after the
-other. So the node keeps the *sum* of those replays small, whoever caused them: frames that were written since
-the last snapshot, and frames that the last start replayed already. Without the second half a broker that is
-killed again and again would replay more at every start, and never reach the point at which it takes a
-snapshot.
+A restart loads the newest snapshot of each partition and replays the frames after it, one partition after the
+other. So the node bounds the *sum* of those replays. Two kinds of frames count: those written since the last
+snapshot, and those that the last start had to replay. Without the second kind, a broker that is killed again
+and again would replay more at every start and never come to take a snapshot.
 
-The estimate counts frames and bytes with the times of `FRAME_US`, `FACT_BYTE_US` and `DATA_BYTE_US`. It reads
-no clock: the same load leads to the same snapshots.
+The estimate counts frames and bytes with the costs `FRAME_US`, `FACT_BYTE_US` and `DATA_BYTE_US`. It reads no
+clock, so the same load leads to the same snapshots. For example, 600 facts frames of 500 bytes each cost
+600 * (50 + 500 * 0.2) = 90,000 µs.
 
-`due` bounds the price, too:
+`due` chooses the partitions that take a snapshot, and bounds what snapshots cost:
 
-* nothing happens while the whole node would replay for less than `us_max`; above it, those that owe most are
-  first, until the rest is half of it;
-* a snapshot has to save at least `us_min`: it costs a few syncs;
-* a partition writes at most one byte of snapshots for two bytes of log, and one snapshot in `REST_US`;
-* at most `UNDER_WAY_MAX` partitions store one at the same time.
+* below `us_max` for the whole node nothing happens; above it, the partitions that owe most take a snapshot,
+  until the others owe half of `us_max` at most;
+* a snapshot has to save at least `us_min`, because it costs a few syncs;
+* a partition writes at most one byte of snapshots per two bytes of log, and one snapshot per `REST_US`;
+* at most `UNDER_WAY_MAX` snapshots are stored at the same time.
 
-So after SIGKILL a start replays for about `us_max`, plus what could not be worth a snapshot yet: below
-`us_min` for each partition, the frames of the last `REST_US`, and for a partition with a large state as much
-log as two snapshots of it.
+With `us_max` = 150,000 and `us_min` = 5,000:
+
+    partition         a        b        c       d        sum
+    owes (µs)         90,000   50,000   27,000  3,000    170,000   more than us_max
+    a pays            0        50,000   27,000  3,000     80,000   more than us_max / 2, so one more
+    b pays            0        0        27,000  3,000     30,000   enough
+
+So after SIGKILL a start replays for about `us_max`, plus the debt that no snapshot could pay yet: less than
+`us_min` per partition, the frames of the last `REST_US`, and, for a partition with a large state, as much log
+as two snapshots of it.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ from tailrace.format.frame import DATA, FACTS, SCHEDULED, STAGED, Header
 
 REST_US = 1_000_000
 FAILED_REST_US = 60_000_000
-"""After a snapshot that could not be stored."""
+"""Time without another try after a snapshot that could not be stored."""
 UNDER_WAY_MAX = 2
 LOG_BYTES_PER_SNAPSHOT_BYTE = 2
 
@@ -45,16 +52,16 @@ DATA_BYTE_US = 0.001
 
 
 class ReplayBounds(msgspec.Struct, frozen=True):
-    """How much a node may have to replay, in microseconds; less in simulations, whose logs are short."""
+    """Bounds on the replay of a node, in microseconds; lower in simulations, whose logs are short."""
 
     us_max: int = 150_000
     """All partitions together."""
     us_min: int = 5_000
-    """What a snapshot has to save."""
+    """Least debt that is worth a snapshot."""
 
 
 class ReplayDebt:
-    """What lies behind the newest snapshot of one partition."""
+    """Cost of the frames after the newest snapshot of one partition."""
 
     __slots__ = ("bytes", "rest_until_us", "snapshot_bytes", "us")
 
@@ -65,7 +72,7 @@ class ReplayDebt:
         self.rest_until_us = 0
 
     def add(self, header: Header) -> None:
-        """One more frame to replay."""
+        """Count one more frame to replay."""
         kind, size = header.kind, header.size
         self.bytes += size
         self.us += FRAME_US.get(kind, OTHER_FRAME_US) + size * (
@@ -73,13 +80,13 @@ class ReplayDebt:
         )
 
     def pay(self, now_us: int) -> None:
-        """A snapshot of everything so far is begun."""
+        """A snapshot of everything so far begins: the debt is paid."""
         self.us = 0.0
         self.bytes = 0
         self.rest_until_us = now_us + REST_US
 
     def owe(self, us: float, size: int, now_us: int) -> None:
-        """That snapshot came to nothing: what it would have covered counts again."""
+        """The snapshot failed: the frames that it would have covered count again."""
         self.us += us
         self.bytes += size
         self.rest_until_us = now_us + FAILED_REST_US
@@ -108,7 +115,7 @@ Owing = TypeVar("Owing", bound=Debtor)
 
 
 def due(partitions: Iterable[Owing], now_us: int, bounds: ReplayBounds) -> list[Owing]:
-    """Which partitions of a node should take a snapshot now, those that owe most first."""
+    """Choose the partitions of a node that should take a snapshot now, the greatest debt first."""
     owing = [partition for partition in partitions if partition.debt.us > 0]
     left_us = sum(partition.debt.us for partition in owing)
     if left_us <= bounds.us_max:

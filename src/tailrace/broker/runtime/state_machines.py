@@ -1,4 +1,4 @@
-"""The state machines that a shard can host: how each is made, restored from a snapshot, and replayed."""
+"""The kinds of state machine that a partition can host: how each is made, restored and replayed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tailrace.format.frame import Buffer
 
 
 class MachineKind(msgspec.Struct, frozen=True, eq=False):
-    """One kind of state machine. `delivers`: it has messages, queues and timers of a data partition."""
+    """One kind of state machine. `delivers`: it is a data partition, with messages, queues and timers."""
 
     make: Callable[[TopicOptions], Any]
     restore: Callable[[TopicOptions, Sequence[Buffer]], Any]
     decode_facts: Callable[[Buffer], list[Any]]
-    """The facts in the body of a facts frame."""
+    """Decode the body of a facts frame."""
     delivers: bool = False
 
 
 DATA_PARTITION = MachineKind(
     partition.Partition, partition.Partition.restore, codec.facts_decoder(Fact), delivers=True
 )
-"""Where messages are."""
+"""Holds messages."""
 
 COORDINATOR = MachineKind(
     coordinator.Coordinator, coordinator.Coordinator.restore, codec.facts_decoder(CoordinationFact)
 )
-"""Where groups and schedules are coordinated: the internal topic `core.coordinator.TOPIC`."""
+"""Coordinates groups, cron schedules and staged writes, on the internal topic `_groups`."""

@@ -1,4 +1,4 @@
-"""One turn of a partition: what it wrote, and which replies wait for that to be durable."""
+"""One turn of a partition: the frames it wrote, and the replies that wait until these are durable."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 NOTHING: tuple[Buffer, ...] = ()
-"""The body of a reply that has none."""
+"""Body of a reply without one."""
 
 
 def together(topic: str, refusals: Mapping[int, Refusal]) -> Refusal | None:
-    """One refusal for those of several partitions that cannot answer, by number, which names each of them;
-    None when all can."""
+    """Join the refusals of several partitions, by number, into one that names each; None without any."""
     if not refusals:
         return None
     first = next(iter(refusals.values()))
@@ -28,7 +27,7 @@ def together(topic: str, refusals: Mapping[int, Refusal]) -> Refusal | None:
 
 
 class Turn:
-    """What one turn wrote and which replies wait for it."""
+    """The frames of one turn and its replies."""
 
     __slots__ = (
         "_shard",
@@ -48,34 +47,34 @@ class Turn:
         self.started_us = started_us
         self.frames: list[Frame] = []
         self.replies: list[tuple[Respond, Any]] = []
-        """Replies (`core.commands.Reply`, and what partitions say to the broker itself) that wait for it."""
+        """Replies that wait until the turn is durable: to clients, and to the broker itself."""
         self.at_once: list[tuple[Respond, Any]] = []
-        """Replies that wait for nothing."""
+        """Replies to soft decisions, which wait for nothing."""
         self.hard = False
-        """Whether somebody waits for it to be durable."""
+        """Whether some reply waits until the turn is durable."""
         self.dying = False
-        """Whether messages go to the dead letters once it is durable."""
+        """Whether messages must be dead-lettered once the turn is durable."""
         self.start_offset = 0
-        """Where the readable log begins when it is stored."""
+        """Start of the readable log once the turn is stored."""
         self.synced = False
-        """Whether it is written with a sync of its own."""
+        """Whether the turn is written with its own sync."""
         self.dropped = False
 
     def stored(self, result: object, error: Exception | None) -> None:
-        """Storage is through with it. A turn that an earlier failure dropped has nobody waiting any more."""
+        """Storage has finished the write. Nothing waits for a turn that an earlier failure dropped."""
         self._shard.landed()
         if not self.dropped:
             self._shard.stored(self, error)
 
 
 def error_of(refusal: Refusal) -> TailraceError:
-    """The error that a refusal of the broker's own tells of."""
+    """The error that a refusal describes."""
     outcome: Outcome = "none" if refusal.outcome == "none" else "unknown"
     return from_code(refusal.code, refusal.message, outcome, refusal.details)
 
 
 def refuse(error: Exception) -> Refusal:
-    """The refusal that tells a client about an error of the broker's own."""
+    """The refusal that describes an error of the broker to a client."""
     if isinstance(error, TailraceError):
         return Refusal(error.code, error.message, error.outcome, error.details)
     return Refusal("error", f"the broker failed: {type(error).__name__}: {error}", "unknown")
