@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,64 +15,74 @@ from tailrace.client.messages import Message
 from tailrace.client.queue import consumer
 from tailrace.client.queue import delivery as deliveries
 from tailrace.client.queue.held_leases import FailedAck
+from tailrace.client.queue.lease_prefetch import LeasePrefetch
 from tailrace.client.queue.membership import Moved
 from tailrace.client.queue.threaded_handlers import BlockingDelivery
 from tailrace.client.read import stream_consumer
 from tailrace.client.rpc.calls import whole_of
 from tailrace.core.model.group_commands import Place
 from tailrace.errors import InvalidRequest
+from tailrace.sync.blocking_wrapper import BlockingContext, BlockingWrapper, blocking, on_loop
 from tailrace.sync.portal import Portal
 
 T = TypeVar("T")
 
 
+class AckHandOver:
+    """Acknowledgements on their way to the loop, which takes them in bursts."""
+
+    def __init__(self, portal: Portal) -> None:
+        self.portal = portal
+        self._acks: deque[Delivery] = deque()
+        self._draining = False
+
+    def add(self, delivery: Delivery) -> None:
+        """Let a message be acknowledged, without waiting."""
+        self._acks.append(delivery)
+        if not self._draining:
+            self._draining = True
+            self.portal.soon(self.drain)
+
+    def drain(self) -> None:
+        """On the loop: pass on what is here."""
+        self._draining = False  # First: what is appended from now on calls for another round.
+        while self._acks:
+            delivery = self._acks.popleft()
+            delivery.rows.settling.ack_late(delivery)
+
+
+def _hand_over_of(settling: deliveries.Settling) -> AckHandOver:
+    hand_over = settling.wrapper
+    assert isinstance(hand_over, AckHandOver)
+    return hand_over
+
+
 class Delivery(deliveries.LeasedMessage, frozen=True, gc=False, eq=False):
     """A leased message; see `tailrace.Delivery`."""
 
-    def _twin(self) -> Consumer:
-        twin = self.rows.settling.twin
-        assert isinstance(twin, Consumer)
-        return twin
+    def _cross(self, start: Callable[[deliveries.Delivery], Coroutine[Any, Any, T]]) -> T:
+        inner = deliveries.Delivery(self.rows, self.value, self.row)
+        return _hand_over_of(self.rows.settling).portal.call(lambda: start(inner))
 
-    def ack(self) -> None:
-        """It is done; returns when that is durable."""
-        settling = self.rows.settling
-        self._twin()._portal.call(lambda: settling.ack((self,)))
+    ack = blocking(deliveries.Delivery.ack)
+    nack = blocking(deliveries.Delivery.nack)
+    reject = blocking(deliveries.Delivery.reject)
+    extend = blocking(deliveries.Delivery.extend)
 
     def ack_nowait(self) -> None:
         """It is done; see `tailrace.Delivery.ack_nowait`."""
         lease = self.rows.lease
         if lease.error is not None and lease.is_lost(self.offset):
             raise lease.error
-        self._twin()._hand_over(self)
-
-    def nack(self, delay: float | None = None, error: str = "", *, failure: bool = True) -> None:
-        """It failed, or is only given back; see `tailrace.Delivery.nack`."""
-        settling = self.rows.settling
-        self._twin()._portal.call(lambda: settling.nack((self,), delay, error, failure))
-
-    def reject(self, reason: str = "", *, poison: bool = False) -> None:
-        """It can never be handled: straight to the dead letters."""
-        settling = self.rows.settling
-        self._twin()._portal.call(lambda: settling.reject((self,), reason, poison))
-
-    def extend(self, ms: int) -> None:
-        """Hold its lease until now + `ms`."""
-        rows = self.rows
-        self._twin()._portal.call(lambda: rows.settling.extend(rows.lease, ms))
+        _hand_over_of(self.rows.settling).add(self)
 
 
 class Batch(list[Delivery]):
     """Deliveries that came together; see `tailrace.Batch`."""
 
-    def _left(self) -> list[Delivery]:
-        return [delivery for delivery in self if not delivery.settled]
-
     def ack(self) -> None:
         """All of it is done; returns when that is durable."""
-        if self:
-            settling = self[0].rows.settling
-            self[0]._twin()._portal.call(lambda: settling.ack(self))
+        _settle(self, lambda settling: settling.ack(self))
 
     def ack_nowait(self) -> None:
         """All of it is done."""
@@ -80,35 +91,35 @@ class Batch(list[Delivery]):
 
     def nack(self, delay: float | None = None, error: str = "", *, failure: bool = True) -> None:
         """What is not settled failed."""
-        if left := self._left():
-            settling = left[0].rows.settling
-            left[0]._twin()._portal.call(lambda: settling.nack(left, delay, error, failure))
+        left = [delivery for delivery in self if not delivery.settled]
+        _settle(left, lambda settling: settling.nack(left, delay, error, failure))
 
     def reject(self, reason: str = "", *, poison: bool = False) -> None:
         """What is not settled goes to the dead letters."""
-        if left := self._left():
-            settling = left[0].rows.settling
-            left[0]._twin()._portal.call(lambda: settling.reject(left, reason, poison))
+        left = [delivery for delivery in self if not delivery.settled]
+        _settle(left, lambda settling: settling.reject(left, reason, poison))
 
 
-class Consumer:
+def _settle(what: list[Delivery], settle: Callable[[deliveries.Settling], Coroutine[Any, Any, None]]) -> None:
+    if what:
+        settling = what[0].rows.settling
+        _hand_over_of(settling).portal.call(lambda: settle(settling))
+
+
+class Consumer(BlockingWrapper[consumer.Consumer]):
     """Consumes topics as a member of a group; see `tailrace.Consumer`. Use it as a context manager. Threads
     may share it: each gets other messages."""
 
     def __init__(self, portal: Portal, inner: consumer.Consumer) -> None:
+        super().__init__(portal, inner)
         self.topics, self.group, self.member = inner.topics, inner.group, inner.member
-        self._portal = portal
-        self._inner = inner
         self._lock = threading.Lock()
-        self._acks: deque[Delivery] = deque()
-        self._draining = False
+        self._acks = AckHandOver(portal)
 
     def __enter__(self) -> Consumer:
         async def enter() -> None:
             await self._inner.__aenter__()
-            intake = self._inner._intake
-            intake.guard, intake.settlement.twin = threading.Lock(), self
-            intake.hand_out_as(Delivery)
+            self._inner.opened().share(threading.Lock(), Delivery, self._acks)
 
         self._portal.call(enter)
         return self
@@ -117,7 +128,7 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         async def leave() -> None:
-            self._drain()
+            self._acks.drain()
             await self._inner.__aexit__(kind, error, trace)
 
         self._portal.call(leave)
@@ -132,32 +143,29 @@ class Consumer:
             return self._next()
 
     def _next(self) -> Delivery:
-        intake = self._inner._open()
+        intake = self._inner.opened()
         while True:
             delivery = None
             with intake.guard:
                 for delivery in intake.current:
                     intake.last = delivery
                     break
-            if delivery is not None:
-                assert isinstance(delivery, Delivery)
-                if intake.calm_ns <= intake.wall_ns() < intake.until_ns or not self._is_over(delivery):
-                    return delivery
+            if delivery is None:
+                try:
+                    self._portal.call(intake.take)
+                except StopAsyncIteration:
+                    raise StopIteration from None
                 continue
-            try:
-                self._portal.call(intake.take)
-            except StopAsyncIteration:
-                raise StopIteration from None
-
-    def _is_over(self, delivery: Delivery) -> bool:
-        intake = self._inner._intake
-        return self._portal.call(lambda: _on_loop(lambda: intake.is_over(delivery.rows.lease)))
+            assert isinstance(delivery, Delivery)
+            if intake.calm_ns <= intake.wall_ns() < intake.until_ns:
+                return delivery
+            if not self._portal.run(partial(intake.is_over, delivery.rows.lease)):
+                return delivery
 
     def batches(self, size: int | None = None) -> Iterator[Batch]:
         """Messages as they come, up to `size` at once; see `tailrace.Consumer.batches`."""
-        size = self._inner._options.batch_size if size is None else size
-        whole_of("size", size)
-        intake = self._inner._open()
+        intake = self._inner.opened()
+        size = whole_of("size", intake.batch_size if size is None else size)
         now_ms = intake.settlement.now_ms
         intake.sampling = False
         try:
@@ -167,24 +175,14 @@ class Consumer:
                         batch = Batch([self._next()])
                     except StopIteration:
                         return
-                    while self._fill(batch, size) and intake.in_hand():
-                        if not self._portal.call(lambda: _on_loop(intake.more)):
+                    while _fill(batch, intake, size) and intake.in_hand():
+                        if not self._portal.run(intake.more):
                             break
                 began_ms, count = now_ms(), len(batch)
                 yield batch
                 intake.pace.took_batch(count, now_ms() - began_ms)
         finally:
             intake.sampling = True
-
-    def _fill(self, batch: Batch, size: int) -> bool:
-        """Add of the current rows what there is; whether there is room for more."""
-        intake = self._inner._intake
-        with intake.guard:
-            while len(batch) < size and (delivery := next(intake.current, None)) is not None:
-                assert isinstance(delivery, Delivery)
-                intake.last = delivery
-                batch.append(delivery)
-        return len(batch) < size
 
     def run(self, handler: Callable[[Delivery], Any], *, concurrency: int = 1, settle: bool = True) -> None:
         """Call `handler(delivery)` for every message until `stop`, each in one of `concurrency` threads; see
@@ -195,11 +193,12 @@ class Consumer:
             return handler(Delivery(delivery.rows, delivery.value, delivery.row))
 
         async def run() -> None:
-            inner._open().hand_out_as(deliveries.Delivery)
+            intake = inner.opened()
+            intake.hand_out_as(deliveries.Delivery)
             try:
                 await inner.run(handle, concurrency=concurrency, settle=settle)
             finally:
-                inner._intake.hand_out_as(Delivery)
+                intake.hand_out_as(Delivery)
                 ended.set()
 
         with self._lock:
@@ -213,17 +212,9 @@ class Consumer:
         """Take no more messages: `run` and loops end. May be called from any thread, also from a handler."""
         self._portal.soon(self._inner.stop)
 
-    def pause(self, *partitions: Place) -> None:
-        """Hand out nothing more of these (topic, partition) pairs, or of all that it has."""
-        self._portal.call(lambda: _on_loop(lambda: self._inner.pause(*partitions)))
-
-    def resume(self, *partitions: Place) -> None:
-        """Go on with paused partitions, or with all."""
-        self._portal.call(lambda: _on_loop(lambda: self._inner.resume(*partitions)))
-
-    def assignment(self) -> set[Place]:
-        """The (topic, partition) pairs that this member has."""
-        return self._portal.call(lambda: _on_loop(self._inner.assignment))
+    pause = on_loop(consumer.Consumer.pause)
+    resume = on_loop(consumer.Consumer.resume)
+    assignment = on_loop(consumer.Consumer.assignment)
 
     @property
     def failures(self) -> list[FailedAck]:
@@ -234,48 +225,37 @@ class Consumer:
         """Wait until everything acknowledged so far is durable; raises what failed."""
 
         async def commit() -> None:
-            self._drain()
+            self._acks.drain()
             await self._inner.commit()
 
         self._portal.call(commit)
 
-    # -- acknowledgements on their way to the loop
 
-    def _hand_over(self, delivery: Delivery) -> None:
-        self._acks.append(delivery)
-        if not self._draining:
-            self._draining = True
-            self._portal.soon(self._drain)
-
-    def _drain(self) -> None:
-        """On the loop."""
-        self._draining = False  # First: what is appended from now on calls for another round.
-        settlement = self._inner._intake.settlement
-        while self._acks:
-            settlement.ack_late(self._acks.popleft())
+def _fill(batch: Batch, intake: LeasePrefetch, size: int) -> bool:
+    """Add of the current rows what there is; whether there is room for more."""
+    with intake.guard:
+        while len(batch) < size and (delivery := next(intake.current, None)) is not None:
+            assert isinstance(delivery, Delivery)
+            intake.last = delivery
+            batch.append(delivery)
+    return len(batch) < size
 
 
-class StreamConsumer:
+class StreamConsumer(BlockingContext[stream_consumer.StreamConsumer]):
     """Reads topics in order; see `tailrace.StreamConsumer`. Use it as a context manager."""
 
     def __init__(self, portal: Portal, inner: stream_consumer.StreamConsumer) -> None:
+        super().__init__(portal, inner)
         self.topics, self.group, self.member = inner.topics, inner.group, inner.member
-        self._portal = portal
-        self._inner = inner
         self._lock = threading.Lock()
 
     def __enter__(self) -> StreamConsumer:
         async def enter() -> None:
             await self._inner.__aenter__()
-            self._inner._source.feed.guard = threading.Lock()
+            self._inner.opened().guard = threading.Lock()
 
         self._portal.call(enter)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._portal.call(lambda: self._inner.__aexit__(kind, error, trace))
 
     def __iter__(self) -> StreamConsumer:
         return self
@@ -283,7 +263,7 @@ class StreamConsumer:
     def __next__(self) -> Message:
         if self._portal.gone is not None:
             raise self._portal.gone
-        feed = self._inner._open().feed
+        feed = self._inner.opened()
         with self._lock:
             while True:
                 with feed.guard:
@@ -298,10 +278,14 @@ class StreamConsumer:
     def batches(self, size: int | None = None) -> Iterator[list[Message]]:
         """Messages of one partition as they come, up to `size` at once."""
         batches = self._inner.batches(size)
+
+        async def following() -> list[Message]:
+            return await anext(batches)
+
         while True:
             try:
                 with self._lock:
-                    batch = self._portal.call(lambda: _awaited(anext(batches)))
+                    batch = self._portal.call(following)
             except StopAsyncIteration:
                 return
             yield batch
@@ -317,37 +301,12 @@ class StreamConsumer:
         """Take no more messages: `run` and loops end."""
         self._portal.soon(self._inner.stop)
 
-    def pause(self, *partitions: Place) -> None:
-        """Read nothing more of these (topic, partition) pairs, or of all that it has."""
-        self._portal.call(lambda: _on_loop(lambda: self._inner.pause(*partitions)))
-
-    def resume(self, *partitions: Place) -> None:
-        """Go on with paused partitions, or with all."""
-        self._portal.call(lambda: _on_loop(lambda: self._inner.resume(*partitions)))
-
-    def assignment(self) -> set[Place]:
-        """The (topic, partition) pairs that it reads."""
-        return self._portal.call(lambda: _on_loop(self._inner.assignment))
-
-    def position(self) -> dict[Place, int]:
-        """The next offset of each partition that the application has not been given."""
-        return self._portal.call(lambda: _on_loop(self._inner.position))
-
-    def seek(self, places: Mapping[Place, int]) -> None:
-        """Go on from other offsets."""
-        self._portal.call(lambda: self._inner.seek(places))
-
-    def commit(self) -> None:
-        """Store the places behind everything that was handed out; returns when they are durable."""
-        self._portal.call(self._inner.commit)
-
-
-async def _on_loop(act: Callable[[], T]) -> T:
-    return act()
-
-
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
+    pause = on_loop(stream_consumer.StreamConsumer.pause)
+    resume = on_loop(stream_consumer.StreamConsumer.resume)
+    assignment = on_loop(stream_consumer.StreamConsumer.assignment)
+    position = on_loop(stream_consumer.StreamConsumer.position)
+    seek = blocking(stream_consumer.StreamConsumer.seek)
+    commit = blocking(stream_consumer.StreamConsumer.commit)
 
 
 def in_thread(callback: Moved | None) -> Moved | None:

@@ -50,6 +50,14 @@ class Portal:
             future.cancel()
             raise
 
+    def run(self, act: Callable[[], T]) -> T:
+        """Call something on the loop and wait for what it returns."""
+
+        async def called() -> T:
+            return act()
+
+        return self.call(called)
+
     def soon(self, action: Callable[[], object]) -> None:
         """Call something on the loop and do not wait."""
         self.loop.call_soon_threadsafe(action)

@@ -57,7 +57,7 @@ class AckSender:
         self.leases = HeldLeases(self._gathered)
         self.failures: list[FailedAck] = []
         self.lease_ms = 30_000
-        self.twin: object = None
+        self.wrapper: object = None
         self._verbs = verbs
         self._timeout = timeout
         self._behind = behind

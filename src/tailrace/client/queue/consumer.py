@@ -89,7 +89,8 @@ class Consumer:
             self._intake.end(error)
         self._closed = error
 
-    def _open(self) -> LeasePrefetch:
+    def opened(self) -> LeasePrefetch:
+        """What its messages are taken from; raises while the consumer is not open."""
         if self._closed is not None:
             raise self._closed
         return self._intake
@@ -109,7 +110,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Delivery:
-        intake = self._intake if self._closed is None else self._open()
+        intake = self._intake if self._closed is None else self.opened()
         message: Delivery
         while True:
             try:
@@ -123,9 +124,8 @@ class Consumer:
 
     async def batches(self, size: int | None = None) -> AsyncIterator[Batch]:
         """Messages as they come, up to `size` at once (default: `batch_size`); waits only for the first."""
-        size = self._options.batch_size if size is None else size
-        whole_of("size", size)
-        intake = self._open()
+        intake = self.opened()
+        size = whole_of("size", intake.batch_size if size is None else size)
         now_ms = intake.settlement.now_ms
         intake.sampling = False
         try:
@@ -158,7 +158,7 @@ class Consumer:
         the handler, and what else it raises ends the run.
         """
         whole_of("concurrency", concurrency)
-        intake = self._open()
+        intake = self.opened()
         runner = HandlerRunner(
             self,
             intake.ready,
@@ -185,7 +185,7 @@ class Consumer:
 
     async def commit(self) -> None:
         """Wait until everything acknowledged so far is durable; raises what failed."""
-        settlement = self._open().settlement
+        settlement = self.opened().settlement
         await settlement.flushed()
         settlement.report()
 
@@ -193,13 +193,13 @@ class Consumer:
 
     def assignment(self) -> set[Place]:
         """The (topic, partition) pairs that this member has."""
-        return self._open().membership.assignment()
+        return self.opened().membership.assignment()
 
     def pause(self, *partitions: Place) -> None:
         """Hand out nothing more of these (topic, partition) pairs, or of all that it has. What was leased
         ahead of them is given back."""
-        self._open().pause(set(partitions) or self.assignment())
+        self.opened().pause(set(partitions) or self.assignment())
 
     def resume(self, *partitions: Place) -> None:
         """Go on with paused partitions, or with all."""
-        self._open().resume(set(partitions))
+        self.opened().resume(set(partitions))

@@ -32,8 +32,8 @@ class Settling(Protocol):
     """What deliveries need of their consumer."""
 
     group: str
-    twin: object
-    """The consumer of another thread in front of it, if there is one."""
+    wrapper: object
+    """What deliveries of another thread need in addition: `tailrace.sync` sets and reads it."""
 
     async def ack(self, deliveries: Sequence[LeasedMessage]) -> None:
         """Settle and wait until it is durable."""

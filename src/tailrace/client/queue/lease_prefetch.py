@@ -76,6 +76,7 @@ class LeasePrefetch:
         self.membership = GroupSession(
             verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
         )
+        self.batch_size = options.batch_size
         self._begun = False
         self.pace = Pace()
         self.sampling = True
@@ -228,6 +229,14 @@ class LeasePrefetch:
     def in_hand(self) -> int:
         """How many messages are there that are not being handed out yet."""
         return self._hand.count
+
+    def share(
+        self, guard: AbstractContextManager[object], kind: type[LeasedMessage], wrapper: object
+    ) -> None:
+        """Let other threads take messages, with the guard held, as deliveries of this kind; see
+        `Settling.wrapper`."""
+        self.guard, self.settlement.wrapper = guard, wrapper
+        self.hand_out_as(kind)
 
     def hand_out_as(self, kind: type[LeasedMessage]) -> None:
         """Hand out deliveries of this kind from now on."""

@@ -91,6 +91,10 @@ class StreamConsumer:
             raise self._closed
         return self._source
 
+    def opened(self) -> Fetcher:
+        """What its messages are taken from; raises while the consumer is not open."""
+        return self._open().feed
+
     def stop(self) -> None:
         """Take no more messages: `run` and loops end. May be called from any thread."""
         if self._closed is None:
@@ -105,7 +109,7 @@ class StreamConsumer:
         return self
 
     async def __anext__(self) -> Message:
-        feed = self._open().feed
+        feed = self.opened()
         while True:
             try:
                 message = next(feed.current)
@@ -120,7 +124,7 @@ class StreamConsumer:
         size = self._options.batch_size if size is None else size
         whole_of("size", size)
         while True:
-            feed = self._open().feed
+            feed = self.opened()
             feed.first = None
             try:
                 batch = [await anext(self)]
@@ -159,7 +163,7 @@ class StreamConsumer:
 
     def position(self) -> dict[Place, int]:
         """The next offset of each partition that the application has not been given."""
-        return self._open().feed.position()
+        return self.opened().position()
 
     async def seek(self, places: Mapping[Place, int]) -> None:
         """Go on from other offsets, of partitions that it has (or, in `on_assigned`, is about to have)."""
@@ -185,11 +189,11 @@ class StreamConsumer:
 
     def pause(self, *partitions: Place) -> None:
         """Read nothing more of these (topic, partition) pairs, or of all that it has."""
-        self._open().feed.pause(set(partitions) or self.assignment())
+        self.opened().pause(set(partitions) or self.assignment())
 
     def resume(self, *partitions: Place) -> None:
         """Go on with paused partitions, or with all."""
-        self._open().feed.resume(set(partitions))
+        self.opened().resume(set(partitions))
 
 
 class _Source:
