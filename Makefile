@@ -42,7 +42,7 @@ soak: setup-dev ## 10,000 msg/s with delays and retries for MINUTES=60: the brok
 sim: setup-base ## run the seeded simulator; SEEDS=200
 	@exec .venv/bin/python -m tailrace.sim --seeds $(SEEDS)
 
-table: setup-dev ## rewrite the module table of ARCHITECTURE.md from the docstrings
+table: setup-dev ## rewrite the table of docs/modules.md from the docstrings
 	@.venv/bin/python scripts/modules_table.py --write
 
 format: setup-dev ## let ruff format and fix what it can

@@ -1,4 +1,4 @@
-"""The module table of ARCHITECTURE.md, made from the first line of every module's docstring.
+"""The table of docs/modules.md, made from the first line of every module's docstring.
 
 `python scripts/modules_table.py` prints it, `--write` puts it between the two markers of the page.
 tests/tidy/test_architecture.py compares the page with it.
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "ARCHITECTURE.md"
+PAGE = ROOT / "docs" / "modules.md"
 BEGIN = "<!-- modules: begin (written by scripts/modules_table.py) -->"
 END = "<!-- modules: end -->"
 HEAD = ["| module | what it is |", "|---|---|"]

@@ -108,7 +108,7 @@ def anchors(path: Path) -> set[str]:
 
 def test_links_lead_somewhere() -> None:
     root = DOCS.parent
-    for page in [*root.glob("*.md"), *DOCS.rglob("*.md")]:
+    for page in [*root.glob("*.md"), *DOCS.rglob("*.md"), root / "tests" / "README.md"]:
         for target in re.findall(r"\]\(([^)#]*(?:#[^)]*)?)\)", page.read_text(encoding="utf-8")):
             name, _, anchor = target.partition("#")
             if "://" in name:

@@ -1,10 +1,13 @@
-"""What CONTRIBUTING.md and docstrings say is so: budgets, files, and drawings that keep their lines."""
+"""What CONTRIBUTING.md, tests/README.md and docstrings say is so: numbers, files, drawings."""
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 from tailrace import errors
+from tests.conftest import LONG_TIMEOUT_S
+from tests.tidy import test_ratchets, test_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -24,6 +27,35 @@ def test_budgets_are_those_of_the_makefile() -> None:
     told = {target: seconds for target, seconds in rows if seconds}
     assert told == budgets()
     assert len(told) == 3
+
+
+def test_other_numbers_are_those_of_the_code() -> None:
+    prose = re.sub(r"\s+", " ", CONTRIBUTING)
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    defaults = dict(re.findall(r"^([A-Z_]+) \?= (\w+)$", MAKEFILE, re.M))
+    assert f"make sim SEEDS={defaults['SEEDS']}`" in prose
+    assert f"make bench SUITE={defaults['SUITE']}`" in prose
+    assert f"make soak MINUTES={defaults['MINUTES']}`" in prose
+    assert defaults["TEST_PROCESSES"] == "2"
+    assert "run the tests in two processes" in prose
+    limit = tools["pytest"]["ini_options"]["timeout"]
+    assert f"a time limit ({limit} s unless it says more, {LONG_TIMEOUT_S} s with `--long`)" in prose
+    assert f"up to {tools['ruff']['line-length']} characters" in prose
+    assert f"A file has at most {test_sizes.FILE_LINES_MAX} lines" in prose
+    assert f"a function {test_sizes.FUNCTION_LINES_MAX} without its docstring" in prose
+    assert f"and {test_sizes.POSITIONAL_PARAMETERS_MAX} positional parameters" in prose
+    assert f"A folder has at most {test_ratchets.MODULES_MAX} modules" in prose
+
+
+def test_every_helper_of_tests_is_in_the_table() -> None:
+    page = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", page))
+    folder = ROOT / "tests"
+    helpers = {
+        str(path.relative_to(folder)) for path in folder.rglob("*.py") if not path.name.startswith("test_")
+    }
+    assert helpers - named == {"conftest.py"}
+    assert [name for name in named if not any((base / name).exists() for base in (folder, ROOT))] == []
 
 
 def test_targets_and_files_exist() -> None:
