@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from tailrace.broker.deadletter import dead_letter_batch, dead_letter_writer
+from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.runtime import frame_cache
 from tailrace.broker.runtime.maintenance import Maintenance
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.core import partition
 from tailrace.core.collections.timing_wheel import WIDTH, TimingWheel
 from tailrace.core.delay.delay_queue import DelayQueue
@@ -295,7 +297,36 @@ def _deliveries_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SettleDecision, "_wear_out", lambda self, pieces, error: [])
 
 
+def _the_clocks_take_the_timer_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a schedule waits for a tick that is far away nothing ends: no lease, and no session of those who
+    died while the broker was away."""
+
+    def at_wall(self: Pump, due_us: int, action: Callable[[int], None]) -> Timer:
+        timer, first = self._wall_timers.add(due_us, action)
+        if first:
+            self._arm(due_us - self.clock.wall_us() + self.clock.now_us())
+        return timer
+
+    monkeypatch.setattr(Pump, "at_wall", at_wall)
+
+
+def _members_of_the_last_run_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that starts watches only over those who show themselves to it: who died before keeps what it
+    had, and the group stands still."""
+    start = GroupVerbs.start
+
+    def starting(self: GroupVerbs) -> None:
+        start(self)
+        for seat in self.seats._seats.values():
+            assert seat.timer is not None
+            seat.timer.cancel()
+
+    monkeypatch.setattr(GroupVerbs, "start", starting)
+
+
 BUGS: list[Plant] = [
+    _the_clocks_take_the_timer_from_each_other,
+    _members_of_the_last_run_forgotten,
     _deliveries_not_counted,
     _durations_on_wall_time,
     _absolute_times_on_the_partition_clock,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from random import Random
 from typing import Any
 
 from tailrace.core.model import group_commands as groups
@@ -29,6 +30,8 @@ from tailrace.sim.virtual_time import SECOND_US, BrokerRun, VirtualTime
 
 TOPIC = "work"
 TICK = b"tick"
+LEAP_DAYS = "0 0 29 2 *"
+"""Ticks that no run lives to see; until then a broker has other things to do."""
 MINUTE_US = 60 * SECOND_US
 DRAIN_S = 240
 REPLAYED_US_MAX = 30_000
@@ -58,6 +61,7 @@ STATES = frozenset(
         "delayed",
         "delivered again",
         "delivered too often",
+        "died while the broker was away",
         "duplicate",
         "extended",
         "forgotten",
@@ -82,6 +86,7 @@ STATES = frozenset(
         "topic divided",
         "topic shared",
         "vanished",
+        "waited for a tick that is far away",
     )
 )
 """What 200 seeds and more have to reach."""
@@ -130,6 +135,8 @@ class DeliveryWorld(VirtualTime):
         self.options = {f"group-{number}": self._some_options() for number in range(random.choice((1, 2, 3)))}
         for name, options in self.options.items():
             self.history.rules[name] = _rules(options)
+        self._fates = Random(f"the deaths of {seed}")
+        """Chance of its own, so that the rest of a seed is the same without it."""
         self._start()
         self._set_up()
         self.publishers = [SimPublisher(self) for _ in range(2)]
@@ -314,6 +321,10 @@ class DeliveryWorld(VirtualTime):
             done = self._ask(groups.PutSchedule("clock", TOPIC, "* * * * *", value=TICK))
             assert not isinstance(done, Refusal), done
             self._ticks_from_us = self.clock.now_us()
+        if self._fates.random() < 0.3:
+            done = self._ask(groups.PutSchedule("leap-days", TOPIC, LEAP_DAYS, value=TICK))
+            assert not isinstance(done, Refusal), done
+            self.seen["waited for a tick that is far away"] += 1
         self.run_for(1)
         self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
@@ -332,6 +343,8 @@ class DeliveryWorld(VirtualTime):
         if self._trouble_us:
             self.later(self._trouble_us, self._trouble)
             self.later(3 * SECOND_US, self._strobe)
+            if self._fates.random() < 0.3:
+                self.later(self._fates.randrange(2, 8) * SECOND_US, self._die_alone)
         self.later(self.random.randrange(1, 8) * SECOND_US, self._reset)
         if self.chance(0.25):
             self.later(2 * SECOND_US, self._trim)
@@ -374,6 +387,18 @@ class DeliveryWorld(VirtualTime):
                 "leave": member.leave, "vanish": member.vanish, "pause": member.pause
             }  # fmt: skip
             acts.get(kind, member.pause)()
+
+    def _die_alone(self) -> None:
+        """Members die while the broker is away, which is killed again soon after it has come back."""
+        if self.healed or self.life is None:
+            return
+        self._stop(False)
+        for member in self.members:
+            if member.alive and self._fates.random() < 0.6:
+                self.seen["died while the broker was away"] += 1
+                member.vanish()
+        again_us = self._fates.randrange(SECOND_US, 4 * SECOND_US)
+        self.later(again_us, lambda: None if self.healed else self._stop(False))
 
     def _crowd(self) -> None:
         """Members come until there are more than partitions, and go until there are few for a while; nothing
