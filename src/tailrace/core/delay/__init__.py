@@ -1,1 +1,1 @@
-"""Delayed messages: those that wait for their time, and the ids of cancelled ones."""
+"""Delayed messages that wait for their time, and the ids of cancelled ones."""

@@ -1,7 +1,7 @@
-"""Ids of cancelled messages, so that a repeated cancel is answered like the first, after their time too.
+"""Ids of cancelled messages, so that a repeated cancel gets the first answer again, also after their time.
 
-Only so many are kept, the latest: new ones go to the young table; when it is full it becomes the old one, and
-what was the old one is forgotten. So memory is bounded, and no clock is asked.
+Only the latest are kept. New ids go to the young table; when it is full, it becomes the old table, and the
+old table is forgotten. So memory is bounded without a clock.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from tailrace.core.collections.hash_table import MISSING, Buffer, HashTable
 from tailrace.core.model.identifiers import hash128
 
 KEPT_MIN = 100_000
-"""So many of a partition are remembered for certain, and at most twice as many and one request."""
+"""Ids of a partition that are remembered for certain. At most twice as many are kept, and those of one
+request."""
 
 
 class CancelledIds:
-    """What was cancelled last in one partition."""
+    """The ids that were cancelled last in one partition."""
 
     __slots__ = ("_old", "_young")
 
@@ -27,7 +28,7 @@ class CancelledIds:
         return len(self._young) + len(self._old)
 
     def __contains__(self, name: bytes) -> bool:
-        # Hashed, as clients choose ids: those that only count up would stand in each other's way.
+        # Clients choose ids. Unhashed, ids that count up would crowd into neighbouring slots.
         low, high = hash128(name)
         return any(table.get(low, high) != MISSING for table in (self._young, self._old))
 
@@ -39,11 +40,11 @@ class CancelledIds:
             self._old, self._young = self._young, HashTable()
 
     def buffers(self) -> list[Buffer]:
-        """The state for a snapshot; nothing while nothing was cancelled."""
+        """The state for a snapshot; empty while no id is remembered."""
         return [*self._young.buffers(), *self._old.buffers()] if len(self) else []
 
     def load(self, buffers: Sequence[Buffer]) -> None:
-        """Take over what `buffers` gave."""
+        """Restore the state from `buffers`."""
         if buffers:
             young, old = buffers
             self._young, self._old = HashTable.from_buffers([young]), HashTable.from_buffers([old])

@@ -1,15 +1,37 @@
 """Delayed messages of one partition: stored in scheduled frames, without offsets until they are due.
 
-    Scheduled ──▶ waits ──ReleaseDue──▶ Appended (fresh offsets) + Released      in one group of frames
-                    └────CancelScheduled──▶ ScheduleCancelled                    never appended
+    Delayed ──▶ waits ──ReleaseDue──▶ Appended (fresh offsets) + Released      in one group of frames
+                  └────CancelScheduled──▶ ScheduleCancelled                    never appended
 
-Only where a message is stored, when it is due and its id are kept here; its body stays in the log. The shell
-reads the rows that come near and gives them back with `ReleaseDue`. What happened in between is looked at
-again then: the command holds only if it names exactly the rows that are due up to its end, so a message that
-was cancelled a moment before is never appended. A cancelled message leaves the wheel at its time; the latest
-ids are remembered after that, so that whoever lost the answer and asks again is told the same.
+The wheel keeps one row per message: when it is due, its id, and its *ref*, the entry of its frame and the row
+in it. The body stays in the log. Messages are released in the order of (due time, ref), so in the order of
+publishing where they are due at one time.
 
-Dedup ids of delayed messages count from when they were stored, in a window of their own (`late_ids`).
+The core does no I/O, so it cannot read the bodies. The shell reads them ahead of time, asks `due` which rows
+are due, gathers these into one batch and submits it as `ReleaseDue`, together with the place in the order up
+to which the batch has every row. Meanwhile rows may have been cancelled or added. So the command is checked
+again when it is decided: it holds only if its refs are exactly the rows that wait up to that place; otherwise
+nothing happens and the shell begins anew. A message that was cancelled a moment before is therefore never
+appended.
+
+Example. At time 0, entry 7 stores three messages, due at 5 s, 2 s and 2 s, and entry 8 one, due at 4 s:
+
+    due     ref        rows in the order of their release; the partition still has no offset
+    2 s     (7, 1)
+    2 s     (7, 2)
+    4 s     (8, 0)
+    5 s     (7, 0)
+
+    CancelScheduled of (7, 2)    a tombstone stays in the wheel until its time; three messages wait
+    at 4 s                       `due` gives the refs (7, 1), (8, 0) and the place (4 s, (8, 0))
+    ReleaseDue with these        Appended with offsets 0 and 1, Released up to (4 s, (8, 0)); (7, 0) waits on
+
+Had (8, 0) been cancelled after `due` was asked, the command would name two refs where one waits: nothing
+happens.
+
+A cancelled message leaves the wheel at its time. The latest cancelled ids are remembered beyond that, so that
+a client that lost the answer and asks again gets the same one. Dedup ids of delayed messages count from when
+the messages were stored, in a window of their own (`delayed_dedup`).
 """
 
 from __future__ import annotations
@@ -48,11 +70,11 @@ if TYPE_CHECKING:
     from tailrace.core.partition import Partition
 
 IDS_MAX = 10_000
-"""Of one request to cancel."""
+"""Ids in one request to cancel."""
 
 
 class DelayQueue:
-    """Delayed messages of one partition."""
+    """The delayed messages of one partition."""
 
     COMMANDS: tuple[type, ...] = (ReleaseDue, CancelScheduled)
     FACTS: tuple[type, ...] = (Released, ScheduleCancelled)
@@ -64,7 +86,7 @@ class DelayQueue:
         self.cancelled = CancelledIds()
         self.dedup = DelayedDedup(options.dedup_window_ms, options.dedup_max)
         self.scheduled = 0
-        """How many messages were ever delayed."""
+        """The number of messages that were ever delayed."""
         self.releases = 0
         """How often rows were released since the start. Not stored: the shell looks here whether its command
         was decided."""
@@ -85,19 +107,19 @@ class DelayQueue:
         return self.wheel.first(wall_us, limit)
 
     def due(self, wall_us: int, limit: int) -> tuple[Times, int, int]:
-        """Refs of the first messages that are due, and the place in the order up to which they are all."""
+        """Refs of the first messages that are due, and the due time and ref of the last of them."""
         rows = self.due_rows(wall_us, limit)
         return rows[:, REF], *(rows[-1, :HIGH].tolist() if len(rows) else (0, 0))
 
     def lowest_entry(self) -> int | None:
-        """The oldest frame that holds a message which still waits; None when none does."""
+        """The entry of the oldest frame with a message that still waits; None if there is none."""
         oldest = self.wheel.oldest_ref()
         return None if oldest is None else oldest >> ROW_BITS
 
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: ReleaseDue | CancelScheduled, now_us: int, wall_us: int) -> Decision:
-        """What a command leads to."""
+        """Decide a release or a cancellation."""
         time_us = max(now_us, self._partition.append_time_us)
         if isinstance(command, CancelScheduled):
             return self._cancel(command, time_us)
@@ -106,7 +128,7 @@ class DelayQueue:
         if same and command.refs is not None:
             same = np.array_equal(rows[:, REF], command.refs)
         if command.until_us > wall_us or not same:
-            return Decision(NOTHING, Done())  # Not these rows any more: the shell looks again.
+            return Decision(NOTHING, Done())  # These are not the due rows any more: the shell begins anew.
         end_offset = self._partition.end_offset
         appended = Appended(end_offset, command.view, time_us, released=True, wall_us=wall_us)
         released = Released(command.until_us, command.until_ref, time_us)
@@ -154,13 +176,13 @@ class DelayQueue:
         self.scheduled += count
 
     def land(self, ids: Hashes, base_offset: int, time_us: int, wall_us: int) -> None:
-        """Messages with these dedup ids, the first of those that are due, got their offsets."""
+        """The first due messages, which have these dedup ids, got their offsets."""
         refs = self.wheel.first(wall_us, len(ids))[:, REF]
         assert len(refs) == len(ids), f"{len(ids)} were released, {len(refs)} are due"
         self.dedup.land(ids, refs, base_offset, time_us)
 
     def apply(self, fact: Released | ScheduleCancelled) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         partition = self._partition
         partition.append_time_us = max(partition.append_time_us, fact.time_us)
         if isinstance(fact, Released):
@@ -182,7 +204,7 @@ class DelayQueue:
         return [numbers.tobytes(), *cancelled, *dedup, *self.wheel.buffers()]
 
     def load(self, columns: Sequence[memoryview]) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         if not columns:
             return
         numbers = array("q")

@@ -1,9 +1,25 @@
 """Which member gets which partition: sticky, balanced within one, and nothing moves that need not.
 
-A pure function of the present holders and of the members. First what is free goes to those with least; then
-single partitions move from the fullest to the emptiest, until no two members that could share differ by more
-than one. Where members subscribe to different topics, a partition may have to move through a third member:
-the shortest such chain is taken. Every step lowers the sum of the squares of the loads, so it ends.
+`assign` is a pure function of the present holders and of the members, in three steps:
+
+1. A partition stays with its holder while that member wants its topic.
+2. A free partition goes to the member with the lowest load among those that want its topic; then to the one
+   with the fewest partitions of that topic; then to the one that joined first.
+3. Single partitions move from the member with the highest load to one with at least two fewer, until no
+   member can give to such a one. A member gives up the partition of a topic that it got last.
+
+    t has 6 partitions; a holds 0 1 2, b holds 3 4 5, and c joins. The loads are 3 3 0.
+    b (the later of the two with 3) gives 5 to c: 3 2 1. Then a gives 2 to c: 2 2 2, done.
+    a 0 1    b 3 4    c 2 5
+
+Where members want different topics, two that differ may have no topic in common. Then partitions move along a
+chain of members, each passing one on; the shortest chain is taken.
+
+    a wants x and holds x0 x1 x2; b wants x and y and holds y0 y1; c wants y and holds nothing: 3 2 0.
+    a has nothing that c wants. The chain is a, b, c: a gives x2 to b, and b gives y1 to c: 2 2 1.
+
+Each chain takes one partition from a load L and adds one to a load of at most L - 2, and changes no load
+between. So the sum of the squares of the loads falls with every chain, and the search ends.
 """
 
 from __future__ import annotations
@@ -15,7 +31,7 @@ from tailrace.core.model.group_commands import Place
 
 
 class _Loads:
-    """Who holds what while an assignment is worked out."""
+    """Which member holds which partitions while an assignment is worked out."""
 
     def __init__(self, members: Mapping[str, Sequence[str]]) -> None:
         self.rank = {member: rank for rank, member in enumerate(members)}
@@ -31,7 +47,7 @@ class _Loads:
         self.held[member].setdefault(place[0], []).append(place[1])
 
     def pass_on(self, topic: str, giver: str, taker: str) -> None:
-        """The newest partition of a topic moves: those that a member has had longest stay."""
+        """Move the partition of a topic that the giver got last."""
         partition = self.held[giver][topic].pop()
         self.total[giver] -= 1
         self.give(taker, (topic, partition))
@@ -40,14 +56,14 @@ class _Loads:
         return len(self.held[member].get(topic, ()))
 
     def emptiest(self, topic: str) -> str | None:
-        """Who takes a free partition of a topic: the least loaded, in doubt who has least of the topic."""
+        """The member that gets a free partition of a topic; None if no member wants it."""
         members = self.subscribers.get(topic)
         if not members:
             return None
         return min(members, key=lambda m: (self.total[m], self.count(m, topic), self.rank[m]))
 
     def topic_between(self, giver: str, taker: str) -> str | None:
-        """A topic of which one can give to the other, the one that evens the topics out best."""
+        """A topic of which one member can give to the other: that in which the two differ most."""
         best: tuple[int, str] | None = None
         for topic, partitions in self.held[giver].items():
             if partitions and taker in self.subscribers.get(topic, ()):
@@ -57,8 +73,8 @@ class _Loads:
         return None if best is None else best[1]
 
     def chain(self, giver: str) -> list[tuple[str, str, str]] | None:
-        """The shortest way, as (topic, from, to), by which a member can give one partition to somebody who
-        has at least two less; None when there is none."""
+        """The shortest chain, as steps (topic, from, to) from its end to its beginning, by which a member can
+        give one partition to a member with at least two fewer; None if there is none."""
         came: dict[str, tuple[str, str]] = {}
         seen, ring = {giver}, deque([giver])
         enough = self.total[giver] - 2
@@ -89,8 +105,9 @@ class _Loads:
 
 
 def assign(members: Mapping[str, Sequence[str]], holders: Mapping[Place, str]) -> dict[Place, str]:
-    """Who shall have each place. `members` are in the order of joining, with the topics that they want;
-    `holders` says who has each place now ("" = nobody). A place that nobody wants belongs to nobody."""
+    """The next holder of each partition. `members` are in the order of joining, with the topics that they
+    want; `holders` has the present holder of each partition ("": none). A partition of a topic that no member
+    wants has no holder."""
     loads = _Loads(members)
     wanted = {topic: set(subscribers) for topic, subscribers in loads.subscribers.items()}
     free = []
@@ -114,7 +131,7 @@ def assign(members: Mapping[str, Sequence[str]], holders: Mapping[Place, str]) -
 
 
 def _even_out(loads: _Loads) -> None:
-    """Move single partitions from the fullest to the emptiest while that brings two members closer."""
+    """Move single partitions from members with a high load to members with at least two fewer."""
     stuck: set[str] = set()
     while True:
         givers = [member for member in loads.total if member not in stuck]
@@ -125,7 +142,7 @@ def _even_out(loads: _Loads) -> None:
             return
         chain = loads.chain(giver)
         if chain is None:
-            stuck.add(giver)  # Whoever it can reach has enough; moves of others only bring those closer.
+            stuck.add(giver)  # No member within its reach has two fewer. A move of others may change that.
             continue
         for topic, member, other in chain:
             loads.pass_on(topic, member, other)
@@ -133,8 +150,8 @@ def _even_out(loads: _Loads) -> None:
 
 
 def one_for_all(members: Mapping[str, Sequence[str]], holders: Mapping[Place, str]) -> dict[Place, str]:
-    """The assignment of an exclusive group: the member that is active has all it wants, the others stand by.
-    Who is active stays so; after it the one that joined first is."""
+    """The assignment of an exclusive group: the active member has all partitions that it wants, the others
+    stand by. The active member stays active; after it the one that joined first is next."""
     held = {holder for holder in holders.values() if holder in members}
     active = next((member for member in members if member in held), next(iter(members), ""))
     topics = set(members.get(active, ()))

@@ -1,9 +1,9 @@
-"""The groups of one coordinator: who is a member, and who owns which partition under which generation.
+"""The groups of one coordinator: the members, and the owner of each partition with its generation.
 
-A partition that has an owner moves in three steps: *Revoking* (the owner is told to finish), the owner's
-confirmation (or its end, or the time-out), *Assigned* to the next one under a higher generation. A free
-partition is assigned at once. What stays is named in no fact, so it never notices. Topics can also be shared
-by all members, and divided again: see `core.rebalancing`.
+A partition that has an owner moves in three steps: *Revoking* (the owner is asked to finish); the owner's
+confirmation, or its end, or the time-out; *Assigned* to the next owner under a higher generation. A free
+partition is assigned at once. A partition that stays is named in no fact, so its owner does not notice.
+Topics can also be shared by all members, and divided again: see `core.groups.rebalancing`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tailrace.errors import AlreadyExists, Fenced, InvalidRequest, NotFound, Ove
 
 GROUPS_MAX = 10_000
 MEMBERS_MAX = 10_000
-"""Groups of one coordinator, and members of one group."""
+"""Limits: groups of one coordinator, and members of one group."""
 
 
 class GroupMembership:
@@ -96,7 +96,7 @@ class GroupMembership:
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to."""
+        """Decide a command."""
         group = self.by_name.get(command.group)
         if isinstance(command, MakeGroup):
             return self._make(group, command, now_us)
@@ -121,8 +121,8 @@ class GroupMembership:
         return Decision((enlisted, *plan(draft, now_us)), Done())
 
     def _created(self, command: MakeGroup | Join, now_us: int) -> facts.GroupCreated:
-        """Ids follow the clock, so that they differ also from those of a log that was replaced by an older
-        one."""
+        """The fact that creates a group. Its id follows the clock, so that it also differs from ids of a log
+        that was replaced by an older one."""
         number = max(now_us, self._last_id + 1, self._deletions.last_id + 1)
         ids = _of(command.topics, command.topic_ids)
         return facts.GroupCreated(command.group, command.policy, command.topics, now_us, number, ids)
@@ -261,7 +261,7 @@ class GroupMembership:
     # ----------------------------------------------------------------------------------------------- apply
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         if isinstance(fact, facts.GroupCreated):
             group = self.by_name[fact.group] = GroupState(fact.group, fact.policy, fact.time_us, fact.id)
             self._last_id = max(self._last_id, fact.id)
@@ -362,7 +362,7 @@ class GroupMembership:
         return msgspec.msgpack.encode([group.stored() for group in self.by_name.values()])
 
     def load(self, data: bytes) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         stored = msgspec.msgpack.decode(data, type=list[StoredGroup])
         self.by_name = {item.name: GroupState.of(item) for item in stored}
         self._last_id = max((group.id for group in self.by_name.values()), default=0)
@@ -375,7 +375,7 @@ class GroupMembership:
 
 
 def in_use(group: GroupState, when: str) -> Refusal:
-    """Refuse what would pull the ground from under members."""
+    """Refuse a command that would take a group away from its members."""
     count = len(group.members)
     have = f"group {group.name!r} has {count} member{'s' if count > 1 else ''}"
     text = f"{have}: stop them before {when}, or force it"
@@ -383,7 +383,7 @@ def in_use(group: GroupState, when: str) -> Refusal:
 
 
 def _unwelcome(group: GroupState, command: Join) -> Refusal | None:
-    """Why somebody cannot become a member."""
+    """Why a client cannot become a member; None if it can."""
     refusal = contradictions(group.policy, command.options, group.name)
     if refusal is not None or command.member in group.members:
         return refusal
@@ -398,7 +398,7 @@ def _unwelcome(group: GroupState, command: Join) -> Refusal | None:
 
 
 def _grown(group: GroupState, topics: Sizes, ids: dict[str, int], gone: Collection[str] = ()) -> Sizes:
-    """Those topics that the group is not on yet, or only with fewer partitions, or without their id."""
+    """The topics that the group is not on yet, or only with fewer partitions, or without their id."""
     return [
         (topic, count)
         for topic, count in dict(topics).items()
@@ -410,12 +410,12 @@ def _grown(group: GroupState, topics: Sizes, ids: dict[str, int], gone: Collecti
 
 
 def _same(group: GroupState, topic: str, ids: dict[str, int]) -> bool:
-    """Whether a group is on just that topic, and not on another of its name."""
+    """Whether a group is on this very topic, and not on another of the same name."""
     return 0 in (group.topics[topic].id, ids.get(topic, 0)) or group.topics[topic].id == ids[topic]
 
 
 def _replaced(group: GroupState, topic: str, ids: dict[str, int]) -> bool:
-    """Whether another topic has the name of one that a group is on."""
+    """Whether another topic has taken the name of one that a group is on."""
     return not _same(group, topic, ids)
 
 
@@ -424,7 +424,7 @@ def _of(topics: Sizes, ids: dict[str, int]) -> dict[str, int]:
 
 
 def _let_go(group: GroupState, member: str, places: Iterable[Place]) -> None:
-    """A member has finished with places that are being divided."""
+    """A member has finished with partitions that are being divided."""
     for place in places:
         held = group.places[place]
         if member in held.leaving:
@@ -433,7 +433,7 @@ def _let_go(group: GroupState, member: str, places: Iterable[Place]) -> None:
 
 
 def _look_for_calm(group: GroupState, time_us: int) -> None:
-    """Note since when shared topics have enough partitions for all who want them."""
+    """Note since when shared topics have had enough partitions for all members that want them."""
     wanted = crowded(group.policy, wishes(group), group.places)
     for topic, since_us in group.shared.items():
         if topic in wanted:

@@ -1,4 +1,4 @@
-"""What is known of one group: its policy, its topics, its members, and who holds each partition."""
+"""The state of one group: its policy, its topics, its members, and the holder of each partition."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy
 
 CALM_US = 10_000_000
-"""So long there must have been enough partitions for all members before a topic is shared no more."""
+"""How long there must have been enough partitions for all members before a shared topic is divided."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, array_like=True):
-    """Somebody who consumes."""
+    """One member of a group."""
 
     id: str
     topics: tuple[str, ...]
@@ -23,8 +23,9 @@ class GroupMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionHolding(msgspec.Struct, frozen=True, array_like=True):
-    """Who has a partition. While it is being revoked, `next` is who gets it (it may be the owner again). One
-    that was shared until now has no owner then, and `leaving` are those who have not finished with it."""
+    """The holder of one partition. While the partition is being revoked, `next` is the member that gets it
+    (perhaps the owner again). A partition that is being divided after it was shared has no owner; `leaving`
+    are the members that have not finished with it."""
 
     owner: str = ""
     generation: int = 0
@@ -35,25 +36,26 @@ class PartitionHolding(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def dividing(self) -> bool:
-        """Whether all members had it, and it is to be the next owner's alone."""
+        """Whether all members had the partition, and it is to be the next owner's alone."""
         return self.revoking and not self.owner
 
     @property
     def holder(self) -> str:
-        """Who has it when all that is under way is over."""
+        """The owner when the present move is over."""
         return self.next if self.revoking else self.owner
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """A topic of a group: its partitions now, and how many of them were there when it was enlisted.
+    """A topic of a group: the number of its partitions now, and when it was enlisted.
 
-    Those that came later are read from their beginning, whatever the group's `start` says: nothing is missed.
+    Later partitions are read from their beginning, whatever the group's `start` says, so that nothing is
+    missed.
     """
 
     partitions: int
     first: int
     id: int = 0
-    """Of the topic; 0: of a release that did not note it."""
+    """The id of the topic; 0 if it was written by a release that did not note it."""
 
 
 class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -69,7 +71,7 @@ class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
     id: int = 0
     enlisted: list[Place] = []
     shared: list[tuple[str, int | None]] | None = None
-    """None: of a release in which a group shared all of its topics or none."""
+    """None if it was written by a release in which a group shared all of its topics or none."""
 
 
 class GroupState:
@@ -78,7 +80,7 @@ class GroupState:
     def __init__(self, name: str, policy: GroupPolicy, created_us: int, number: int = 0) -> None:
         self.name = name
         self.id = number
-        """Tells it from another of the same name, before or after it."""
+        """Tells the group from earlier and later ones of the same name."""
         self.policy = policy
         self.created_us = created_us
         self.paused = False
@@ -86,10 +88,10 @@ class GroupState:
         self.members: dict[str, GroupMember] = {}
         self.places: dict[Place, PartitionHolding] = {}
         self.shared: dict[str, int | None] = {}
-        """The topics from which every member takes, and since when each has enough partitions to be divided;
-        None: it has not, or is never divided."""
+        """The shared topics, and since when each has had enough partitions to be divided. None: it has not
+        enough, or is never divided."""
         self.enlisted: set[Place] = set()
-        """Partitions that have confirmed that they have the group."""
+        """Partitions that have confirmed that the group is enlisted there."""
 
     def all_places(self) -> Iterable[Place]:
         """Every partition of every topic."""
@@ -98,11 +100,11 @@ class GroupState:
         )
 
     def owned(self, member: str) -> list[tuple[Place, PartitionHolding]]:
-        """What a member has, whether it is being revoked or not."""
+        """The partitions that a member owns, also while they are being revoked."""
         return [(place, holding) for place, holding in self.places.items() if holding.owner == member]
 
     def state_of(self, member: str) -> str:
-        """What `Membership.state` says."""
+        """The state of a member, for `Membership.state`."""
         if self.paused:
             return "paused"
         if self.policy.mode == "exclusive" and self.active() != member:
@@ -110,12 +112,12 @@ class GroupState:
         return "active"
 
     def active(self) -> str:
-        """The active member of an exclusive group; "" when there is none."""
+        """The active member of an exclusive group; "" if there is none."""
         return next((holding.owner for holding in self.places.values() if holding.owner), "")
 
     def due_us(self) -> int | None:
-        """When time itself changes something: the first place under revocation is taken by force, or a shared
-        topic has had enough partitions for `CALM_US`."""
+        """When `PassTime` changes something: a revocation times out, or a shared topic has had enough
+        partitions for `CALM_US`."""
         timeout_us = self.policy.revoke_timeout_ms * 1000
         dues = [held.since_us + timeout_us for held in self.places.values() if held.revoking]
         dues += [since_us + CALM_US for since_us in self.shared.values() if since_us is not None]
@@ -140,7 +142,7 @@ class GroupState:
 
     @classmethod
     def of(cls, stored: StoredGroup) -> GroupState:
-        """The group that a snapshot holds."""
+        """Restore the group from a snapshot."""
         group = cls(stored.name, stored.policy, stored.created_us, stored.id)
         group.enlisted = set(stored.enlisted)
         group.paused = stored.paused

@@ -1,19 +1,34 @@
-"""How the places of a group move: which topics are shared, who gets which partition, and the facts for it.
+"""How the partitions of a group move: which topics are shared, who gets which partition, and the facts for
+it.
 
-A partition belongs to one member, or is shared by all members that want its topic. With `assignment = "auto"`
-a topic is shared as soon as more members want it than it has partitions, and is divided among members again
-when there were enough partitions for `CALM_US`. Both go without a pause and within one generation:
+A partition belongs to one member, or is shared by all members that want its topic. There are three moves:
 
-    one member each ──▶ shared: at once; who had a partition goes on with it, and the others may take from it.
-    shared ──▶ one member each: every partition gets its next owner, who goes on taking from it. The other
-    members are *leaving*: each is told to finish, and confirms. When the last one has, or when
-    `revoke_timeout_ms` is over, the partition is the next owner's alone.
+    owner to owner      The owner is asked to finish (Revoking). When it has confirmed or is gone, or after
+                        `revoke_timeout_ms`, the next owner has it under a higher generation (Assigned).
+    owner to shared     At once, in the same generation: the owner continues, and the others may lease, too
+                        (TopicsShared).
+    shared to owner     Every partition gets its next owner, who continues to lease (TopicsDivided). The other
+                        members are *leaving*: each is asked to finish, and confirms. When all have, or
+                        after `revoke_timeout_ms`, the partition belongs to the next owner alone, in the same
+                        generation (Assigned). Leases that others still have stay valid and hold their keys.
 
-Whoever still has leases then keeps them, and the partition holds their keys (see `core.ledger`). A topic is
-never shared in a group with `ordering = "partition"`, nor in one whose mode knows one owner a partition.
+With `assignment = "auto"` a topic is shared as soon as more members want it than it has partitions. It is
+divided again when there have been enough partitions for `CALM_US`, so that a member that comes and goes moves
+nothing. A topic is never shared in a group with `ordering = "partition"`, nor in one whose mode has one owner
+per partition.
 
-`plan` is a pure function of a group as it will be (a `Draft`): it gives the facts that lead from there to
-where the group should be. Asked again after those facts it gives nothing.
+Example: a topic with two partitions; (member, generation) for each.
+
+    1 s     a joins                (a, 1) (a, 1)
+    2 s     b joins                (a, 1) (a, 1, revoking: b is next)
+            a confirms             (a, 1) (b, 2)
+    3 s     c joins                shared, generations 1 and 2: three members, two partitions
+    10 s    c leaves               shared; enough partitions since 10 s
+    20 s    time passes            (a is next, 1; b is leaving) (b is next, 2; a is leaving)
+            both confirm           (a, 1) (b, 2)
+
+`plan` is a pure function of a group as it will be (a `Draft`): it returns the facts that lead from there to
+where the group should be. Called again after these facts, it returns none.
 """
 
 from __future__ import annotations
@@ -33,18 +48,18 @@ from tailrace.core.model.internal_commands import Sizes
 
 
 class Draft(msgspec.Struct):
-    """What a group will be by the facts decided so far: its members in the order of joining, with the topics
-    that they want, and the places of all its topics."""
+    """A group as it will be after the facts decided so far: its members in the order of joining, with the
+    topics that they want, and the partitions of all its topics."""
 
     name: str
     policy: GroupPolicy
     members: dict[str, tuple[str, ...]]
     places: dict[Place, PartitionHolding]
     calm_us: dict[str, int | None]
-    """The shared topics, and since when each has enough partitions; see `GroupState.shared`."""
+    """The shared topics, and since when each has had enough partitions; see `GroupState.shared`."""
 
     def grow(self, topics: Sizes) -> None:
-        """Topics have so many partitions."""
+        """Add topics, or partitions of topics."""
         for topic, count in topics:
             if self.policy.assignment == "shared":
                 self.calm_us.setdefault(topic, None)
@@ -52,7 +67,7 @@ class Draft(msgspec.Struct):
                 self.places.setdefault((topic, number), PartitionHolding())
 
     def drop(self, topics: Collection[str]) -> None:
-        """Topics are gone."""
+        """Remove topics."""
         self.places = {place: held for place, held in self.places.items() if place[0] not in topics}
         self.calm_us = {topic: since for topic, since in self.calm_us.items() if topic not in topics}
 
@@ -69,14 +84,15 @@ def wishes(group: GroupState) -> dict[str, tuple[str, ...]]:
 
 
 def may_share(policy: GroupPolicy) -> bool:
-    """Whether topics of a group are shared whenever its members are many."""
+    """Whether topics of a group become shared when more members want them than they have partitions."""
     return policy.assignment == "auto" and policy.mode == "queue" and policy.ordering != "partition"
 
 
 def crowded(
     policy: GroupPolicy, members: dict[str, tuple[str, ...]], places: dict[Place, PartitionHolding]
 ) -> set[str]:
-    """The topics that more members want than there are partitions; all, where the group always shares."""
+    """The topics that more members want than they have partitions; all topics of a group that always
+    shares."""
     partitions = Counter(topic for topic, _ in places)
     if policy.assignment == "shared":
         return set(partitions)
@@ -87,7 +103,7 @@ def crowded(
 
 
 def plan(draft: Draft, now_us: int) -> list[Any]:
-    """The facts that lead to the assignment that the members shall have."""
+    """The facts that lead to the assignment that the members should have."""
     made: list[Any] = []
     if not draft.places:
         return made
@@ -107,12 +123,12 @@ def plan(draft: Draft, now_us: int) -> list[Any]:
 
 
 def _is_over(policy: GroupPolicy, since_us: int | None, now_us: int) -> bool:
-    """Whether a shared topic that need not be shared is divided now."""
+    """Whether a shared topic that need not be shared any more is divided now."""
     return not may_share(policy) or (since_us is not None and now_us - since_us >= CALM_US)
 
 
 def _moves(draft: Draft, places: dict[Place, PartitionHolding], over: set[str], now_us: int) -> list[Any]:
-    """Divide these places among the members; those of topics in `over` were shared until now."""
+    """Divide these partitions among the members; those of topics in `over` were shared until now."""
     members = draft.members
     holders = {place: held.holder if held.holder in members else "" for place, held in places.items()}
     spread = one_for_all if draft.policy.mode == "exclusive" else assign
@@ -144,14 +160,14 @@ def _moves(draft: Draft, places: dict[Place, PartitionHolding], over: set[str], 
 def leaving(
     held: PartitionHolding, topic: str, member: str, members: dict[str, tuple[str, ...]], shared: bool
 ) -> tuple[str, ...]:
-    """Who has to finish with a place that is to belong to a member, and was `shared` until now or is being
-    divided already."""
+    """The members that have to finish with a partition before it belongs to `member` alone. It was `shared`
+    until now, or is being divided already."""
     had = members if shared else (*held.leaving, held.next)
     return tuple(other for other in had if other != member and topic in members.get(other, ()))
 
 
 def moved_on(given_up: dict[Place, PartitionHolding]) -> list[tuple[str, int, str, int]]:
-    """Places that their owners, or all who were leaving, have given up go to who is next."""
+    """The moves by which partitions that were given up go to their next owners."""
     return [
         (topic, number, held.next, held.generation + (not held.dividing))
         for (topic, number), held in given_up.items()

@@ -1,4 +1,4 @@
-"""Requests and replies about damage: what is lost, accepting that, and reading everything to find out."""
+"""Requests and replies about damage: reporting losses, accepting them, and scrubbing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from tailrace.core.model.identifiers import Command
 
 
 class AcceptLoss(Command, frozen=True, tag="accept_loss"):
-    """Give up what of a damaged partition is lost, and open it again; with `dry_run` only say what that
-    is."""
+    """Give up the lost messages of a damaged partition and open it again; with `dry_run` only report them."""
 
     topic: str
     partition: int
@@ -17,8 +16,8 @@ class AcceptLoss(Command, frozen=True, tag="accept_loss"):
 
 
 class Scrub(Command, frozen=True, tag="scrub"):
-    """Read and check the closed segments and the snapshots of everything, of a topic or of a partition, from
-    the disk; without `begin`, only say how far that is."""
+    """Read and check closed segments and snapshots on the disk: of all topics, of one, or of one partition.
+    Without `begin`, only report the progress."""
 
     topic: str | None = None
     partition: int | None = None
@@ -26,9 +25,9 @@ class Scrub(Command, frozen=True, tag="scrub"):
 
 
 class LossReport(Command, frozen=True, tag="losses"):
-    """`ranges` has a dict for each lost range (entries, offsets, file, position, why, exact), `groups` one
-    for each group with the messages that it will never get, `kept` the files that hold the damaged bytes.
-    `fault` is what is still wrong when it is done."""
+    """The losses of a partition. `ranges` has a dict for each lost range (entries, offsets, file, position,
+    why, exact), `groups` one for each group with the messages that it will never get, `kept` the files that
+    hold the damaged bytes. `fault` is the fault that is left afterwards."""
 
     ranges: list[dict[str, Any]]
     groups: list[dict[str, Any]]
@@ -38,8 +37,8 @@ class LossReport(Command, frozen=True, tag="losses"):
 
 
 class ScrubState(Command, frozen=True, tag="scrubbing"):
-    """How far the scrub is: partitions of so many are through, so many bytes were read. `damage` has the
-    words for each place that was found by it. Times are 0 where nothing ever began or ended."""
+    """The progress of the scrub: `done` of `total` partitions are checked, `bytes` were read. `damage`
+    describes each damaged place that it found. Times are 0 if no scrub ever began or ended."""
 
     running: bool
     done: int

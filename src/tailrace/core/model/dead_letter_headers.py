@@ -1,4 +1,4 @@
-"""The headers that a dead letter gains: where it came from, who could not handle it, and why."""
+"""The headers that a dead letter gains: its origin, its deliveries, the last member, and the reason."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ STORY = (
 )
 REASONS = ("max_attempts", "max_deliveries", "rejected", "expired", "poison")
 NAMES = frozenset(PREFIX + name for name in STORY)
-"""Only these: other headers with the prefix, such as those of the bus, belong to the message."""
+"""All of them. Other headers with the prefix, such as those of the bus, belong to the message."""

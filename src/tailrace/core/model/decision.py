@@ -1,4 +1,4 @@
-"""What a state machine of the core answers to a command: facts to store and apply, and the reply."""
+"""The answer of a state machine of the core to a command: facts to store and apply, and the reply."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ NOTHING: tuple[Any, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True, eq=False):
-    """What shall happen: facts to store and apply, in order, whole or not at all, and the reply that leaves
-    when they are safe.
+    """Facts to store and apply, in order, all or none, and the reply that leaves when they are durable.
 
-    `keep` are the rows of a published body that go into the data frame, `late` those that go into the
-    scheduled frame; None: all. A `soft` decision gates nothing: its reply leaves at once, and losing its
-    facts in a crash does no harm. `missing` is the offset of a frame that must be at hand before this can be
-    decided: the shell loads it and asks again; nothing else of such a decision counts.
+    `keep` are the rows of a published body that go into the data frame, `late` the delayed ones, which go
+    into the scheduled frame; None: all. The reply of a `soft` decision leaves at once, and losing its facts
+    in a crash does no harm. `missing` is an offset whose frame must be cached before the command can be
+    decided: the shell loads the frame and asks again, and nothing else of such a decision counts.
     """
 
     facts: tuple[Any, ...]

@@ -1,9 +1,9 @@
-"""Facts: what the log of a partition says has happened; replaying them is the only way that state changes.
+"""Facts: the events in the log of a partition. Applying facts is the only way that its state changes.
 
-`Appended`, `Delayed` and `Staged` are never encoded: they are frames of their own, made again from the
-frame's header and body at replay. All others are small and share facts frames. The number in front of an
-encoded fact is its tag: stored bytes depend on it, so tags are never given twice. Fields are only ever added
-at the end, with a default.
+`Appended`, `Delayed` and `Staged` are never encoded: they are frames of their own, and replay makes them
+again from the header and body of the frame. All other facts are small and share facts frames. An encoded fact
+begins with its tag, a number. Stored bytes depend on tags, so no tag is ever used again. Fields are only
+added at the end, with a default.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Appended(msgspec.Struct, frozen=True, eq=False, array_like=True):
     producer_epoch: int = 0
     producer_sequence: int = 0
     released: bool = False
-    """Delayed or staged rows got their offsets: their dedup ids were counted when they were first stored."""
+    """The rows were delayed or staged before: their dedup ids were counted when they were first stored."""
     wall_us: int = 0
-    """What the wall clock showed; 0 (all frames of earlier releases): the append time."""
+    """The wall time; 0 (in all frames of earlier releases): the append time."""
 
 
 class Delayed(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -39,9 +39,9 @@ class Delayed(msgspec.Struct, frozen=True, eq=False, array_like=True):
     producer_epoch: int = 0
     producer_sequence: int = 0
     released: bool = False
-    """Its rows were staged before."""
+    """The rows were staged before."""
     wall_us: int = 0
-    """As of `Appended`."""
+    """As in `Appended`."""
 
 
 class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -53,7 +53,7 @@ class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
     attempt: int
     """hash128 of (writer, attempt), low half: the frame has room for a number only (its `producer_id`)."""
     number: int = 0
-    """Which batch of the attempt it is, from 0."""
+    """The number of the batch within its attempt, from 0."""
 
 
 class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -67,7 +67,7 @@ class ProducerClaimed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class ProducerAdvanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A batch consisted of duplicates only: its sequence is used up, nothing was appended.
 
-    `base_offset` is the end of the partition at that moment and `count` is 0; `wall_us` as of `Appended`.
+    `base_offset` is the end of the partition at that moment, and `count` is 0; `wall_us` as in `Appended`.
     """
 
     producer_id: int
@@ -98,20 +98,20 @@ class Enlisted(msgspec.Struct, frozen=True, array_like=True, tag=4):
     start: int
     time_us: int
     id: int = 0
-    """Of the group, as its coordinator gave it; 0: of a release that gave none."""
+    """The id that its coordinator gave to the group; 0 if it is of a release without ids."""
 
 
 class Delisted(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A group and everything known of it is gone."""
+    """A group is gone, with everything known about it."""
 
     group: int
     time_us: int
 
 
 class Granted(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The partition belongs to a member ("" = to nobody), or is `shared` by all members of the group; lower
-    generations are fenced. All leases are given back without a failure, unless some are kept: then a
-    `GivenBack` of the same decision names those that are not."""
+    """The partition belongs to a member ("": to none), or is `shared` by all members of the group; lower
+    generations are fenced. All leases are given back without a failure, unless leases are `kept`: then a
+    `GivenBack` of the same decision names the messages that go back."""
 
     group: int
     member: str
@@ -123,7 +123,7 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 class Leased(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Soft. A member holds these messages until the deadline. `keys` has the key hash of each message, in
-    offset order, where the group needs to know them (empty otherwise)."""
+    offset order, if the group needs the keys; else it is empty."""
 
     group: int
     lease: int
@@ -144,8 +144,8 @@ class LeaseExtended(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class LeaseExpired(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Soft. What was left of a lease failed once more and is available again. `keys` as in `Leased`, `apart`
-    as in `GivenBack`."""
+    """Soft. A lease timed out: the messages left in it have failed once more, and are available again after
+    the back-off. `keys` as in `Leased`, `apart` as in `GivenBack`."""
 
     group: int
     lease: int
@@ -163,7 +163,8 @@ class Acked(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """Hard. Messages failed and wait: `delay_us`, or (-1) the group's back-off. `keys` as in `Leased`."""
+    """Hard. Messages failed and wait for `delay_us`, or (-1) for the group's back-off. `keys` as in
+    `Leased`."""
 
     group: int
     lease: int
@@ -176,8 +177,8 @@ class Nacked(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag=12):
     """Soft. Messages left their leases without a failure and are available again. `keys` as in `Leased`.
-    Those that are `unstarted` were given to no handler: the delivery does not count. Those in `apart`, which
-    is flat, may have ended their members: for the group's `starvation_ms` they are only leased alone."""
+    `unstarted`: no handler got them, so the delivery does not count. Messages in `apart` (flat spans) may
+    have ended their members: for the group's `starvation_ms` they are leased only one at a time."""
 
     group: int
     spans: list[int]
@@ -188,8 +189,8 @@ class GivenBack(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class Dying(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """Hard. Messages go to the dead letters; they hold their order until `Buried`. From a lease, from the
-    waiting ones or from the free ones, wherever they are."""
+    """Hard. Messages are on their way to the dead letters, from any state; they hold their order until
+    `Buried`."""
 
     group: int
     spans: list[int]
@@ -201,7 +202,8 @@ class Dying(msgspec.Struct, frozen=True, array_like=True, tag=13):
 
 
 class Buried(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """Hard. The dead letters have them: they are settled. `places` are (partition, offset) there."""
+    """Hard. The dead letters of these messages are durable: the messages are settled. `places` are flat
+    (partition, offset) of the dead letters."""
 
     group: int
     spans: list[int]
@@ -211,7 +213,7 @@ class Buried(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class Lapsed(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """Hard. Messages outlived their TTL before they were delivered: settled and counted."""
+    """Hard. Messages expired before they were delivered: they are settled and counted."""
 
     group: int
     spans: list[int]
@@ -219,7 +221,7 @@ class Lapsed(msgspec.Struct, frozen=True, array_like=True, tag=15):
 
 
 class CursorMoved(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """Hard. A stream group goes on from here."""
+    """Hard. A stream group has committed an offset."""
 
     group: int
     member: str
@@ -237,7 +239,7 @@ class GroupReset(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class Reopened(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """Hard. Settled messages are available again, with fresh counters. `keys` as in `Leased`."""
+    """Hard. Settled messages are redriven: available again, with counters at zero. `keys` as in `Leased`."""
 
     group: int
     spans: list[int]
@@ -246,7 +248,7 @@ class Reopened(msgspec.Struct, frozen=True, array_like=True, tag=18):
 
 
 class GroupPaused(msgspec.Struct, frozen=True, array_like=True, tag=19):
-    """Hard. No leases for this group, or leases again."""
+    """Hard. Leasing for this group pauses or resumes."""
 
     group: int
     paused: bool
@@ -254,7 +256,7 @@ class GroupPaused(msgspec.Struct, frozen=True, array_like=True, tag=19):
 
 
 class OffsetsSettled(msgspec.Struct, frozen=True, array_like=True, tag=20):
-    """Hard. An operator settled messages that nobody held."""
+    """Hard. An operator settled messages that were not leased."""
 
     group: int
     spans: list[int]
@@ -280,8 +282,8 @@ class ScheduleCancelled(msgspec.Struct, frozen=True, array_like=True, tag=22):
 
 
 class StageApplied(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """The staged batches of a decided version got their offsets in the data frames before this, or wait for
-    their time in the scheduled frames before this."""
+    """The staged batches of a decided version got their offsets in the data frames before this fact, or wait
+    for their time in the scheduled frames before it."""
 
     writer: str
     version: int
@@ -297,8 +299,8 @@ class StageDropped(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class MessagesLost(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """Hard. The loss of these offsets was accepted: what was not settled there counts as collected, and
-    readers are told of them."""
+    """Hard. The loss of these offsets was accepted: unsettled messages among them count as collected, and
+    readers are informed."""
 
     spans: list[int]
     time_us: int

@@ -1,8 +1,8 @@
-"""The vocabulary of the core: identifiers, limits and the view of a batch that decisions are made on.
+"""The vocabulary of the core: identifiers, limits, hashes, and the views of batches and frames.
 
-Three numbers are easily confused: an *entry index* counts frames of one log, an
-*offset* counts messages of one partition, a *sequence* is an offset + 1 (so that 0 is free to mean "append
-anywhere"). Intervals are half-open, ``[first, end)``, everywhere. Times are microseconds since 1970 UTC and
+Three numbers are easily confused. An *entry index* counts the frames of one log. An *offset* counts the
+messages of one partition. A *sequence* is an offset + 1, so that 0 is free to mean "append anywhere".
+Intervals are half-open everywhere: ``[first, end)``. Times are microseconds since 1970 UTC, and their names
 end in ``_us``.
 """
 
@@ -42,16 +42,16 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What all requests and replies have in common: nothing but their shape."""
+    """Base of all requests and replies: it gives them one shape, nothing else."""
 
 
 class BatchView(msgspec.Struct, frozen=True, eq=False):
-    """What the core sees of a batch body: sizes and hashes, never payload bytes.
+    """A batch body as the core sees it: sizes and hashes, never payload bytes.
 
     ``keys`` and ``dedup_ids`` are filled only where the topic needs them. ``timestamp_max_us`` is the
-    greatest timestamp of the batch; the ``*_bytes_max`` fields are the largest single key, headers and
-    value in it. ``deliver_at_us`` (0 = at once) and ``ids`` (the 16 bytes as two big-endian halves) are there
-    when the batch has delayed messages.
+    greatest timestamp of the batch; the ``*_bytes_max`` fields are the sizes of its largest key, headers and
+    value. ``deliver_at_us`` (0 = at once) and ``ids`` (16 bytes as two big-endian halves) are present if the
+    batch has delayed messages.
     """
 
     count: int
@@ -66,10 +66,10 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
     deliver_at_us: Times | None = None
     ids: Hashes | None = None
     priorities: npt.NDArray[np.uint8] | None = None
-    """None where all have the default; may be a view of the body."""
+    """None if all messages have the default; may be a view of the body."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> BatchView:
-        """The view of a batch that holds only these rows; sizes stay upper bounds."""
+        """The view of a batch of only these rows; sizes stay upper bounds."""
         return msgspec.structs.replace(
             self,
             count=len(rows),
@@ -82,9 +82,9 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
 
 
 class Columns(msgspec.Struct, frozen=True, eq=False):
-    """What decisions about delivery look at of one data frame; it never changes once it is appended.
+    """The columns of one data frame that decisions about delivery need. A frame never changes once appended.
 
-    A column is None where the frame does not have it. `offsets` is there only when the frame has gaps;
+    A column that the frame does not have is None. `offsets` is present only if the frame has gaps.
     `key_hashes` is 0 for a row without a key, `expires_us` is 0 for a row that does not expire.
     """
 
@@ -96,32 +96,32 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     key_hashes: npt.NDArray[np.uint64] | None = None
     expires_us: Times | None = None
     nbytes: int = 0
-    """Size of the frame, for the bytes of an average row."""
+    """The size of the frame, from which the average size of a row is taken."""
 
 
 class CachedFrames(Protocol):
-    """The committed frames that the shell has in memory right now, for decisions about delivery.
+    """The committed frames that the shell has cached now, for decisions about delivery.
 
-    A decision may look only at what is at hand; for the rest it says which frame it misses, the shell loads
-    it and asks again. Frames are immutable, so this does not make decisions depend on anything but the log.
+    A decision may look only at cached frames. If it needs another one, it names it as missing; the shell
+    loads the frame and asks again. Frames are immutable, so decisions still depend on nothing but the log.
     """
 
     def columns(self, offset: int) -> Columns | None:
-        """The frame that holds an offset; None when it is not at hand."""
+        """The frame that holds an offset; None if it is not cached."""
         ...
 
     def reach(self, offset: int, bytes_max: int) -> int:
-        """End of the run of frames at hand that begins at `offset` (which may lie inside the first frame), of
-        at most `bytes_max` bytes but at least one frame; `offset` itself when it is not at hand."""
+        """The end of the run of cached frames that begins at `offset` (which may lie inside the first frame),
+        of at most `bytes_max` bytes but at least one frame; `offset` itself if its frame is not cached."""
         ...
 
 
 HASH_OF_EMPTY = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
-"""Stands for a hash of all zeros (the empty string has it), which means "no such field" in `Hashes`."""
+"""Replaces the hash of all zeros (that of the empty string), which means "no such field" in `Hashes`."""
 
 
 def hash128(data: bytes) -> tuple[int, int]:
-    """Hash of a key or dedup id for the tables of the core: murmur3 x64 128, seed 0, as two unsigned
+    """The hash of a key or dedup id for the tables of the core: murmur3 x64 128, seed 0, as two unsigned
     halves; never all zero."""
     low, high = mmh3.hash64(data, 0, True, signed=False)
     return (low, high) if low or high else HASH_OF_EMPTY
@@ -134,7 +134,7 @@ def key_hash(key: bytes) -> int:
 
 
 def partition_of(data: bytes, partitions: int) -> int:
-    """The partition that a key (or, without one, a dedup id) belongs to: murmur3 x86 32, seed 0, unsigned."""
+    """The partition of a key, or of a dedup id if there is no key: murmur3 x86 32, seed 0, unsigned."""
     digest: int = mmh3.hash(data, 0, signed=False)
     return digest % partitions
 

@@ -1,4 +1,4 @@
-"""Commands that the broker gives its own partitions; they never travel."""
+"""Commands that the broker gives to its own partitions and coordinators; clients cannot send them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tailrace.core.model.identifiers import PRIORITY_MAX, BatchView, Times
 
 
 class PublishBatch(msgspec.Struct, frozen=True, eq=False):
-    """A publish with the view of its body, which the shell has derived from the body itself."""
+    """A publish, with the view that the shell has derived from its body."""
 
     publish: Publish
     view: BatchView
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Retention would keep everything from this offset on. Of an ephemeral topic that which all groups have
-    settled goes, too, below the `committed` end. With `again` where the partition begins is recorded also
-    when nothing goes, so that the next snapshot is of a later entry."""
+    """Trim a partition. Retention keeps everything from `retention_offset` on. An ephemeral topic also drops
+    messages below the `committed` end that all groups have settled. With `again`, the beginning of the
+    partition is recorded even if nothing is dropped, so that the next snapshot is of a later entry."""
 
     retention_offset: int
     committed: int = 0
@@ -41,11 +41,11 @@ class RecordLoss(msgspec.Struct, frozen=True):
 class LeaseRun(msgspec.Struct, frozen=True):
     """Lease up to `count_max` messages (and about `bytes_max` bytes) below `end_offset`, the committed end,
     to a member. `lease` is a random 64-bit number, `generation` the one that the member was granted. Only
-    messages of lanes that are more urgent than `above` are wanted (`LANES`: all). `sharers` members wait for
-    what is free, this one included: it gets its share. `alone`: the member holds nothing, and there is
-    nothing else for it: it takes one message that is set apart.
+    messages of lanes more urgent than `above` are wanted (`LANES`: all). `sharers` members wait for free
+    messages, this one included, so it gets its share. `alone`: the member holds no message and there is no
+    other for it, so it takes one that is set apart.
 
-    The reply is `RunLeased`, or `Done` when there is nothing to lease now.
+    The reply is `RunLeased`, or `Done` if there is nothing to lease now.
     """
 
     group: str
@@ -62,8 +62,9 @@ class LeaseRun(msgspec.Struct, frozen=True):
 
 
 class RunLeased(msgspec.Struct, frozen=True):
-    """Reply to `LeaseRun`: `runs` are (first, count, deliveries, failures) with this delivery counted, in the
-    order of delivery, and `spans` the same offsets ascending. Never travels: the shell makes a `Grant` of it.
+    """The reply to `LeaseRun`: `runs` are (first, count, deliveries, failures) with this delivery counted, in
+    the order of delivery; `spans` are the same offsets, ascending. The shell makes a `Grant` of it for the
+    member.
     """
 
     lease: int
@@ -73,7 +74,7 @@ class RunLeased(msgspec.Struct, frozen=True):
 
 
 class HoldRun(msgspec.Struct, frozen=True):
-    """`HoldOffsets` with a number for the lease, for messages below `end_offset`, the committed end."""
+    """`HoldOffsets` with a lease number, for messages below `end_offset`, the committed end."""
 
     group: str
     member: str
@@ -84,8 +85,8 @@ class HoldRun(msgspec.Struct, frozen=True):
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Add a group; does nothing when it is there with the same policy and id. `start` None: as the policy
-    says. What is there under another id is kept, and goes on under this one."""
+    """Add a group; does nothing if it exists with the same policy and id. `start` None: as the policy says.
+    State of a group of that name under another id is kept, and continues under this id."""
 
     group: str
     policy: GroupPolicy
@@ -94,16 +95,16 @@ class Enlist(msgspec.Struct, frozen=True):
 
 
 class Delist(msgspec.Struct, frozen=True):
-    """Forget a group, but not another of the same name; `id` None: whichever is there."""
+    """Forget a group, but not another of the same name; `id` None: any of that name."""
 
     group: str
     id: int | None = None
 
 
 class GrantTo(msgspec.Struct, frozen=True):
-    """The coordinator gives the partition to a member ("" = nobody), or to all members of the group together
-    (`shared`), under a generation. With a higher generation, what the owner before had comes back. Within a
-    generation a partition becomes shared, or one member's again, and everybody keeps the leases in flight."""
+    """The coordinator gives the partition to a member ("": to none), or to all members of the group
+    (`shared`), under a generation. Under a higher generation, messages leased to the owner before come back.
+    Within one generation a partition becomes shared, or one member's again, and all leases in flight stay."""
 
     group: str
     member: str
@@ -112,9 +113,9 @@ class GrantTo(msgspec.Struct, frozen=True):
 
 
 class EvictMember(msgspec.Struct, frozen=True):
-    """A member is gone: its leases are given back without a failure. Or it is there and lost an answer: then
-    those that it has `held` stay, and the others were never delivered. One that `left` was not ended by what
-    it had."""
+    """Give back the leases of a member without a failure. Usually the member is gone. If it has only lost an
+    answer, the leases that it has `held` stay, and the others were never delivered. `left`: it left by
+    itself, so none of its messages is suspected of having ended it."""
 
     group: str
     member: str
@@ -137,7 +138,7 @@ class ResetTo(msgspec.Struct, frozen=True):
 
 
 class MoveCursor(msgspec.Struct, frozen=True):
-    """Store the place of a stream group."""
+    """Store the offset that a stream group has committed."""
 
     group: str
     member: str
@@ -146,11 +147,12 @@ class MoveCursor(msgspec.Struct, frozen=True):
 
 
 class ExpireLeases(msgspec.Struct, frozen=True):
-    """Time has passed: leases whose deadline is over expire."""
+    """Time out leases whose deadline has passed."""
 
 
 class BuryDone(msgspec.Struct, frozen=True):
-    """The dead letters hold these messages of a group: `places` are flat (partition, offset) there."""
+    """The dead letters of these messages of a group are durable: `places` are flat (partition, offset) of the
+    dead letters."""
 
     group: str
     spans: list[int]
@@ -162,10 +164,11 @@ class BuryDone(msgspec.Struct, frozen=True):
 
 
 class ReleaseDue(msgspec.Struct, frozen=True, eq=False):
-    """The rows that `Timetable.due` named, gathered into one body: give them offsets.
+    """Append due rows, gathered into one body: they get offsets.
 
-    `refs` are all rows that wait up to (`until_us`, `until_ref`), in that order; without them only their
-    number is checked. The reply is `Published`, or `Done` when the rows are others by now: nothing happens.
+    `refs` are all rows that wait up to (`until_us`, `until_ref`), in that order (see `DelayQueue.due`);
+    without refs only the number of rows is checked. The reply is `Published`, or `Done` if other rows are due
+    by now: then nothing happens.
     """
 
     view: BatchView
@@ -176,7 +179,7 @@ class ReleaseDue(msgspec.Struct, frozen=True, eq=False):
 
 
 class StageBatch(msgspec.Struct, frozen=True, eq=False):
-    """A batch to store under an attempt, as its `number`-th on this partition; the body goes with it."""
+    """Store a batch under an attempt, as its `number`-th on this partition; the body goes with it."""
 
     writer: str
     attempt: str
@@ -186,17 +189,17 @@ class StageBatch(msgspec.Struct, frozen=True, eq=False):
 
 
 class CheckStaged(msgspec.Struct, frozen=True):
-    """Whether attempts (see `facts.Staged`) are stored with so many batches each (-1: any): `Done`, or
-    `NotFound` with the numbers of those that are not as `missing`."""
+    """Check that attempts (see `facts.Staged`) are stored with these numbers of batches (-1: any): `Done`, or
+    `NotFound` whose `missing` has the attempts that are not."""
 
     attempts: list[int]
     batches: list[int]
 
 
 class ApplyStaged(msgspec.Struct, frozen=True, eq=False):
-    """A decision was made: append the staged batches of these attempts, in this order. The shell has read
-    them back, those of `entries`: one view, checksum and body for each batch. A batch of which some rows are
-    due and others not comes as two, so that each is appended, or waits, as a whole."""
+    """Append the staged batches of these decided attempts, in this order. The shell has read the batches of
+    `entries` back: one view, checksum and body for each. A batch of which some rows are due and others are
+    not comes as two, so that each is appended, or waits, as a whole."""
 
     writer: str
     version: int
@@ -208,21 +211,21 @@ class ApplyStaged(msgspec.Struct, frozen=True, eq=False):
 
 
 class DropStaged(msgspec.Struct, frozen=True):
-    """Undecided attempts (see `facts.Staged`) that were aborted, lost or are too old."""
+    """Drop undecided attempts (see `facts.Staged`) that were aborted, lost or are too old."""
 
     attempts: list[int]
 
 
 Sizes = list[tuple[str, int]]
-"""Topics with the number of their partitions."""
+"""(topic, number of partitions)."""
 
 
 class Look(msgspec.Struct, frozen=True):
-    """Nothing changes; the reply comes when all that was decided before is durable."""
+    """Change nothing; the reply leaves when everything decided before is durable."""
 
 
 class MakeGroup(msgspec.Struct, frozen=True):
-    """Create a group; with `if_missing`, one that is there is enlisted on further topics."""
+    """Create a group; with `if_missing`, an existing one is enlisted on further topics."""
 
     group: str
     policy: GroupPolicy
@@ -232,7 +235,7 @@ class MakeGroup(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Become a member; the group is made when it is new. `options` are those that the member insists on."""
+    """Become a member; a new group is created. `options` are those that the member insists on."""
 
     group: str
     member: str
@@ -245,7 +248,7 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """A member leaves, or is taken out for a reason: see `facts.MemberLeft`."""
+    """Remove a member, for a reason: see `facts.MemberLeft`."""
 
     group: str
     member: str
@@ -253,7 +256,7 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class ConfirmReleased(msgspec.Struct, frozen=True):
-    """A member has given up places that were to be revoked."""
+    """A member has given up partitions that were being revoked."""
 
     group: str
     member: str
@@ -261,22 +264,22 @@ class ConfirmReleased(msgspec.Struct, frozen=True):
 
 
 class PassTime(msgspec.Struct, frozen=True):
-    """Time has passed: places whose owners did not confirm in time move all the same, and shared topics that
-    have had enough partitions for long enough are divided."""
+    """Move partitions whose revocation has timed out, and divide shared topics that have had enough
+    partitions for long enough."""
 
     group: str
 
 
 class ChangeOptions(msgspec.Struct, frozen=True):
-    """Give a group other options; those that are not named stay."""
+    """Change options of a group; options that are not named stay."""
 
     group: str
     options: dict[str, Any]
 
 
 class ResizeTopics(msgspec.Struct, frozen=True):
-    """Topics have so many partitions now; 0: they were deleted, those with these ids. A topic with another id
-    than the group knows was deleted and made again."""
+    """Topics have these numbers of partitions now; 0: the topic with this id was deleted. A topic with
+    another id than the group knows was deleted and created again."""
 
     group: str
     topics: Sizes
@@ -284,7 +287,7 @@ class ResizeTopics(msgspec.Struct, frozen=True):
 
 
 class RaiseGenerations(msgspec.Struct, frozen=True):
-    """Partitions were found at a higher generation than the group has: (topic, partition, generation)."""
+    """Partitions have a higher generation than the group knows: (topic, partition, generation)."""
 
     group: str
     places: list[tuple[str, int, int]]
@@ -305,7 +308,7 @@ class DropGroup(msgspec.Struct, frozen=True):
 
 
 class ConfirmForgotten(msgspec.Struct, frozen=True):
-    """Partitions have nothing of a deleted group any more."""
+    """Partitions have forgotten a deleted group."""
 
     group: str
     id: int
@@ -313,14 +316,14 @@ class ConfirmForgotten(msgspec.Struct, frozen=True):
 
 
 class ConfirmEnlisted(msgspec.Struct, frozen=True):
-    """Partitions have the group."""
+    """Partitions have enlisted the group."""
 
     group: str
     places: list[Place]
 
 
 class TickDone(msgspec.Struct, frozen=True):
-    """The message of a tick is in the topic."""
+    """The message of a tick is published."""
 
     name: str
     tick_us: int

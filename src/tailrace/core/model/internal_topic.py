@@ -1,4 +1,4 @@
-"""The internal topic of groups: its name and size, and which partition coordinates what."""
+"""The internal topic of groups: its name and size, and the partition that coordinates a name."""
 
 from __future__ import annotations
 

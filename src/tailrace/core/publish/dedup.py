@@ -1,13 +1,26 @@
-"""The dedup window: which dedup ids a partition has taken lately, and the offset that each took first.
+"""The dedup window: the dedup ids that a partition has taken lately, and the first offset of each.
 
-An id counts for `window_us` by append time; two messages at exactly that distance are both kept. The table
-maps hash to offset; beside it one line per batch has its append time, its first offset, and how many ids
-came before it. Times and offsets grow together, so everything that has expired lies below one offset, the
-*floor*, and an entry is alive when its offset is at or above it.
+An id counts for `window_us` of append time after it was taken; two messages at exactly that distance are both
+kept.
 
-Nothing is deleted one by one. Entries go to the young table; when everything in the old table lies below
-the floor, it is dropped, the young one becomes the old one, and a new one starts. So there are never more
-entries than those of two windows.
+The table maps the hash of an id to its offset. It does not store times, because times and offsets grow
+together: one *line* per batch (append time, first offset, number of ids before it) is enough. At any time,
+the first line that has not expired gives the *floor*, its first offset. An entry counts if its offset is at
+or above the floor, and the number of ids that count is a difference of two totals.
+
+    Example, a window of 10 s            lines (time, first offset, ids before)
+    at 0 s, x and y take 100 and 101     (0, 100, 0)
+    at 4 s, z takes 102                  (0, 100, 0) (4, 102, 2)
+
+    at 6 s, a batch with y, q, q     floor 100: y is a duplicate of 101. The first q is kept and takes 103;
+                                     the second is a duplicate of it. 3 ids count before the batch.
+    just before 10 s, y              still a duplicate of 101
+    at 10 s, y                       floor 102: y is kept. z is still a duplicate of 102. 1 id counts.
+
+Nothing is deleted entry by entry. New entries go to the young table. When every entry of the old table is
+below the floor, the old table is dropped, the young one becomes the old one, and a new one is begun. So
+memory is bounded by the ids of about two windows. An id that was taken again after its window may be in both
+tables: the later offset counts.
 """
 
 from __future__ import annotations
@@ -29,7 +42,7 @@ if TYPE_CHECKING:
     from tailrace.core.publish.delayed_dedup import DelayedDedup
 
 ROTATE_MIN = 1024
-"""Smaller young tables are not worth a rotation."""
+"""A young table with fewer entries is not worth a rotation."""
 
 _COMPACT_MIN = 1024
 
@@ -37,14 +50,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Filtered(msgspec.Struct, frozen=True, eq=False):
-    """A batch with duplicates: the rows to keep, and (row, first offset) of the others."""
+    """A batch with duplicates: the rows to keep, and (row, first offset) of each duplicate."""
 
     keep: Numbers
     duplicates: list[tuple[int, int]]
 
 
 class DedupWindow:
-    """Dedup ids of one partition; `find` and `recall` only read, `add` is called for appended batches."""
+    """The dedup ids of one partition. `find` and `recall` only read; `add` is called for appended batches."""
 
     __slots__ = (
         "_firsts",
@@ -67,13 +80,13 @@ class DedupWindow:
         self._head = 0
         self._total = 0
         self._young, self._old = HashTable(), HashTable()
-        self._split = 0  # every offset in the old table is below, in the young one at or above
+        self._split = 0  # Every offset in the old table is below, every one in the young table at or above.
 
     def _head_at(self, time_us: int) -> int:
         return bisect_right(self._times, time_us - self.window_us, self._head)
 
     def live(self, time_us: int) -> int:
-        """How many ids count at that time."""
+        """The number of ids that count at a time."""
         return self._live_from(self._head_at(time_us))
 
     def _live_from(self, head: int) -> int:
@@ -93,10 +106,10 @@ class DedupWindow:
         late: Mask | None = None,
         others: DelayedDedup | None = None,
     ) -> Filtered | Refusal | None:
-        """What is a duplicate in a batch that would be appended there and then; None when nothing is.
+        """The duplicates in a batch that would be appended at that offset and time; None if there are none.
 
-        `late` are the rows that get no offset yet, and `others` has the ids of earlier ones like that: what
-        is a duplicate of a message that still has no offset is told -1.
+        `late` are the delayed rows, which get no offset yet; `others` has the ids of earlier delayed
+        messages. A duplicate of a message that has no offset yet gets the first offset -1.
         """
         present = present_rows(ids)
         if not len(present):
@@ -132,21 +145,21 @@ class DedupWindow:
         return Filtered(np.flatnonzero(kept), list(zip(rows, first[duplicate].tolist(), strict=True)))
 
     def knows(self, given: Hashes, time_us: int) -> Mask:
-        """Which of these ids, all present, count at that time."""
+        """Which of these ids, none of them all zero, count at a time."""
         head = self._head_at(time_us)
         if head == len(self._firsts):
             return np.zeros(len(given), np.bool_)
         return self._lookup(given) >= self._firsts[head]
 
     def places(self, ids: Hashes) -> Numbers:
-        """The first offset of each id that is remembered, and -1 for the others."""
+        """The first offset of each id; -1 for ids that are not remembered."""
         found = np.full(len(ids), -1, np.int64)
         given = present_rows(ids)
         found[given] = self._lookup(ids[given])
         return found
 
     def times(self, ids: Hashes) -> Numbers:
-        """When each id was added, as far as that is remembered; else -1."""
+        """When each id was added; -1 for ids that are not remembered."""
         lines = np.searchsorted(np.array(self._firsts, np.int64), self.places(ids), "right")
         return np.array([-1, *self._times], np.int64)[lines]
 
@@ -174,15 +187,15 @@ class DedupWindow:
     def recall(self, ids: Hashes, base_offset: int, count: int) -> list[tuple[int, int]]:
         """(row, first offset) of the rows that were filtered out of a batch when it was first appended.
 
-        `count` rows of it were kept and stand from `base_offset` on; the others had lower offsets, or those
-        of earlier rows of the batch. While all ids are remembered, the answer is the first one again.
-        Otherwise every row is listed, with offset -1 where its place is forgotten.
+        `count` rows of the batch were kept, at `base_offset` and behind; the others are duplicates of lower
+        offsets or of earlier rows. While all ids are remembered, the answer is the first one again. Otherwise
+        every row is listed, with offset -1 where it is forgotten.
         """
         given = present_rows(ids)
         found = np.full(len(ids), -1, np.int64)
         if len(given):
             found[given] = self._lookup(ids[given])
-            found[found >= base_offset + count] = -1  # the id was forgotten, and came again
+            found[found >= base_offset + count] = -1  # The id was forgotten, and came again.
         offsets = found.tolist()
         duplicates, following = [], base_offset
         for row, offset in enumerate(offsets):
@@ -195,7 +208,7 @@ class DedupWindow:
         return list(enumerate(offsets))
 
     def add(self, ids: Hashes, base_offset: int, time_us: int) -> None:
-        """Remember the ids of an appended batch, and forget what has expired by then."""
+        """Remember the ids of an appended batch, and forget ids that have expired by then."""
         present = present_rows(ids)
         if not len(present):
             return
@@ -218,13 +231,13 @@ class DedupWindow:
             self._head = 0
 
     def buffers(self) -> list[bytes]:
-        """Copies for a snapshot; what has expired is left out."""
+        """Copies for a snapshot, without expired lines."""
         numbers = array("q", (self._total, self._split))
         lines = [column[self._head :].tobytes() for column in (self._times, self._firsts, self._totals)]
         return [numbers.tobytes(), *lines, *self._young.buffers(), *self._old.buffers()]
 
     def load(self, buffers: Sequence[Buffer]) -> None:
-        """Take over what `buffers` gave."""
+        """Restore the state from `buffers`."""
         numbers, *lines, young, old = buffers
         self._total, self._split = _numbers(numbers)
         self._times, self._firsts, self._totals = map(_numbers, lines)

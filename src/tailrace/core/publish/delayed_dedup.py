@@ -1,8 +1,8 @@
 """Dedup ids of delayed messages of one partition: they count from when the message was stored.
 
-A delayed message has no offset then, so its id is remembered with its ref, the place where it is stored.
-When it is released while its id still counts, its offset is remembered under id and ref together: whoever
-sends it again is told where it is, and a later message with the same id is never taken for it.
+At that time a delayed message has no offset, so its id is remembered with its ref, which says where it is
+stored. If it is released while its id still counts, its offset is remembered under id and ref together. So a
+producer that sends it again learns its offset, and a later message with the same id is never taken for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tailrace.core.model.identifiers import Hashes
 from tailrace.core.publish.dedup import DedupWindow, Mask
 
 WINDOW_BUFFERS = 6
-"""A snapshot in which nothing was released has so many, and so have all older ones."""
+"""Buffers of a snapshot in which no offset of a released message is remembered, and of all older
+snapshots."""
 
 
 class DelayedDedup:
@@ -28,28 +29,28 @@ class DelayedDedup:
 
     def __init__(self, window_ms: int, entries_max: int) -> None:
         self.waiting = DedupWindow(window_ms, entries_max)
-        """By ref; released and cancelled ones count on."""
-        # Offsets of what was released. When a window has passed since the young table was begun, it becomes
-        # the old one, and what that held is forgotten: no id in it counts any more.
+        """Ids by ref. Those of released and cancelled messages continue to count."""
+        # Offsets of released messages. When a window has passed since the young table was begun, it becomes
+        # the old one, and the old one is forgotten: no id in it counts any more.
         self._young, self._old = HashTable(), HashTable()
         self._turned_us = 0
         self._lines = array("q")
-        """First offset and time of each release that the tables hold something of."""
+        """First offset and time of each release of which the tables have offsets."""
 
     def live(self, time_us: int) -> int:
-        """How many ids count at that time."""
+        """The number of ids that count at a time."""
         return self.waiting.live(time_us)
 
     def knows(self, given: Hashes, time_us: int) -> Mask:
-        """Which of these ids, all present, count at that time."""
+        """Which of these ids, none of them all zero, count at a time."""
         return self.waiting.knows(given, time_us)
 
     def times(self, ids: Hashes) -> Numbers:
-        """When the message with each id was stored, as far as that is remembered; else -1."""
+        """When the message with each id was stored; -1 for ids that are not remembered."""
         return self.waiting.times(ids)
 
     def places(self, ids: Hashes, time_us: int) -> Numbers:
-        """The offset of each message that was released by that time, and -1 for the others."""
+        """The offset of each message that was released by a time; -1 for the others."""
         found = np.full(len(ids), -1, np.int64)
         refs = self.waiting.places(ids)
         rows = np.flatnonzero(refs >= 0)
@@ -62,12 +63,12 @@ class DelayedDedup:
         return found
 
     def add(self, ids: Hashes, ref: int, time_us: int) -> None:
-        """A batch was stored; its first message has this ref."""
+        """Remember the ids of a stored batch whose first message has this ref."""
         self.waiting.add(ids, ref, time_us)
 
     def land(self, ids: Hashes, refs: Numbers, base_offset: int, time_us: int) -> None:
-        """Messages got their offsets. Those whose ids do not count any more are not remembered, so that a
-        flood of old ones takes no memory."""
+        """Messages got their offsets. Those whose ids do not count any more are left out, so that a flood of
+        old ones takes no memory."""
         rows = present_rows(ids)
         rows = rows[self.knows(ids[rows], time_us) & (self.waiting.places(ids[rows]) == refs[rows])]
         if not len(rows):
@@ -79,7 +80,7 @@ class DelayedDedup:
         self._lines.extend((base_offset, time_us))
 
     def buffers(self) -> list[bytes]:
-        """Copies for a snapshot; of those that were released only when there are some."""
+        """Copies for a snapshot; offsets of released messages only if there are some."""
         landed: list[bytes] = []
         if self._lines:
             numbers = array("q", (self._turned_us, *self._lines))
@@ -87,7 +88,7 @@ class DelayedDedup:
         return [*self.waiting.buffers(), *landed]
 
     def load(self, buffers: Sequence[Buffer]) -> None:
-        """Take over what `buffers` gave."""
+        """Restore the state from `buffers`."""
         self.waiting.load(buffers[:WINDOW_BUFFERS])
         if len(buffers) > WINDOW_BUFFERS:
             numbers, young, old = buffers[WINDOW_BUFFERS:]
@@ -97,7 +98,7 @@ class DelayedDedup:
             self._young, self._old = HashTable.from_buffers([young]), HashTable.from_buffers([old])
 
     def landed(self) -> int:
-        """How many offsets are remembered."""
+        """The number of offsets of released messages that are remembered."""
         return len(self._young) + len(self._old)
 
     def verify(self) -> None:
@@ -111,7 +112,7 @@ class DelayedDedup:
 
 
 def _named(ids: Hashes, refs: Numbers) -> Hashes:
-    """One hash for an id and the place of a message that has it."""
+    """One hash for an id together with the ref of the message that has it."""
     names = ids.copy()
     names[:, 1] ^= refs.view(np.uint64)
     return names
