@@ -1,10 +1,21 @@
-"""Credit: how many more messages members and groups may have, and the requests that wait for some of it.
+"""Credit: how many more messages a member and a group may have in flight, and the requests that wait for it.
 
-The limits count over all partitions of all topics of a group. What is in flight is a running sum, which the
-partitions keep (`core.flights`), so that asking costs the same whatever their number. A request for which the
-limit of its member is in the way waits for something of that member to be settled; one for which the limit
-of the group is in the way waits in the order of arrival, and as many are woken as there is credit for. Who
-was woken and does not use it passes it on.
+Two limits count over all partitions of all topics of a group: `in_flight_max` of a member, and
+`group_in_flight_max` of the group. The partitions keep running sums of what is in flight (`core.credit`), so
+that asking costs the same whatever the number of partitions. A member's credit is the smaller rest:
+
+    limits 100 and 150          ann   bob   eve   group
+    in flight                   100    40     0     140
+    credit                        0    10    10
+
+A request without credit waits for one of two things. If its member is at the member's limit (ann), it waits
+until something of that member is settled, and is woken then: nobody else can use that credit. Otherwise the
+limit of the group is in the way, and it waits in one line with all such requests of the group, in order of
+arrival. When messages are settled, as many are woken as there is credit for: with 148 of 150 in flight two
+requests, since each may take one message at least. A woken request that does not use its credit passes it on
+(`pass_on`).
+
+Wake-ups are collected and done in the next turn of the pump, so that many acks of one turn wake once.
 """
 
 from __future__ import annotations
@@ -21,25 +32,25 @@ class CreditWaiter(Protocol):
     """A request that had no credit left."""
 
     def credit_freed(self) -> None:
-        """Ask again. It does not wait here any more."""
+        """Ask again; the request does not wait for credit any more."""
         ...
 
 
 class CreditWaiters:
-    """What is in flight in all groups of a node, and who waits for less of it."""
+    """Messages in flight of all groups of a node, and the requests that wait for fewer."""
 
     def __init__(self, pump: Pump) -> None:
         self._pump = pump
         self.flights = Flights(self._freed)
         self._own: dict[tuple[str, str], dict[CreditWaiter, None]] = {}
-        """By group and member: those for which the member's limit was in the way."""
+        """By group and member: the requests that wait for their member's credit."""
         self._all: dict[str, OrderedDict[CreditWaiter, GroupPolicy]] = {}
-        """By group: those for which the group's limit was in the way, in the order of arrival."""
+        """By group: the requests that wait for the group's credit, in order of arrival."""
         self._members: dict[tuple[str, str], None] = {}
         self._groups: dict[str, None] = {}
 
     def left(self, group: str, member: str, policy: GroupPolicy) -> int:
-        """How many messages a member may still be given."""
+        """The number of messages that a member may still be given; negative after a limit was lowered."""
         flights = self.flights.find(group)
         if flights is None:
             return min(policy.in_flight_max, policy.group_in_flight_max)
@@ -47,26 +58,26 @@ class CreditWaiters:
         return min(policy.in_flight_max - of_member, policy.group_in_flight_max - flights.total)
 
     def wait(self, group: str, member: str, policy: GroupPolicy, short: CreditWaiter) -> None:
-        """Tell a request when there may be credit for it."""
+        """Wake a request when there may be credit for it."""
         flights = self.flights.find(group)
         of_member = 0 if flights is None else flights.by_member.get(member, 0)
         if of_member >= policy.in_flight_max:
             self._own.setdefault((group, member), {})[short] = None
         else:
             self._all.setdefault(group, OrderedDict())[short] = policy
-        self.pass_on(group)  # Also for others: it may have been woken, and its member has too many by now.
+        self.pass_on(group)  # It may have been woken for credit of the group: then others may use it.
 
     def held(self, group: str, member: str) -> int:
-        """How many messages a member has, over all partitions."""
+        """Messages in flight of a member, over all partitions."""
         flights = self.flights.find(group)
         return 0 if flights is None else flights.by_member.get(member, 0)
 
     def wait_for_less(self, group: str, member: str, short: CreditWaiter) -> None:
-        """Tell a request when something of its member is settled."""
+        """Wake a request when something of its member is settled."""
         self._own.setdefault((group, member), {})[short] = None
 
     def leave(self, group: str, member: str, short: CreditWaiter) -> None:
-        """A request does not wait any more; harmless when it did not."""
+        """Forget a request; harmless if it does not wait."""
         own = self._own.get((group, member))
         if own is not None and own.pop(short, 0) is None and not own:
             del self._own[group, member]
@@ -75,13 +86,13 @@ class CreditWaiters:
             del self._all[group]
 
     def pass_on(self, group: str) -> None:
-        """There may be credit that nobody was told of: others are, in the next turn."""
+        """There may be credit that nobody uses: wake requests of the group in the next turn."""
         if group in self._all:
             self._touch()
             self._groups[group] = None
 
     def changed(self, group: str) -> None:
-        """The limits may be others: whoever waits looks again."""
+        """The limits may have changed: wake all requests of the group in the next turn."""
         for key in [key for key in self._own if key[0] == group]:
             self._touch()
             self._members[key] = None
@@ -101,7 +112,7 @@ class CreditWaiters:
             self._pump.ready(self)
 
     def turn(self, now_us: int, wall_us: int) -> None:
-        """Wake whom there is credit for."""
+        """Wake the requests that there is credit for."""
         members, self._members = self._members, {}
         groups, self._groups = self._groups, {}
         for key in members:

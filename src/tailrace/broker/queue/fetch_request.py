@@ -1,7 +1,7 @@
-"""Reads: a fetch collects committed frames from the hot tail or the log, and waits while there is nothing.
+"""Fetch requests: collect committed frames from the hot tail or the log, and wait while there are none.
 
-A fetch covers several partitions of one topic. It is looked at when it arrives, whenever one of its
-partitions commits more, when its receiver has room again, and at its deadline; it is answered once.
+A fetch covers several partitions of one topic. It looks for frames when it arrives, when one of its
+partitions commits more, when its receiver has room again, and at its deadline. It is answered once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DROPPED = Refusal("unavailable", "the receiver is gone")
 
 
 class OpenGate:
-    """A receiver without a buffer of its own to protect (inside the same process)."""
+    """The gate of a receiver in the same process, which has no send buffer to protect."""
 
     def __init__(self) -> None:
         self.answered_us: dict[str, int] = {}
@@ -75,10 +75,10 @@ class FetchRequest:
         self._reading = False
         self._watching = False
         self._unreadable: dict[int, Refusal] = {}
-        """Partitions whose next messages cannot be read: the others come first, then the receiver is told."""
+        """Partitions whose next messages cannot be read; the fetch is refused if the others have none."""
 
     def start(self) -> None:
-        """Look for the first time; set the deadline when there is nothing yet."""
+        """Look for the first time; set the deadline if there is nothing yet."""
         self._gate.fetches[self] = None
         self.look()
         if self._respond is not None and not self._expired:
@@ -86,20 +86,20 @@ class FetchRequest:
             self._timer = self._pump.at(self._pump.clock.now_us() + wait_us, self.expire)
 
     def expire(self, now_us: int) -> None:
-        """The time is up: answer, be it with nothing."""
+        """The deadline has come: answer, possibly with nothing."""
         self._expired = True
         self.look()
 
     def hang_up(self) -> None:
-        """The receiver sends nothing more: it gets what there is, and does not wait."""
+        """The receiver sends nothing more: answer with what there is now."""
         self.expire(0)
 
     def drop(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The receiver is gone."""
         self._answer(_DROPPED, NOTHING)
 
     def look(self) -> None:
-        """Answer if there is something to say; else wait."""
+        """Answer if there are frames or a refusal; else wait."""
         self._watching = False
         if self._respond is None or self._reading:
             return
@@ -154,7 +154,7 @@ class FetchRequest:
                 shard.wakeups.watch(self.look)
 
     def _early(self, nbytes: int) -> bool:
-        """Whether to wait a moment for more; a timer looks again."""
+        """Whether to wait a moment for more frames; a timer looks again."""
         if nbytes >= PACE_BYTES or self._expired:
             return False
         now_us = self._pump.clock.now_us()
@@ -179,7 +179,7 @@ class FetchRequest:
         return Refusal("not_found", message, "none", details)
 
     def _lost(self, partition: int, lost: tuple[int, int], end: int) -> Refusal:
-        """What is lost is said to everybody who comes by; what is behind it is there."""
+        """The refusal for a reader at a lost offset; it names the next offset that is there."""
         first, stop = lost
         place = f"{self._fetch.topic}/{partition}"
         message = f"offsets {first} to {stop - 1} of {place} are lost, as accepted: go on at {stop}"
@@ -201,14 +201,14 @@ class FetchRequest:
             self._reading = False
             parts, rows = result if error is None else (NOTHING, 0)
             if end > shard.end_offset:
-                parts, error = NOTHING, None  # Storage failed meanwhile: some of it may be gone.
+                parts, error = NOTHING, None  # Storage failed meanwhile: some of these may be gone.
             if self._respond is not None and parts:
                 size = sum(len(part) for part in parts)
                 self._metrics.delivered(self._fetch.topic, size, rows)
                 self._answer(Fetched([(partition, size, shard.start_offset, shard.end_offset)]), parts)
             self._gate.release(room)
             if self._respond is not None:
-                if shard.start_offset <= offset < end <= shard.end_offset:  # Else it is gone meanwhile.
+                if shard.start_offset <= offset < end <= shard.end_offset:  # Else trimmed or dropped by now.
                     missing = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
                     known = shard.damage if error is None else None
                     self._unreadable[partition] = known or refuse(error or missing)

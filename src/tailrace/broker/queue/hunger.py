@@ -1,9 +1,14 @@
-"""Hunger: a member waits for messages while others of its group hold more than one; those are told of it.
+"""Hunger: a member waits for messages while others of its group hold more than one; those hear of it.
 
-Members lease somewhat ahead of what they handle. When another one waits and nothing is free for it, whoever
-holds messages of the same partitions hears of it through its heartbeat, and gives back what it has not begun.
-It is looked for a moment after a request began to wait, then again and again while one waits, so that its
-cost does not depend on how many requests come and go.
+Members lease ahead of what they handle. Suppose ann has leased 100 messages, handles them one by one, and
+bob waits with nothing free for him:
+
+    bob's request waits ──FIRST_US──▶ look: on which partitions do members wait, and who holds messages there?
+        ann holds 100 ──▶ her heartbeat is answered: "others wait on orders/0"
+        ann's SDK gives back what no handler has begun ──▶ bob is woken
+
+While somebody waits, the look is repeated every `AGAIN_US`. So the cost does not depend on how many requests
+come and go.
 """
 
 from __future__ import annotations
@@ -16,28 +21,28 @@ from tailrace.broker.topics import Topics
 from tailrace.core.model.group_commands import Place
 
 FIRST_US = 10_000
-"""So long somebody waits before others are told: mostly there is something sooner than that."""
+"""Wait of a request before others hear of it; mostly it gets a message sooner."""
 AGAIN_US = 100_000
 HELD_MIN = 2
-"""Whoever holds a single message is at work on it."""
+"""Least number of messages in flight of a member that hears of hunger; a single one is being handled."""
 
 
 class Hunger:
-    """The groups in which somebody waits."""
+    """Finds members that hold messages while others of their group wait."""
 
     def __init__(self, topics: Topics, pump: Pump, credit: CreditWaiters) -> None:
         self._topics = topics
         self._pump = pump
         self._credit = credit
         self._waiting: dict[str, dict[str, None]] = {}
-        """By group: the topics on which somebody waited since it was last looked at."""
+        """By group: the topics on which requests waited since the last look."""
         self._looked_us: dict[str, int] = {}
-        """By group: when it was looked at last, if that is less than `AGAIN_US` ago."""
+        """By group: the time of the last look, if less than `AGAIN_US` ago."""
         self.tell: Callable[[str, str, list[Place]], None] = lambda group, member, places: None
-        """Called with a group, a member that holds messages, and where others wait for some."""
+        """Hook: group, a member that holds messages, and the partitions on which others wait."""
 
     def waits(self, group: str, topic: str) -> None:
-        """A request that takes anything found nothing on a partition."""
+        """A request for messages of any lane found nothing on a partition of a topic."""
         topics = self._waiting.get(group)
         if topics is not None:
             topics[topic] = None
@@ -63,7 +68,7 @@ class Hunger:
             self.waits(group, topic)
 
     def _find(self, group: str, topic: str, asked: dict[str, list[Place]]) -> bool:
-        """Note who holds messages of partitions of a topic where others wait; whether any do."""
+        """Add to `asked` the members that hold messages where others wait; true when there are any."""
         host = self._topics.find(topic)
         found = False
         for partition, shard in enumerate(host.shards if host is not None else ()):

@@ -1,22 +1,23 @@
-"""The messages of one key, in order, for topics with `key_index`: what a stream holds, and nothing else.
+"""Reads by key: the messages of one key, in order, for topics with `key_index`; the content of a stream.
 
-The core counts the messages of every key (`core.keys`), and the log finds them by the hash of the key, the
-newest first (`PartitionLog.find_key`). Both are asked about the same moment: the count is taken with the end
-of the partition as it is decided, and the search begins when that is durable. So the newest message below
-that end has the count as its number, its *version*, and the others follow from there, whatever was trimmed:
+The core counts the messages of every key (`core.publish.key_index`), and the log finds them by the hash of
+the key, the newest first (`PartitionLog.find_key`). Both answers are about the same moment: the count is
+taken together with the end of the partition, and the search begins when everything up to that end is durable.
+So the newest message below that end has the count as its number, its *version*, and the others are numbered
+backwards from there, whatever was trimmed:
 
     versions    1 2 3 4 5 6 7       the count is 7; 1 and 2 were trimmed, 3 is the oldest that is found
     asked       since 3, limit 2    passes over the newest 2 (6 and 7), takes 2: versions 4 and 5
 
-So a search never goes back further than the messages that are asked for. Only where it comes to the beginning
-of the log without having found as many as there should be, some were trimmed: then it is made again from the
-oldest that is left.
+So a search never goes back further than the messages that are asked for. If it comes to the start of the log
+with fewer messages than it should have found, some were trimmed: then it begins again at the oldest that is
+left.
 
 Two keys may share a hash. The core knows whether another key of the partition shares the 64 bits that the log
 finds by. If one does, or if a message turns out to have another key, every message found is compared first;
 that takes a read of each, and nothing else changes.
 
-A job does all its reading on reader threads, in steps of bounded bytes.
+A request does all its reading on reader threads, in steps of bounded bytes.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ INDEX_BYTES = 4 * 1024 * 1024
 ROWS_MAX = 10_000
 _SPAN_MAX = (1 << 32) - 1
 _AGAIN = object()
-"""What a step says that is not the last one."""
+"""Result of a step that is not the last one."""
 _DROPPED = Refusal("unavailable", "the receiver is gone")
 
 
 class KeyReads:
-    """Answers `ReadKey`, and reads the keys of what was there when the broker started."""
+    """Answers `ReadKey`, and indexes the keys of frames written before the broker started."""
 
     def __init__(self, topics: Topics, pump: Pump, metrics: Metrics) -> None:
         self.verbs: dict[type[Any], Verb] = {ReadKey: self._read}
@@ -62,7 +63,7 @@ class KeyReads:
         self._closed = False
 
     def close(self) -> None:
-        """Begin nothing more by itself."""
+        """Stop indexing."""
         self._closed = True
 
     def _read(self, request: ReadKey, body: Buffer, respond: Respond, gate: Gate) -> None:
@@ -82,8 +83,8 @@ class KeyReads:
         KeyRequest(request, shard, self._pump, self._metrics, gate, respond).start()
 
     def warm(self) -> None:
-        """Begin to read the keys of open segments, so that the first search does not wait for that: one
-        partition after the other, in steps."""
+        """Begin to index the keys of open segments, one partition after the other and in steps, so that the
+        first search need not wait for it."""
         logs = [shard.log for shard in self._topics.shards() if shard.options.key_index and not shard.fault]
 
         def step() -> bool:
@@ -91,7 +92,7 @@ class KeyReads:
 
         def done(result: Any, error: Exception | None) -> None:
             if error is not None or result:
-                logs.pop()  # What is wrong with it is said to whoever reads it.
+                logs.pop()  # An error will be raised again to a reader of this log.
             go_on()
 
         def go_on() -> None:
@@ -102,7 +103,7 @@ class KeyReads:
 
 
 class KeyRequest:
-    """One request under way."""
+    """One `ReadKey` under way."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class KeyRequest:
         self._hash = hash_of_key(request.key)
         self._count = self._end = 0
         self._alone = True
-        """Whether what has the hash has the key."""
+        """Whether every message with the hash has the key, as far as is known."""
         self._compared = _Compared()
 
     def start(self) -> None:
@@ -146,10 +147,10 @@ class KeyRequest:
         shard.answer(self._counted, Done())
 
     def hang_up(self) -> None:
-        """The receiver sends nothing more; it is answered all the same."""
+        """The receiver sends nothing more; it gets its answer all the same."""
 
     def drop(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The receiver is gone."""
         respond, self._respond = self._respond, None
         self._gate.fetches.pop(self, None)
         if respond is not None:
@@ -192,7 +193,7 @@ class KeyRequest:
     # -- on a reader thread
 
     def _step(self, log: PartitionLog, begin: int) -> Any:
-        """The answer, or `_AGAIN` when there is more to read before."""
+        """The answer, or `_AGAIN` when more has to be read first."""
         request, total = self._request, self._count
         until = min(request.until or total, total)
         if not self._alone and not self._compare(log, begin, total - request.since):
@@ -200,7 +201,7 @@ class KeyRequest:
         since, places = request.since, self._chosen(log, begin, request.since, until)
         if places is not None and not request.newest_first:
             there = places.passed + len(places.offsets)
-            if there < total - since:  # Some of those that are asked for, or newer ones, were trimmed.
+            if there < total - since:  # Some of these messages, or newer ones, were trimmed.
                 since = total - there
                 places = self._chosen(log, begin, since, until)
         if places is None:
@@ -211,7 +212,7 @@ class KeyRequest:
         return self._gathered(log, places, since, until)
 
     def _chosen(self, log: PartitionLog, begin: int, since: int, until: int) -> KeyPlaces | None:
-        """Where the messages lie that are asked for, of the versions in (since, until]."""
+        """Places of the requested messages, of the versions in (since, until]."""
         count = min(self._request.limit, ROWS_MAX, max(until - since, 0))
         last = until if self._request.newest_first else since + count
         skip = self._count - last
@@ -220,7 +221,7 @@ class KeyRequest:
         return log.find_key(self._hash, begin, self._end, skip, count)
 
     def _gathered(self, log: PartitionLog, places: KeyPlaces, since: int, until: int) -> Any:
-        """The answer with as many of these messages as its bytes allow, in one frame."""
+        """The answer: as many of these messages as fit, in one frame."""
         newest_first, offsets = self._request.newest_first, places.offsets
         version = self._count - places.passed - len(offsets) + 1  # Of the first one.
         if newest_first:
@@ -245,8 +246,8 @@ class KeyRequest:
         return KeyRead(version, len(kept), self._count, more), item.parts()
 
     def _compare(self, log: PartitionLog, begin: int, count: int) -> bool:
-        """Compare the next messages with the hash, from the newest on; True when so many have the key, or
-        there are no more."""
+        """Compare the keys of the next messages with the hash, newest first; true when `count` messages have
+        the key or no more are left."""
         compared = self._compared
         if compared.complete or len(compared.offsets) >= count:
             return True
@@ -270,18 +271,18 @@ class KeyRequest:
 
 
 class _Compared:
-    """Messages that were read and have the key, from the newest on."""
+    """Messages that were read and have the key, newest first."""
 
     def __init__(self) -> None:
         self.end = 1 << 62
-        """Everything from here on was read."""
+        """All messages with the hash from this offset on were compared."""
         self.complete = False
         self.offsets: list[int] = []
         self._positions: list[int] = []
         self._generation = 0
 
     def add(self, frames: list[Frame], places: KeyPlaces, key: bytes) -> bool:
-        """Take those of older messages that have the key; False when the log has shrunk since the first."""
+        """Add the older messages that have the key; false when the log has shrunk since the first ones."""
         if self.offsets and places.generation != self._generation:
             return False
         mine = np.flatnonzero(_having(frames, places.offsets, key))[::-1]
@@ -291,7 +292,7 @@ class _Compared:
         return True
 
     def places(self, skip: int, count: int) -> KeyPlaces:
-        """As `PartitionLog.find_key` would give them."""
+        """Places, as `PartitionLog.find_key` would give them."""
         chosen = slice(skip, skip + count)
         offsets = np.array(self.offsets[chosen][::-1], np.int64)
         positions = np.array(self._positions[chosen][::-1], np.int64)

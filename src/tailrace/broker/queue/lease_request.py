@@ -1,11 +1,34 @@
-"""Leases: a lease request collects messages from its partitions, and waits while there is nothing.
+"""Lease requests: collect messages from several partitions, and wait while there are none.
 
-A request covers several partitions of one topic. Each is asked when the request arrives and then only when
-something may have changed there (see `wakeups`); the decision is the partition's own. What was leased is
-answered at once, as the stored frames where that is possible.
+A request covers several partitions of one topic and is answered once. Each partition is asked when the
+request arrives, and then only when something may have changed there (`lease_waiters`). The decision what to
+lease is the partition's own; the request adds up the answers:
 
-While a request cannot ask, because its receiver has no room, was answered just now, or has no credit left, it
-stands in no line: what is freed meanwhile goes to others. When it can, it asks everywhere again.
+    pending ──look──▶ asked ──▶ leased something      added to the answer
+       ▲                  ├───▶ nothing there         waits in the line of that partition
+       │                  └───▶ refused               the answer, if nothing was leased
+       └───────woken, has room or credit again────────┘
+
+When no question is open, the request is answered if it has messages or its time is up. With `count_max` = 10
+on three partitions, partition 1 served last:
+
+    ask 2     4 messages are free there, 2 members wait: its share will be 2, so 8 are still wanted
+    ask 0     12 are free, nobody else waits: its share covers the 8, so partition 1 is not asked
+    2 leases  2 messages;  0 leases 5, because a lease by somebody else came before
+    ask 1     there was less than it seemed: 3 are still wanted, 1 leases 3
+    answer    10 messages in three grants
+
+*When a request cannot ask.* Its receiver may have no room; the member may have been answered with little less
+than `PACE_US` ago; its member or group may have no credit. Then the request leaves all lines, so that freed
+messages go to others, and asks everywhere again once it can. A wake-up that it does not use is passed on.
+
+*Messages set apart* may have ended the members that had them (`core.queue.apart`). They are leased one at a
+time, when there is nothing else and the member has nothing else in flight, so that only one message is at
+risk.
+
+*One request per member and receiver at a time.* A newer one waits until the older one is answered, for two at
+a time would lease messages that arrive in the wrong order. Messages that were leased for a receiver that is
+gone are given back, without a counted delivery.
 """
 
 from __future__ import annotations
@@ -34,13 +57,13 @@ if TYPE_CHECKING:
 
 LEASE_BYTES_MAX = 8 * 1024 * 1024
 UNPACED_MAX = 8
-"""A request for no more messages than that is answered as soon as there is one."""
+"""Requests for at most this many messages are not paced: they are answered as soon as there is one."""
 _STORAGE = frozenset(("storage_fault", "corrupt", "full"))
-"""Refusals of a partition that is ill: the others go on without it."""
+"""Refusals of a partition whose storage failed: the other partitions go on without it."""
 
 
 class _Place:
-    """One partition of a lease request; a `Waiter` there."""
+    """One partition of a lease request, as a `Waiter` in the line there."""
 
     __slots__ = (
         *("above", "alone", "asked", "asked_us", "generation", "ill", "job", "member", "number", "partition"),
@@ -56,20 +79,20 @@ class _Place:
         self.generation = generation
         self.shard = shard
         self.asked = True
-        """Whether it shall be asked or was, and has not answered."""
+        """Whether the partition will be asked, or was asked and has not answered."""
         self.asked_us = 0
-        """When it was last asked, and may have leased something."""
+        """Time of the last question that may have leased something."""
         self.waits = False
         self.roused = False
-        """Whether it is asked because it was woken."""
+        """Whether the partition is asked because this waiter was woken."""
         self.passing = False
         self.alone = False
-        """Whether it is asked for one message that is set apart."""
+        """Whether the question is for one message that is set apart."""
         self.ill: Refusal | None = None
-        """Why its storage is of no use now."""
+        """Refusal of a partition whose storage failed."""
 
     def make(self) -> LeaseRun | None:
-        """Its turn has come: ask for as much as is still wanted, of what is committed now."""
+        """The turn has come: ask for as much as is still wanted, of the messages committed by now."""
         return self.job.command(self)
 
     def reply(self, reply: Reply, parts: Sequence[Buffer]) -> None:
@@ -78,12 +101,12 @@ class _Place:
         self.job.decided(self, reply)
 
     def wake(self, passing: bool) -> bool:
-        """There may be something now."""
+        """Ask again: there may be messages now."""
         self.passing = passing
         return self.job.woken(self)
 
     def pass_on(self) -> None:
-        """It was woken and cannot use what there may be."""
+        """If it was woken and cannot use that, wake the next one."""
         roused, self.roused = self.roused, False
         if roused:
             self.shard.wakeups.passed(self.job.request.group)
@@ -117,9 +140,9 @@ class LeaseRequest:
         self._pace: Timer | None = None
         self._parked = False
         self._short: GroupPolicy | None = None
-        """The limits of messages in flight, when they were in the way."""
+        """The policy whose limits of messages in flight were in the way."""
         self._by_credit = False
-        """Whether it asks because there was credit."""
+        """Whether the request asks because there was credit."""
         self._under_way = 0
         self._grants: list[Grant] = []
         self._taken: list[tuple[_Place, RunLeased]] = []
@@ -130,20 +153,18 @@ class LeaseRequest:
         ]
         self._pending: list[_Place] = []
         self._lone: set[_Place] = set()
-        """Where it has asked for messages that are set apart since it last asked for others."""
+        """Partitions asked for messages set apart since the last question for others."""
         self._key = (gate, request.topic, request.group, request.member)
         self._begun = False
         self._then: LeaseRequest | None = None
-        """The next request of the same member, which begins when this one is answered."""
+        """The next request of the same member; it begins when this one is answered."""
 
     # -- asking
 
     def start(self, first: int) -> None:
-        """Ask every partition, beginning with the one at place `first`, and set the deadline.
+        """Ask every partition, beginning with number `first` of the list, and set the deadline.
 
-        Another request of the same member that is still under way is answered before: two at a time would
-        lease messages that arrive in the wrong order.
-        """
+        An older request of the same member is answered first."""
         self._places = self._places[first:] + self._places[:first]
         older = self._leasing.latest.get(self._key)
         self._leasing.latest[self._key] = self
@@ -155,7 +176,7 @@ class LeaseRequest:
             self._begin()
 
     def supersede(self, newer: LeaseRequest) -> None:
-        """Its sender has sent another: ask no more, and answer with what there is."""
+        """The member has sent another request: ask no more, and answer with what there is."""
         self._then = newer
         if self._begun:
             self._expired = True
@@ -174,7 +195,7 @@ class LeaseRequest:
         self.look()
 
     def look(self) -> None:
-        """Ask the partitions where something may be, when the receiver has room."""
+        """Ask the pending partitions, if the receiver has room."""
         self._parked = False
         if self._respond is None or not self._pending:
             return
@@ -190,7 +211,7 @@ class LeaseRequest:
         wanted = self._count_left
         for place in pending:
             if wanted <= 0 and not place.roused:
-                self._pending.append(place)  # Asked when the others have less than it seems.
+                self._pending.append(place)  # Asked if the others have less than it seems.
                 continue
             self._under_way += 1
             place.shard.submit(Late(place.make), b"", place.reply)
@@ -198,11 +219,11 @@ class LeaseRequest:
                 wanted -= place.shard.wakeups.share(self.request.group, place)
 
     def woken(self, place: _Place) -> bool:
-        """Something changed in a partition: whether it asks there now."""
+        """A waiter was woken; true when the partition is asked."""
         if self._respond is None:
             return False
         if place.alone:
-            place.roused = True  # Passed on when it knows about the one message.
+            place.roused = True  # Passed on when the question for the one message is answered.
         if not place.asked:
             place.asked = place.roused = True
             self._pending.append(place)
@@ -210,7 +231,7 @@ class LeaseRequest:
         return place.roused
 
     def _step_aside(self) -> None:
-        """It cannot ask now: it stands in no line until it asks everywhere again."""
+        """The request cannot ask now: leave all lines; later it asks everywhere again."""
         for place in self._pending:
             place.roused = False
         for place in self._places:
@@ -221,7 +242,7 @@ class LeaseRequest:
         self._pass_credit_on()
 
     def _pass_credit_on(self) -> None:
-        """It asked, or cannot ask, because there was credit: what it does not use is for others."""
+        """If the request was woken for credit, let others use what it left."""
         if self._by_credit:
             self._by_credit = False
             self._leasing.credit.pass_on(self.request.group)
@@ -232,8 +253,8 @@ class LeaseRequest:
             place.shard.wakeups.leave(self.request.group, place)
 
     def _early(self) -> bool:
-        """Whether to wait a moment for more, because little was handed over just now. Who wants little does
-        not gain by that."""
+        """Whether to wait a moment for more messages, because little was handed over just now. Requests for
+        few messages would gain nothing by that."""
         if self._expired or self.request.count_max <= UNPACED_MAX:
             return False
         if self._pace is None:
@@ -252,7 +273,7 @@ class LeaseRequest:
         return f"{request.topic}/{request.group}/{request.member}"
 
     def command(self, place: _Place) -> LeaseRun | None:
-        """What to ask a partition for; None when nothing more is wanted."""
+        """The command for a partition; None when nothing more is wanted or there is no credit."""
         request, shard = self.request, place.shard
         count = self._count_left
         if self._respond is not None and count > 0 and self._bytes_left > 0:
@@ -264,7 +285,7 @@ class LeaseRequest:
             if credit > 0:
                 place.asked_us = self._pump.clock.now_us()
                 sharers = shard.wakeups.sharers(request.group, place)
-                self._leave_line(place)  # Of what it leaves, it has no share any more.
+                self._leave_line(place)  # It takes its share now: of the rest it has none.
                 return LeaseRun(
                     request.group,
                     request.member,
@@ -288,7 +309,7 @@ class LeaseRequest:
     # -- answers of partitions
 
     def decided(self, place: _Place, reply: Any) -> None:
-        """A partition has leased something, has nothing, or refuses."""
+        """A partition has leased messages, has none, or refuses."""
         self._under_way -= 1
         alone, place.alone = place.alone, False
         if type(reply) is RunLeased:
@@ -305,7 +326,7 @@ class LeaseRequest:
             place.ill = None
             self._wait(place)
             if alone:
-                place.pass_on()  # To who comes first, which may be this one: now it asks for everything.
+                place.pass_on()  # To the first in line, perhaps this one: now it asks for all messages.
             else:
                 roused, place.roused = place.roused, False
                 if roused and place.passing:
@@ -313,7 +334,7 @@ class LeaseRequest:
         self._check()
 
     def _take(self, place: _Place, leased: RunLeased) -> None:
-        """Add the messages to the answer. They were at hand when it was decided, and mostly still are."""
+        """Add leased messages to the answer. They were cached at the decision, and mostly still are."""
         found = place.shard.at_hand.frames(leased.spans)
         if isinstance(found, int):
             self._under_way += 1
@@ -352,7 +373,7 @@ class LeaseRequest:
         return loaded
 
     def _give_back(self, place: _Place, leased: RunLeased) -> None:
-        """Nobody will ever see these: they are available again, and were never delivered."""
+        """Give back messages that nobody has seen: they are available again, without a counted delivery."""
         request = self.request
         leases = [(leased.lease, leased.spans)]
         give_back = GiveBack(request.topic, place.partition, request.group, leases)
@@ -360,7 +381,7 @@ class LeaseRequest:
 
     def _refused(self, place: _Place, refusal: Refusal) -> None:
         if self._respond is None or self._grants:
-            return  # What there is counts; who asks again is told again.
+            return  # Messages go first; the next request is refused again.
         if place.shard.gone is not None:
             refusal = place.shard.gone
         elif refusal.code in _STORAGE:
@@ -380,7 +401,7 @@ class LeaseRequest:
     # -- the end
 
     def _check(self) -> None:
-        """Answer when no partition has anything more to say now, and something was leased or time is up."""
+        """Answer if no question is open and there are messages or time is up; else wait."""
         if self._under_way or self._respond is None:
             return
         if self._asks_on() or self._ask_alone():
@@ -393,8 +414,8 @@ class LeaseRequest:
             self._pass_credit_on()
 
     def _ask_alone(self) -> bool:
-        """There is nothing else: ask one partition for one message that is set apart, unless the member has
-        others, which might end with it. Then it asks again when it has fewer."""
+        """There is nothing else: ask one partition for one message that is set apart. A member that has other
+        messages in flight waits until it has none, because these might end with it."""
         request = self.request
         if self._grants or self._pending or self._short is not None or self.above < LANES:
             return False
@@ -417,28 +438,29 @@ class LeaseRequest:
         return True
 
     def _wait_for_credit(self, policy: GroupPolicy) -> None:
-        """Its member or its group has too many messages, perhaps of partitions that it does not speak of: it
-        asks again when there are fewer."""
+        """The member or the group has too many messages in flight, perhaps on other partitions: ask again
+        when there are fewer."""
         self._short, self._by_credit = None, False
         for place in self._places:
             self._leave_line(place)
         self._leasing.credit.wait(self.request.group, self.request.member, policy, self)
 
     def _asks_on(self) -> bool:
-        """Ask the partitions that were left out, if there was less than it seemed; whether it does."""
+        """Ask partitions that were left out, if the others had less than it seemed; true when some question
+        is open."""
         if self._pending and self._count_left > 0 and self._bytes_left > 0 and not self._parked:
             self.look()
         return self._under_way > 0
 
     def _damage(self) -> Refusal | None:
-        """Where the others had nothing for all the time that was to be waited: a partition that is damaged or
-        whose storage failed, and which may hold what is waited for."""
+        """The refusal to answer with when the time is up and no partition had a message: that of a partition
+        which is damaged or whose storage failed, because it may hold the messages waited for."""
         if self._grants or not self._waited:
             return None
         return next((p.ill for p in self._places if p.ill and p.ill.code != Full.code), None)
 
     def credit_freed(self) -> None:
-        """There may be credit: ask everywhere."""
+        """There may be credit: ask everywhere again."""
         self._by_credit = True
         for place in self._places:
             if not place.asked:
@@ -447,27 +469,27 @@ class LeaseRequest:
         self.look()
 
     def expire(self, now_us: int) -> None:
-        """The time is up: answer, be it with nothing."""
+        """The deadline has come: answer, possibly with nothing."""
         self._expired = self._waited = True
         if self._parked:
-            self._pending.clear()  # The receiver has no room for more than that.
+            self._pending.clear()  # The receiver has no room for more.
         self.look()
         self._check()
 
     def drop(self) -> None:
-        """Nobody waits for the answer any more: what was leased for it is given back."""
+        """The receiver is gone: give back the messages leased for it."""
         if self._respond is not None:
             for place, leased in self._taken:
                 self._give_back(place, leased)
             self._finish()
 
     def evict(self, refusal: Refusal) -> None:
-        """The member is none any more: it is told so, and what was leased for it is given back."""
+        """The member is gone: refuse, and give back the messages leased for it."""
         self._end(refusal)
 
     def hang_up(self) -> None:
-        """The receiver sends nothing more, or lets its leases end, so nobody would settle what it was given:
-        it is given nothing."""
+        """Answer with nothing: the receiver sends nothing more or let a lease time out, so nobody would
+        settle the messages."""
         self._end(Leases([]))
 
     def _end(self, reply: Leases | Refusal) -> None:
@@ -478,8 +500,7 @@ class LeaseRequest:
         self._go_on()
 
     def give_up(self) -> None:
-        """The broker closes: there is nothing for whoever waits, and what was leased for it is not logged any
-        more."""
+        """The broker closes: answer with nothing. Leases of the last turn are not logged any more."""
         respond = self._finish()
         assert respond is not None
         respond(Leases([]), ())
@@ -498,7 +519,7 @@ class LeaseRequest:
             self._leave_line(place)
         self._leasing.credit.leave(group, self.request.member, self)
         self._pass_credit_on()
-        # They know this job: it would live on with all that it leased until a collection of garbage finds it.
+        # Break the reference cycle, so that the request is freed now and not by the garbage collector.
         self._places, self._pending, self._taken = [], [], []
         return respond
 

@@ -1,4 +1,4 @@
-"""The verbs of queues: leasing messages, settling them, and the places of groups."""
+"""Verbs of queues: lease messages, settle them, read and move the cursors of groups."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ PARTITIONS_MAX = 10_000
 COUNT_MAX = 100_000
 MEMBER_MAX = 256
 ERROR_MAX = 1024
-"""So much of an error is kept; the rest of a long one is cut off."""
+"""Length to which error texts are cut."""
 _SERVED_MAX = 10_000
 _IDS = 512
 
 
 class LeaseVerbs:
-    """The part of the gateway that clients of queues speak to."""
+    """Answers the requests of consumers."""
 
     def __init__(
         self, topics: Topics, pump: Pump, metrics: Metrics, entropy: Callable[[int], bytes] = os.urandom
@@ -55,9 +55,9 @@ class LeaseVerbs:
         self.pump = pump
         self.metrics = metrics
         self.jobs: dict[LeaseRequest, None] = {}
-        """In the order in which they came."""
+        """Lease requests under way, in order of arrival."""
         self.latest: dict[tuple[Gate, str, str, str], LeaseRequest] = {}
-        """By receiver, topic, group and member: the last request under way."""
+        """By receiver, topic, group and member: the latest request under way."""
         self.credit = CreditWaiters(pump)
         self.hunger = Hunger(topics, pump, self.credit)
         self._number = 0
@@ -76,27 +76,26 @@ class LeaseVerbs:
         }
 
     def close(self) -> None:
-        """Tell those that wait that there is nothing for them."""
+        """Answer all waiting requests with nothing."""
         for job in list(self.jobs):
             job.give_up()
 
     def evict(self, group: str, member: str) -> None:
-        """A member is gone: polls of its that still wait must not take messages for nobody."""
+        """A member is gone: end its waiting requests, so that they take no messages for nobody."""
         refusal = Refusal(Fenced.code, f"{member!r} is no member of group {group!r} any more")
         for job in list(self.jobs):
             if job.request.group == group and job.request.member == member:
                 job.evict(refusal)
 
     def overslept(self, group: str, member: str) -> None:
-        """A lease of a member has run out, so it seems to stand still. Polls that it sent before are over:
-        otherwise it would be given that very message again, and hold it for another lease. If it lives, it
-        asks anew."""
+        """A lease of a member has timed out: the member seems to stand still. End its waiting requests, or it
+        would get the same message again and hold it for another lease. If it lives, it asks anew."""
         for job in list(self.jobs):
             if job.request.group == group and job.request.member == member:
                 job.hang_up()
 
     def shard(self, topic: str, partition: int) -> PartitionRuntime:
-        """A partition whose messages can be leased."""
+        """The runtime of a data partition; raises when there is none."""
         shards = self.topics.get(topic).shards
         if not 0 <= partition < len(shards):
             raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
@@ -134,7 +133,7 @@ class LeaseVerbs:
         job.start(self._after_served(request) if len(places) > 1 else 0)
 
     def _after_served(self, request: Lease) -> int:
-        """Which of its partitions to ask first: the one behind that which was served last."""
+        """Index of the partition to ask first: the one after the partition served last."""
         served = self._served.get((request.topic, request.group, request.member), -1)
         for index, (partition, _) in enumerate(request.partitions):
             if partition == served:
@@ -142,14 +141,14 @@ class LeaseVerbs:
         return 0
 
     def served(self, request: Lease, partition: int) -> None:
-        """A member was given messages of a partition: next time the others come first."""
+        """A member got messages of a partition: next time the others come first."""
         if len(request.partitions) > 1:
             if len(self._served) >= _SERVED_MAX:
                 self._served.clear()  # Only fairness depends on it, for one round.
             self._served[request.topic, request.group, request.member] = partition
 
     def new_lease(self) -> int:
-        """A random number that is never 0."""
+        """A random lease id, never 0."""
         for number in self._ids:
             if number:
                 return number
@@ -157,7 +156,7 @@ class LeaseVerbs:
         return self.new_lease()
 
     def next_number(self) -> int:
-        """A number for a request: those that come later have greater ones."""
+        """The number of a new request; later requests have greater numbers."""
         self._number += 1
         return self._number
 
@@ -171,7 +170,7 @@ class LeaseVerbs:
             request = msgspec.structs.replace(request, error=request.error[:ERROR_MAX])
         self.shard(request.topic, request.partition).submit(request, b"", respond)
 
-    # -- places of groups
+    # -- cursors of groups
 
     def _commit(self, request: Commit, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= len(request.positions) <= PARTITIONS_MAX:
@@ -203,7 +202,7 @@ class LeaseVerbs:
 
 
 class _Collected:
-    """Replies of several partitions to one request."""
+    """Collects the replies of several partitions to one request."""
 
     def __init__(self, count: int, over: Callable[[Sequence[Any]], None]) -> None:
         self._replies: list[Any] = [None] * count
@@ -211,7 +210,7 @@ class _Collected:
         self._over = over
 
     def taker(self, index: int) -> Respond:
-        """Who takes the reply of one of them."""
+        """A receiver for the reply of one partition."""
 
         def take(reply: Reply, parts: Sequence[Buffer]) -> None:
             self._replies[index] = reply

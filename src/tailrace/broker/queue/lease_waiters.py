@@ -1,15 +1,36 @@
-"""Who waits for something on one partition, and when to look again.
+"""Waiters of one partition: readers and lease requests that found nothing, and the timer that wakes them.
 
-Readers wait for more to be committed; all of them look then. Lease requests that found nothing wait in the
-line of their group, and are woken when more is committed, when a command freed something (a nack or expiry
-makes messages available, an ack may free a key, a grant or a resume lets them lease), or when a back-off or a
-lease is over. Only as many are woken as something was freed for, in order of arrival, so that an ack costs
-the same however many wait.
+Readers wait for more to be committed, and all of them look then. Lease requests wait in the line of their
+group (`waiting_line`). Waking all of them would make an ack more expensive the more members wait, so only as
+many are woken as there may be messages for, in order of arrival:
 
-No wake-up is lost: whoever was woken and could not ask passes it on to the next one (`passed`). Whoever asked
-and found nothing although something is free passes it on to those who alone may have it (`in_vain`): messages
-of a key in flight go to the member that has the key. One that wants only urgent messages and got some lets
-the next one of its kind look (`took`).
+    event                                                   requests that are woken
+    n messages are committed                                n, of each group
+    messages are given back, nacked, rejected, evicted …    one per message
+    an ack                                                  none; with ordered keys, one per message
+    a lease has timed out, a back-off is over, a trim       as many as messages are free
+    a grant, a reset, a pause or its end, new options       all of the group
+    the state is another one, or lost                       all
+
+and never more than messages are free. Suppose r1, r2 and r3 of three members wait, and two messages are
+committed:
+
+    r1 and r2 are woken, r3 is not
+    r1 asks: 2 messages are free, 3 members wait: its share is 1. It gets 1 and leaves the line
+    r2 asks: 1 message is free, 2 members wait: its share is 1. It gets 1 and leaves the line
+
+No wake-up may be lost, or a message would lie free while members wait:
+
+    `passed`    a woken request cannot ask (no room, no credit, answered just now): the next one is woken
+    `in_vain`   it asked and found nothing, though something is free: those are woken that alone may have it,
+                for messages of a key in flight belong to the member that has the key
+    `took`      it wanted only urgent messages and got some: the next one of its kind is woken
+
+Commands of a turn are noted as they are decided (`decided`) and acted on when the turn is over (`turned`):
+requests that were decided in the same turn and found nothing are in the line by then.
+
+One timer per partition fires when the first lease times out or the first back-off ends. It submits
+`ExpireLeases`, and wakes those who can have what became free.
 """
 
 from __future__ import annotations
@@ -30,7 +51,7 @@ if TYPE_CHECKING:
     from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 GRAIN_US = 1_000
-"""At most so often does time alone wake anybody: thousands of back-offs end in each other's company."""
+"""Least time between two firings of the timer: thousands of back-offs that end together are one event."""
 RETRY_US = 100_000
 _NEVER = 1 << 62
 _ALL = 1 << 62
@@ -49,27 +70,26 @@ _FREES_SOME = frozenset(
         inner.HoldRun,
     )
 )
-"""Commands that may free something for the group that they name. A lease does so when messages lapsed."""
+"""Commands that may free messages of the group that they name; a lease does when it finds expired ones."""
 _CHANGES_GROUP = frozenset((inner.Enlist, inner.Delist, inner.GrantTo, inner.PauseLeases, inner.ResetTo))
-"""Commands after which whoever waits may have to be told something else."""
+"""Commands after which waiting requests may get another answer."""
 _FREES_ALL = frozenset((inner.ExpireLeases, TrimTopic, inner.Sweep))
 
 Action = Callable[[], None]
 
 
 class LeaseWaiters:
-    """The waiting ones of one partition, and the timer for what becomes due."""
+    """The waiters of one partition, and the timer for leases and back-offs that end."""
 
     def __init__(self, shard: PartitionRuntime) -> None:
         self._shard = shard
         self._watchers: dict[Action, None] = {}
         self._lines: dict[str, WaitingLine] = {}
         self._freeing: list[tuple[Any, Sequence[Any]]] = []
-        """Commands of this turn that may have freed something, with their facts. Requests that were decided
-        before them in the same turn come into the line only when the turn is over."""
+        """Commands of this turn that may have freed messages, with their facts."""
         self._freed_all = False
         self._leased: dict[str, None] = {}
-        """Groups of which somebody was given something, so that lanes may have shares again."""
+        """Groups that leased messages in this turn, so that lanes may have shares again."""
         self._changed_groups: dict[str, None] = {}
         self._changed = False
         self._timer: Timer | None = None
@@ -79,11 +99,11 @@ class LeaseWaiters:
     # -- readers
 
     def watch(self, action: Action) -> None:
-        """Call once when more is committed."""
+        """Call `action` once when more is committed."""
         self._watchers[action] = None
 
     def unwatch(self, action: Action) -> None:
-        """Forget a watcher; harmless when it was called already."""
+        """Forget a watcher; harmless if it was called already."""
         self._watchers.pop(action, None)
 
     def _tell_watchers(self) -> None:
@@ -95,14 +115,14 @@ class LeaseWaiters:
     # -- lease requests
 
     def wait(self, group: str, waiter: Waiter) -> None:
-        """It found nothing: it is woken when there may be something for it."""
+        """Put a request that found nothing into the line of its group."""
         line = self._lines.get(group)
         if line is None:
             line = self._lines[group] = WaitingLine()
         line.join(waiter)
 
     def leave(self, group: str, waiter: Waiter) -> None:
-        """It does not wait any more; harmless when it did not."""
+        """Take a request out of the line; harmless if it is not in it."""
         line = self._lines.get(group)
         if line is not None:
             line.leave(waiter)
@@ -110,25 +130,25 @@ class LeaseWaiters:
                 del self._lines[group]
 
     def sharers(self, group: str, waiter: Waiter) -> int:
-        """Among how many members what is free is to be split when one of them asks."""
+        """The number of members that share the free messages when this one asks."""
         line = self._lines.get(group)
         return 1 if line is None else line.sharers(waiter.member, waiter.above)
 
     def share(self, group: str, waiter: Waiter) -> int:
-        """How many messages somebody who asks now may be given, at the most."""
+        """The most messages that a request may get if it asks now."""
         return -(-self._free(group) // self.sharers(group, waiter))
 
     def hungry(self, group: str) -> Collection[str]:
-        """The members that wait for whatever there is."""
+        """The members that wait for messages of any lane."""
         line = self._lines.get(group)
         return () if line is None else line.hungry
 
     def passed(self, group: str) -> None:
-        """Somebody was woken and could not ask."""
+        """A woken request could not ask: wake the next one."""
         self._rouse(group, 1)
 
     def in_vain(self, group: str, waiter: Waiter) -> None:
-        """Somebody was woken and found nothing."""
+        """A woken request found nothing: wake the members that alone may have the free messages."""
         line = self._lines.get(group)
         if line is not None and len(line) > 1 and self._free(group):
             for member in self._shard.state.queues.takers(group):
@@ -136,7 +156,7 @@ class LeaseWaiters:
                     other.wake(False)
 
     def took(self, group: str, waiter: Waiter) -> None:
-        """Somebody was woken and was given something."""
+        """A woken request got messages: if it wanted urgent ones only, wake the next of its kind."""
         if waiter.above < LANES:
             self._rouse(group, 1)
 
@@ -146,7 +166,7 @@ class LeaseWaiters:
         return shard.state.queues.free(group, shard.end_offset, time_us)
 
     def _rouse(self, group: str, many: int) -> None:
-        """Wake those for whom so many messages may be."""
+        """Wake requests for `many` messages, and for no more than are free."""
         line = self._lines.get(group)
         if line is None:
             return
@@ -157,12 +177,12 @@ class LeaseWaiters:
             self._rouse_choosy(group, line)
 
     def _rouse_all(self) -> None:
-        """Wake those for whom there is something, in all groups."""
+        """Wake requests of all groups for all free messages."""
         for group in list(self._lines):
             self._rouse(group, _ALL)
 
     def _rouse_choosy(self, group: str, line: WaitingLine) -> None:
-        """Wake one of those that want urgent messages only; the next one when that was given some."""
+        """Wake one request that wants urgent messages only; `took` wakes the next."""
         urgent = self._shard.state.queues.laned(group)
         for above in range(LANES - 1, 0 if urgent else PRIORITY_DEFAULT, -1):
             while (waiter := line.next(above)) is not None:
@@ -170,7 +190,7 @@ class LeaseWaiters:
                     return
 
     def wake_all(self) -> None:
-        """The state is another one, or there is none: everybody looks."""
+        """Wake everybody: the state was replaced or dropped."""
         self._tell_watchers()
         for group in list(self._lines):
             self._wake_group(group)
@@ -180,16 +200,16 @@ class LeaseWaiters:
         for waiter in line.all_idle() if line is not None else ():
             waiter.wake(False)
 
-    # -- what happens
+    # -- events
 
     def committed(self, messages: int) -> None:
-        """More messages can be read."""
+        """More messages were committed."""
         self._tell_watchers()
         for group in list(self._lines) if self._lines else ():
             self._rouse(group, messages)
 
     def decided(self, command: Any, facts: Sequence[Any], soft: bool) -> None:
-        """Facts of a command were applied."""
+        """Note a command whose facts were applied, until the turn is over."""
         kind = type(command)
         if kind in _FREES_SOME:
             self._changed = True
@@ -206,8 +226,8 @@ class LeaseWaiters:
             self._changed = True
 
     def _freed_by(self, command: Any, facts: Sequence[Any]) -> int:
-        """For how many requests there may be something. An ack frees nothing but keys, the next one of
-        each."""
+        """The number of messages that a command may have freed. An ack frees nothing but keys: the next
+        message of each."""
         if type(command) is not delivery.Ack:
             return sum(count(fact.spans) for fact in facts)
         policy = self._shard.state.queues.policy(command.group)
@@ -216,8 +236,8 @@ class LeaseWaiters:
         return sum(count(spans) for fact in facts for _, spans in fact.leases)
 
     def turned(self) -> None:
-        """A turn is over and its replies to leases are out: wake whom it freed something for, and see what is
-        due next."""
+        """A turn is over and its replies to leases are out: wake requests for the messages that it freed, and
+        set the timer anew."""
         if not self._changed:
             return
         self._changed = False
@@ -247,13 +267,13 @@ class LeaseWaiters:
         self.arm()
 
     def arm(self) -> None:
-        """Set the timer for what is due next; one that is set for an earlier moment stays."""
+        """Set the timer for the next lease or back-off that ends, unless it is set for an earlier time."""
         time_us = self._shard.state.queues.next_due_us()
         if time_us is None:
             return
         due_us = self._shard.clock.steady_us(time_us)
         if due_us <= self._fired_us:
-            due_us = self._fired_us + RETRY_US  # It could not be done then: a frame has to be read for it.
+            due_us = self._fired_us + RETRY_US  # It was due then and is still: a frame has to be read first.
         else:
             due_us = max(due_us, self._fired_us + GRAIN_US)
         if due_us < self._due_us:
@@ -268,24 +288,25 @@ class LeaseWaiters:
         if shard.fault is None:
             for group, member in shard.state.queues.overdue(shard.clock.time_us(now_us)):
                 shard.overslept(group, member)
-            self._changed = True  # What is due after that is looked for when the turn is over.
-            # In front of the commands of those who are woken.
+            self._changed = True  # `turned` sets the timer for what is due after this.
+            # Submitted before the commands of the requests that are woken below.
             shard.submit(inner.ExpireLeases(), b"", _expired)
             self._rouse_all()
 
     def stop(self) -> None:
-        """The partition is closed or gone."""
+        """Stop the timer: the partition is closed or deleted."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 def _expired(reply: object, parts: object) -> None:
-    """Nobody waits for it. When it is refused, the partition is closed; it comes again when it opens."""
+    """Ignore the reply. A refusal means that the partition is closed; opening it sets the timer again."""
 
 
 class Late:
-    """A command that is made only when its turn has come, from what is known then; None: not any more."""
+    """A command that is made when its turn has come, from what is known then; None when it is not wanted any
+    more."""
 
     __slots__ = ("make",)
 

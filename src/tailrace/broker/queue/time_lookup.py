@@ -1,4 +1,4 @@
-"""From a time to an offset: the first message of a log whose timestamp is not before it."""
+"""Look up an offset by time: the first message whose timestamp is at or after a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tailrace.ports import PartitionLog
 
 
 def locate(log: PartitionLog, start: int, end: int, timestamp_us: int) -> int:
-    """First committed offset whose timestamp, as a running maximum, is at or above a time; else the end."""
+    """The first committed offset whose timestamp, as a running maximum, is at or after a time; else `end`."""
     base = log.find_time(timestamp_us)
     if base is None or base >= end:
         return end

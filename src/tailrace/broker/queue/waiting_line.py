@@ -1,8 +1,20 @@
-"""A line: the lease requests of one group that wait for something on one partition, in order of arrival.
+"""A waiting line: the lease requests of one group that wait on one partition, in order of arrival.
 
-Those that take anything come first; behind them those that already have enough and want only what is more
-urgent, the least choosy first. Who was woken is still in the line, and is not woken again before it has found
-nothing.
+A request that takes messages of any lane comes before all that already have enough and want only messages
+above a lane. So a line keeps one heap per lane, by the number of the request:
+
+    heap LANES      r4  r7  r9      take anything: woken first, r4 before r7
+    heap 2          r3              wants lanes 0 and 1 only
+    heap 1          r5  r6          want lane 0 only
+
+A waiter in the line is *idle* or *woken*:
+
+    join ──▶ idle ──next()──▶ woken ──found nothing: join──▶ idle
+                                └─────got something: leave──▶ gone
+
+A woken one stays in the line, because its member still waits and counts when free messages are shared; but it
+is not woken again before it has found nothing. A waiter that leaves is not looked up in its heap: it stays
+there as a dead entry, which `next` skips, and which a clean-up removes when dead entries outnumber the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +26,7 @@ from typing import Protocol
 from tailrace.core.selection.lanes import LANES
 
 SPARE = 64
-"""So many that left may stand in a line before they are cleared away."""
+"""Dead entries that a heap may always have without a clean-up."""
 
 
 class Waiter(Protocol):
@@ -22,36 +34,36 @@ class Waiter(Protocol):
 
     member: str
     number: int
-    """When its request came: later ones have greater numbers."""
+    """Number of its request; later requests have greater numbers."""
     above: int
-    """It wants only messages of lanes that are more urgent than this one; LANES: whatever there is."""
+    """It wants messages of lanes more urgent than this one only; `LANES`: of any lane."""
 
     def wake(self, passing: bool) -> bool:
-        """There may be something. False: it cannot ask now, and does not wait here any more. `passing`: when
-        it finds nothing, it lets those know who may have what it may not."""
+        """Ask again: there may be messages. False: it cannot ask now, and does not wait here any more. With
+        `passing` it calls `LeaseWaiters.in_vain` when it finds nothing."""
         ...
 
 
 class WaitingLine:
-    """Those who wait; who is there twice counts once."""
+    """The waiters of one group on one partition. A member with several waiters counts once."""
 
     __slots__ = ("_heaps", "_idle", "_members", "_queued", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: dict[Waiter, None] = {}
         self._idle: set[Waiter] = set()
-        """Those that were not woken since they found nothing."""
+        """Waiters that were not woken since they found nothing."""
         self._heaps: list[list[tuple[int, Waiter]]] = [[] for _ in range(LANES + 1)]
         self._queued: set[Waiter] = set()
-        """Those that stand in a heap, once each, idle or not."""
+        """Waiters that have an entry in a heap, idle or not."""
         self._members: tuple[dict[str, dict[Waiter, None]], dict[str, dict[Waiter, None]]] = ({}, {})
-        """By member: those that want only what is urgent, and the others."""
+        """By member: the waiters that want urgent messages only, and the others."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def join(self, waiter: Waiter) -> None:
-        """It found nothing, for the first time or again."""
+        """Add a waiter that found nothing, for the first time or again."""
         if waiter not in self._waiting:
             self._waiting[waiter] = None
             self._members[waiter.above == LANES].setdefault(waiter.member, {})[waiter] = None
@@ -66,7 +78,7 @@ class WaitingLine:
                 heapify(heap)
 
     def leave(self, waiter: Waiter) -> None:
-        """It does not wait any more; harmless when it did not."""
+        """Remove a waiter; harmless if it is not in the line."""
         if waiter in self._waiting:
             del self._waiting[waiter]
             self._idle.discard(waiter)
@@ -76,7 +88,7 @@ class WaitingLine:
                 del members[waiter.member]
 
     def next(self, above: int) -> Waiter | None:
-        """The one that came first of those that want lanes above this one, and was not woken; it is now."""
+        """Take the first idle waiter of those that want lanes above this one; it counts as woken now."""
         heap = self._heaps[above]
         while heap:
             _, waiter = heappop(heap)
@@ -87,13 +99,13 @@ class WaitingLine:
         return None
 
     def all_idle(self) -> list[Waiter]:
-        """All that were not woken; they are now."""
+        """Take all idle waiters, in order of arrival; they count as woken now."""
         found = sorted(self._idle, key=lambda waiter: waiter.number)
         self._idle.clear()
         return found
 
     def of_member(self, member: str) -> list[Waiter]:
-        """Those of a member that were not woken; they are now."""
+        """Take the idle waiters of a member; they count as woken now."""
         found = [
             waiter for members in self._members for waiter in members.get(member, ()) if waiter in self._idle
         ]
@@ -101,7 +113,7 @@ class WaitingLine:
         return found
 
     def sharers(self, member: str, above: int) -> int:
-        """Among how many members what is free is to be split when one of them asks."""
+        """The number of members that share the free messages when this member asks."""
         members = self._members[above == LANES]
         return len(members) + (member not in members)
 
@@ -112,5 +124,5 @@ class WaitingLine:
 
     @property
     def hungry(self) -> Collection[str]:
-        """The members that wait for whatever there is."""
+        """The members that wait for messages of any lane."""
         return self._members[True].keys()
