@@ -70,6 +70,8 @@ WITHOUT_WRAPPER = {
     "Producer.settled": INSIDE,
     "Producer.submit": INSIDE,
     "Reader.kill": INSIDE,
+    "Reader.rest": INSIDE,
+    "Reader.take": INSIDE,
     "StreamConsumer.kill": INSIDE,
     "StreamConsumer.opened": INSIDE,
     "Bus.command": ITSELF,

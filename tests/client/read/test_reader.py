@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tailrace
 from tailrace.client.read.reader import AHEAD_BYTES, Reader
 from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
-from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.identifiers import HAS_OFFSET_DELTA, Refusal
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from tailrace.format import batch as arrow
 from tailrace.format import frame
@@ -27,6 +28,18 @@ def frame_of(offset: int, values: list[bytes]) -> bytes:
     columns, body = arrow.encode(values, ids=bytes(16 * len(values)), timestamps=1)
     count = len(values)
     header = Header(frame.DATA, columns, len(body), crc32c(body), 0, offset, count, count, 1, 7)
+    return b"".join(frame.make(header, body).parts())
+
+
+def frame_with_gaps(deltas: list[int], span: int) -> bytes:
+    """A stored batch at offset 0 that lacks some rows."""
+    count = len(deltas)
+    columns, body = arrow.encode([b"x"] * count, ids=bytes(16 * count), timestamps=1)
+    plain, columns = arrow.decode(bytes(body), columns), columns | HAS_OFFSET_DELTA
+    schema = arrow.schema_of(columns)
+    made = pa.RecordBatch.from_arrays([*plain.columns, pa.array(deltas, pa.uint32())], schema=schema)
+    body = arrow.body_of(made, columns)
+    header = Header(frame.DATA, columns, len(body), crc32c(body), 0, 0, span, count, 1, 7)
     return b"".join(frame.make(header, body).parts())
 
 
@@ -278,6 +291,48 @@ def test_cancelling_a_wait_loses_nothing() -> None:
             await asyncio.wait([waiting])
             assert await take(reader, 2) == [b"a", b"b"]
             assert reader.position() == {0: 2}
+
+    run(scenario())
+
+
+def test_a_batch_of_which_nothing_was_handed_out_stays_in_hand() -> None:
+    """Threads give up a wait without knowing what has come meanwhile."""
+
+    async def scenario() -> None:
+        verbs = Verbs()
+        verbs.put(b"a", b"b")
+        verbs.put(b"c")
+        async with make(verbs) as reader:
+            await reader.take()
+            await reader.take()
+            assert await take(reader, 3) == [b"a", b"b", b"c"]
+            reader.kill(Unavailable("closed"))
+            with pytest.raises(Unavailable):
+                await anext(reader)
+        async with make(verbs) as reader:
+            await reader.take()
+            reader.kill(Unavailable("closed"))
+            with pytest.raises(Unavailable):
+                await anext(reader)
+
+    run(scenario())
+
+
+def test_a_start_behind_the_last_row_of_a_batch_with_gaps() -> None:
+    """Its frame covers the offset, none of its rows does: the next batch follows."""
+
+    async def scenario() -> None:
+        verbs = Verbs()
+        verbs.put(b"a", b"b")
+        verbs.logs[0][0] = (0, frame_with_gaps([0, 1], span=5))
+        verbs.ends[0] = 5
+        verbs.put(b"c")
+        for start in (2, 4):
+            async with make(verbs, start=start, stop_at_end=True) as reader:
+                assert [(message.offset, message.value) async for message in reader] == [(5, b"c")]
+                assert reader.position() == {0: 6}
+            async with make(verbs, start=start, stop_at_end=True) as reader:
+                assert [batch.column("offset").to_pylist() async for batch in reader.batches()] == [[5]]
 
     run(scenario())
 

@@ -60,8 +60,11 @@ class Reader:
         self._fetched: dict[int, int] = {}
         self._buffer: deque[tuple[Rows, int]] = deque()
         self._ahead = 0
-        self._current: Iterator[Message] = iter(())
+        self.current: Iterator[Message] = iter(())
+        """What of the batch in hand was not handed out yet; whoever takes a message says so in `last`."""
+        self.last: Message | None = None
         self._rows: Rows | None = None
+        self._first = 0
         self._fetching = False
         self._taking = False
         self._generation = 0
@@ -72,7 +75,6 @@ class Reader:
         self._waiters: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop
         self._refreshed_ms = 0.0
-        self._last: Message | None = None
         self._closed: TailraceError | None = Unavailable(
             "the reader is not open: use `async with client.reader(…)`"
         )
@@ -98,7 +100,7 @@ class Reader:
         self._closed = error
         self._generation += 1
         self._buffer.clear()
-        self._current = iter(())
+        self.current = iter(())
         self._wake()
 
     # -- places
@@ -135,8 +137,8 @@ class Reader:
         self._fetching = False
         self._buffer.clear()
         self._ahead = 0
-        self._current = iter(())
-        self._rows = self._last = self._error = None
+        self.current = iter(())
+        self._rows = self.last = self._error = None
         self._next = dict(places)
         self._fetched = dict(places)
         self._retries.at_once()
@@ -166,8 +168,8 @@ class Reader:
     def position(self) -> dict[int, int]:
         """The next offset of each partition that the application has not been given."""
         places = dict(self._next)
-        if self._rows is not None and self._last is not None:
-            places[self._rows.partition] = self._last.offset + 1
+        if self._rows is not None and self.last is not None:
+            places[self._rows.partition] = self.last.offset + 1
         return places
 
     # -- messages
@@ -176,51 +178,57 @@ class Reader:
         return self
 
     async def __anext__(self) -> Message:
-        try:
-            message = next(self._current)
-        except StopIteration:
-            rows, first = await self._take()
-            self._rows = rows
-            self._current = rows.messages(first)
-            message = next(self._current)
-        self._last = message
-        return message
+        while True:
+            try:
+                message = next(self.current)
+            except StopIteration:
+                await self.take()
+                continue
+            self.last = message
+            return message
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
         """Arrow batches with topic, partition, offset, sequence, id, key, value, headers and times of every
         message.
         """
         while True:
-            try:
-                rows, first = self._rest() or await self._take()
-            except StopAsyncIteration:
-                return
-            self._next[rows.partition] = rows.header.end_offset
-            yield public_batch(rows, first)
+            while (piece := self.rest()) is None:
+                try:
+                    await self.take()
+                except StopAsyncIteration:
+                    return
+            yield public_batch(*piece)
 
-    def _rest(self) -> tuple[Rows, int] | None:
-        """What is left of the batch that single messages were taken from."""
-        rows, last = self._rows, self._last
-        if rows is None or last is None or last.row + 1 >= rows.batch.num_rows:
+    def rest(self) -> tuple[Rows, int] | None:
+        """What is left of the batch in hand, from which row on; it counts as handed out. None: nothing is."""
+        rows, first = self._rows, self._first if self.last is None else self.last.row + 1
+        if rows is None or first >= rows.batch.num_rows:
             return None
-        self._rows = self._last = None
-        self._current = iter(())
-        return rows, last.row + 1
+        self._rows = self.last = None
+        self.current = iter(())
+        self._next[rows.partition] = rows.header.end_offset
+        return rows, first
 
-    async def _take(self) -> tuple[Rows, int]:
-        """The next batch, from the local buffer or as soon as one arrives."""
+    async def take(self) -> None:
+        """Take the next batch in hand, from the local buffer or as soon as one arrives. One of which nothing
+        was handed out stays: whoever gave up waiting for it, just when it came, gets it now."""
         if self._taking:
             raise InvalidRequest("a reader serves one task at a time: open one for each")
+        if self.last is None and self._rows is not None and self._first < self._rows.batch.num_rows:
+            self._check_open()
+            return
         self._taking = True
         try:
-            return await self._wait()
+            rows, self._first = await self._wait()
+            self.current = rows.messages(self._first)
+            self._rows = rows
         finally:
             self._taking = False
 
     async def _wait(self) -> tuple[Rows, int]:
         if self._rows is not None:
             self._next[self._rows.partition] = self._rows.header.end_offset
-            self._rows = self._last = None
+            self._rows = self.last = None
         if self._astray is not None:
             self._check_open()
             raise self._astray
