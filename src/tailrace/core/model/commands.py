@@ -1,8 +1,7 @@
 """Commands in and replies out: everything that a client can ask of a broker, as frozen values.
 
-The same structs are the headers of the native protocol, so a request is decoded once, straight into what
-the core decides on. Bodies (Arrow batches on publish, raw frames on fetch) travel beside them and are not
-part of the values.
+The same structs are the headers of the native protocol, so a request is decoded once, into the value that the
+core decides on. Bodies (Arrow batches on publish, raw frames on fetch) travel beside the values.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Ping(Command, frozen=True, tag="ping"):
 
 
 class CreateTopic(Command, frozen=True, tag="create_topic"):
-    """Create a topic; options are checked by name, every problem reported at once."""
+    """Create a topic; all problems with its options are reported at once."""
 
     name: str
     options: dict[str, Any] = {}
@@ -54,7 +53,7 @@ class DescribeTopic(Command, frozen=True, tag="describe_topic"):
 
 
 class TrimTopic(Command, frozen=True, tag="trim_topic"):
-    """Drop everything below an offset of one partition."""
+    """Drop all messages of a partition below an offset."""
 
     topic: str
     partition: int
@@ -64,7 +63,7 @@ class TrimTopic(Command, frozen=True, tag="trim_topic"):
 class Publish(Command, frozen=True, tag="publish"):
     """Append the batch in the body to one partition, whole or not at all.
 
-    `columns` says which optional columns the body has, `crc` is its CRC32C. A producer id of 0 is not
+    `columns` are the optional columns of the body, `crc` is its CRC32C. With producer id 0, publishing is not
     idempotent. `expected_sequence` N >= 1: the first message takes exactly N. `expected_key_sequences` has
     one number per message.
     """
@@ -82,9 +81,9 @@ class Publish(Command, frozen=True, tag="publish"):
 
 
 class ClaimProducer(Command, frozen=True, tag="claim_producer"):
-    """Take over a named producer on one partition: the epoch grows and older ones are fenced.
+    """Take over a named producer on one partition: the epoch grows, and older epochs are fenced.
 
-    With `epoch`, it goes on from its own: refused as `Fenced` when somebody has claimed it since.
+    With `epoch`, continue from that epoch: refused as `Fenced` if the producer was claimed again since.
     """
 
     topic: str
@@ -94,7 +93,7 @@ class ClaimProducer(Command, frozen=True, tag="claim_producer"):
 
 
 class Fetch(Command, frozen=True, tag="fetch"):
-    """Committed frames from each (partition, offset); waits up to `wait_ms` while there is nothing."""
+    """Read committed frames from each (partition, offset); wait up to `wait_ms` while there are none."""
 
     topic: str
     positions: list[tuple[int, int]]
@@ -103,16 +102,16 @@ class Fetch(Command, frozen=True, tag="fetch"):
 
 
 class FindOffsets(Command, frozen=True, tag="find_offsets"):
-    """The offset of a point in each partition: a time (`timestamp_us` >= 0), EARLIEST or LATEST."""
+    """Find the offset of a point in each partition: a time (`timestamp_us` >= 0), EARLIEST or LATEST."""
 
     topic: str
     timestamp_us: int
 
 
 class ReadKey(Command, frozen=True, tag="read_key"):
-    """The messages of one key, of a topic with `key_index`: those of the versions above `since` and up to
-    `until` (0: the newest), `limit` of them, from the oldest on or, with `newest_first`, from the newest. The
-    version of a message is its number among those of its key, from 1 on."""
+    """Read messages of one key, of a topic with `key_index`: at most `limit` of the versions above `since`
+    and up to `until` (0: the newest), from the oldest on or, with `newest_first`, from the newest. The
+    version of a message is its number among the messages of its key, from 1."""
 
     topic: str
     partition: int
@@ -147,16 +146,16 @@ Request = (
 
 
 class Pong(Command, frozen=True, tag="pong"):
-    """Answer to `Ping`."""
+    """The answer to `Ping`."""
 
 
 class Done(Command, frozen=True, tag="done"):
-    """It is done and durable; nothing more to say."""
+    """The command is carried out and durable."""
 
 
 class TopicInfo(Command, frozen=True, tag="topic"):
-    """A topic as the catalog has it. `partitions` has one row each: dicts with offsets, bytes and faults,
-    on describe only."""
+    """A topic as the catalog has it. `partitions` has a dict for each partition, with offsets, bytes and
+    faults, on describe only."""
 
     name: str
     id: int
@@ -166,16 +165,15 @@ class TopicInfo(Command, frozen=True, tag="topic"):
 
 
 class TopicList(Command, frozen=True, tag="topics"):
-    """All topics asked for, sorted by name."""
+    """Topics, sorted by name."""
 
     topics: list[TopicInfo]
 
 
 class Published(Command, frozen=True, tag="published"):
-    """The batch is stored as the topic promises. `base_offset` is of the first message that is not listed
-    in `duplicates`, which names (row, first offset) of the messages that were there already; all other
-    rows follow each other from `base_offset`. `scheduled` names the rows that wait for their time and have no
-    offset yet (the others count on without them); `base_offset` is -1 when all do."""
+    """The batch is stored as durably as the topic promises. `duplicates` has (row, first offset) of messages
+    that were stored before. `scheduled` has the rows that are delayed and have no offset yet. All other rows
+    have consecutive offsets from `base_offset`, which is -1 if all rows are delayed."""
 
     base_offset: int
     append_time_us: int
@@ -190,7 +188,7 @@ class Claimed(Command, frozen=True, tag="claimed"):
 
 
 class Fetched(Command, frozen=True, tag="fetched"):
-    """Slices of the body, in order: (partition, bytes, start offset, committed end)."""
+    """The slices of the body, in order: (partition, bytes, start offset, committed end)."""
 
     slices: list[tuple[int, int, int, int]]
 
@@ -202,9 +200,8 @@ class Offsets(Command, frozen=True, tag="offsets"):
 
 
 class KeyRead(Command, frozen=True, tag="key_read"):
-    """Messages of one key in a frame, by ascending offset; the versions of `count` of them follow on from
-    `version`. `total` is the version of the newest that the key has; `more` says that there are others among
-    those that were asked for."""
+    """Messages of one key in a frame, by ascending offset: `count` consecutive versions from `version`.
+    `total` is the newest version of the key; `more`: the request has further messages."""
 
     version: int
     count: int

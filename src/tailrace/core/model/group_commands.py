@@ -11,8 +11,8 @@ Place = tuple[str, int]
 
 
 class CreateGroup(Command, frozen=True, tag="create_group"):
-    """Enlist a group on topics before anybody connects; options as in `core.policy`. With `if_missing` a
-    group that is there is the answer, enlisted on further topics where it was not yet."""
+    """Enlist a group on topics before any member connects; options as in `core.model.group_options`. With
+    `if_missing`, an existing group is the answer, and is enlisted on topics that it was not on yet."""
 
     group: str
     topics: list[str]
@@ -28,15 +28,15 @@ class DeleteGroup(Command, frozen=True, tag="delete_group"):
 
 
 class ListGroups(Command, frozen=True, tag="list_groups"):
-    """Groups by name, or only those of one topic."""
+    """List groups by name, or only those of one topic."""
 
     prefix: str = ""
     topic: str | None = None
 
 
 class DescribeGroup(Command, frozen=True, tag="describe_group"):
-    """A group with members, assignment and, per partition, lag, oldest age, in flight, waiting, dying and
-    failures."""
+    """Describe a group: its members, its assignment and, per partition, lag, oldest age, messages in flight,
+    waiting and dying, and failures."""
 
     group: str
 
@@ -49,8 +49,8 @@ class PauseGroup(Command, frozen=True, tag="pause_group"):
 
 
 class AlterGroup(Command, frozen=True, tag="alter_group"):
-    """Change options of a group, all but mode and ordering; those that are not named stay. Answered when
-    every partition has them, durably; members hear of them at once."""
+    """Change options of a group, except mode and ordering; options that are not named stay. Answered when
+    every partition has them durably; members learn of them at once."""
 
     group: str
     options: dict[str, Any]
@@ -70,10 +70,10 @@ class ResetGroup(Command, frozen=True, tag="reset_group"):
 
 
 class JoinGroup(Command, frozen=True, tag="join_group"):
-    """Become a member. The group is made with these options when it is new; options that contradict an
-    existing group are refused. `wait` is for `exclusive`: stand by instead of being refused. A member that
-    joins again under the same id (after a reconnect) goes on with what it had. `incarnation` tells two apart
-    who use one id: the one that joined later has it, and the other is `Fenced` for good, even if it joins
+    """Become a member. A new group is created with these options; options that contradict an existing group
+    are refused. `wait`: stand by in an exclusive group instead of being refused. A member that joins again
+    under the same id (after a reconnect) keeps what it had. `incarnation` tells two clients with one id
+    apart: the one that joined later has the id, and the other is `Fenced` for good, even if it joins
     `again`."""
 
     group: str
@@ -87,9 +87,9 @@ class JoinGroup(Command, frozen=True, tag="join_group"):
 
 
 class Heartbeat(Command, frozen=True, tag="heartbeat"):
-    """A sign of life, and the long poll for changes: answered at once when the membership differs from
-    `version`, else after `wait_ms`. `released` confirms partitions that were to be given up. When a newer one
-    of the same member comes, the older is answered at once."""
+    """A sign of life, and the long poll for changes: answered at once if the membership differs from
+    `version`, else after `wait_ms`. `released` confirms partitions that were to be given up. A newer
+    heartbeat of the same member ends the wait of the older one."""
 
     group: str
     member: str
@@ -108,8 +108,8 @@ class LeaveGroup(Command, frozen=True, tag="leave_group"):
 
 
 class PutSchedule(Command, frozen=True, tag="put_schedule"):
-    """Create or replace a recurring schedule: at every tick of the cron expression in its time zone the
-    broker publishes a message, once."""
+    """Create or replace a recurring schedule: the broker publishes one message at every tick of the cron
+    expression in its time zone."""
 
     name: str
     topic: str
@@ -124,13 +124,13 @@ class PutSchedule(Command, frozen=True, tag="put_schedule"):
 
 
 class DeleteSchedule(Command, frozen=True, tag="delete_schedule"):
-    """Remove a schedule; `NotFound` when there is none."""
+    """Remove a schedule; `NotFound` if there is none."""
 
     name: str
 
 
 class ListSchedules(Command, frozen=True, tag="list_schedules"):
-    """Schedules by name, with their next tick."""
+    """List schedules by name, with their next tick."""
 
     prefix: str = ""
 
@@ -153,13 +153,14 @@ GroupRequest = (
 
 
 class Membership(Command, frozen=True, tag="membership"):
-    """What a member has now. `owned` are (topic, partition, generation); `revoking` are those among them that
-    it has to finish and confirm with `released`. `version` grows with every change that concerns the member.
-    `state` is "active", "standby" (exclusive) or "paused"; `options` are the group's.
+    """The assignment of a member now. `owned` are (topic, partition, generation); `revoking` are those among
+    them with which it has to finish, and which it confirms by `released`. `version` grows with every change
+    that concerns the member. `state` is "active", "standby" (exclusive groups) or "paused"; `options` are the
+    group's.
 
-    `hungry` are partitions of which the member holds leases while another member waits for messages and there
-    are none: what no handler was given yet is to be given back (`GiveBack`). It is said once, in an answer
-    that comes early for it, and again after a while if the other one still waits."""
+    `hungry` are partitions of which the member holds leases while another member waits in vain for messages:
+    it should give back (`GiveBack`) messages that no handler has got yet. They are named once, in an answer
+    that comes early for this, and again after a while if the other member still waits."""
 
     version: int
     owned: list[tuple[str, int, int]]
@@ -187,10 +188,9 @@ class GroupInfo(Command, frozen=True, tag="group"):
     members: list[dict[str, Any]] = []
     partitions: list[dict[str, Any]] = []
     warnings: list[str] = []
-    """What its options mean that may surprise, see `core.policy.warnings_of`, and what is not as it should
-    be."""
+    """Surprising effects of its options (`group_options.warnings_of`), and problems of the group."""
     known: bool = True
-    """False: only partitions know it, and no coordinator does."""
+    """False: partitions know the group, but no coordinator does."""
 
 
 class GroupList(Command, frozen=True, tag="groups"):
@@ -200,14 +200,14 @@ class GroupList(Command, frozen=True, tag="groups"):
 
 
 class ResetPlan(Command, frozen=True, tag="reset_plan"):
-    """What a reset changes or changed: (partition, committed before, committed after)."""
+    """The changes of a reset, made or planned: (partition, committed before, committed after)."""
 
     changes: list[tuple[int, int, int]]
     done: bool
 
 
 class ScheduleList(Command, frozen=True, tag="schedules"):
-    """Dicts with the fields of `PutSchedule` and next_us, last_us."""
+    """Schedules: dicts with the fields of `PutSchedule` and next_us, last_us."""
 
     schedules: list[dict[str, Any]]
 

@@ -1,7 +1,8 @@
 """Facts of the internal topic of groups: membership, assignment, schedules, staged decisions.
 
-Their tags are apart from those of data partitions (`core.facts`), so that a log is never read as the other
-kind. The same rules hold: tags are never given twice, fields are only added at the end, with a default.
+Their tags differ from those of data partitions (`core.model.facts`), so that a log is never read as one of
+the other kind. The same rules hold: no tag is used twice, and fields are only added at the end, with a
+default.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from tailrace.core.model.group_options import GroupPolicy
 
 
 class GroupCreated(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """A group exists, on topics with so many partitions each."""
+    """A group exists, on topics with these numbers of partitions."""
 
     group: str
     policy: GroupPolicy
     topics: list[tuple[str, int]]
     time_us: int
     id: int = 0
-    """Tells it from others of its name; 0: of a release that gave no ids."""
+    """Tells the group from others of its name; 0: of a release without ids."""
     topic_ids: dict[str, int] = {}
 
 
 class TopicsEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=102):
-    """A group is on these topics too, or one of its topics has more partitions now."""
+    """A group is on these topics, too, or topics of it have more partitions now."""
 
     group: str
     topics: list[tuple[str, int]]
@@ -41,7 +42,7 @@ class TopicsDropped(msgspec.Struct, frozen=True, array_like=True, tag=103):
 
 
 class MemberJoined(msgspec.Struct, frozen=True, array_like=True, tag=104):
-    """Somebody became a member, or wants other topics than before."""
+    """A client became a member, or a member wants other topics than before."""
 
     group: str
     member: str
@@ -51,9 +52,9 @@ class MemberJoined(msgspec.Struct, frozen=True, array_like=True, tag=104):
 
 
 class MemberLeft(msgspec.Struct, frozen=True, array_like=True, tag=105):
-    """A member left, was not heard of for a whole session (reason "silent"), or did not come back after its
-    connection was closed ("disconnected"). What it owned and nobody was assigned in the same decision belongs
-    to nobody."""
+    """A member left, was silent for a whole session (reason "silent"), or did not come back after its
+    connection was closed ("disconnected"). Its partitions have no owner, unless the same decision assigns
+    them."""
 
     group: str
     member: str
@@ -62,7 +63,7 @@ class MemberLeft(msgspec.Struct, frozen=True, array_like=True, tag=105):
 
 
 class Revoking(msgspec.Struct, frozen=True, array_like=True, tag=106):
-    """Owners shall give up places, as (topic, partition, next owner)."""
+    """Owners are asked to give up partitions: (topic, partition, next owner)."""
 
     group: str
     moves: list[tuple[str, int, str]]
@@ -70,8 +71,8 @@ class Revoking(msgspec.Struct, frozen=True, array_like=True, tag=106):
 
 
 class Assigned(msgspec.Struct, frozen=True, array_like=True, tag=107):
-    """Places belong to members ("" = to nobody) under a generation, as (topic, partition, member,
-    generation). One that was being divided keeps its generation."""
+    """Partitions belong to members ("": to none) under a generation: (topic, partition, member, generation).
+    A partition that was being divided keeps its generation."""
 
     group: str
     moves: list[tuple[str, int, str, int]]
@@ -79,7 +80,7 @@ class Assigned(msgspec.Struct, frozen=True, array_like=True, tag=107):
 
 
 class GenerationsRaised(msgspec.Struct, frozen=True, array_like=True, tag=108):
-    """The partitions themselves went on to these generations (a reset): (topic, partition, generation)."""
+    """The partitions themselves have raised their generations, by a reset: (topic, partition, generation)."""
 
     group: str
     places: list[tuple[str, int, int]]
@@ -87,7 +88,7 @@ class GenerationsRaised(msgspec.Struct, frozen=True, array_like=True, tag=108):
 
 
 class PauseChanged(msgspec.Struct, frozen=True, array_like=True, tag=109):
-    """A group leases no more, or again."""
+    """Leasing of a group pauses or resumes."""
 
     group: str
     paused: bool
@@ -95,17 +96,17 @@ class PauseChanged(msgspec.Struct, frozen=True, array_like=True, tag=109):
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=110):
-    """A group is gone with all its members. Its partitions have still to forget it, one by one; those of a
-    release without ids were told at once."""
+    """A group is gone with all its members. Its partitions still have to forget it, one by one; in a release
+    without ids they had forgotten it before this fact."""
 
     group: str
     time_us: int
     id: int = 0
-    """-1: it is carried to the partitions, and has no id."""
+    """-1: the group has no id, and its deletion is still carried to the partitions."""
 
 
 class GroupForgotten(msgspec.Struct, frozen=True, array_like=True, tag=114):
-    """Soft. Partitions have nothing of a deleted group any more: (topic, partition)."""
+    """Soft. Partitions have forgotten a deleted group: (topic, partition)."""
 
     group: str
     id: int
@@ -114,8 +115,8 @@ class GroupForgotten(msgspec.Struct, frozen=True, array_like=True, tag=114):
 
 
 class PlacesEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=115):
-    """Soft. Partitions have confirmed that they have the group: (topic, partition). One that has it no more
-    has lost it."""
+    """Soft. Partitions have confirmed that the group is enlisted there: (topic, partition). If such a
+    partition does not know the group later, it has lost it."""
 
     group: str
     places: list[tuple[str, int]]
@@ -123,8 +124,8 @@ class PlacesEnlisted(msgspec.Struct, frozen=True, array_like=True, tag=115):
 
 
 class TopicsShared(msgspec.Struct, frozen=True, array_like=True, tag=116):
-    """Every member takes from every partition of these topics from now on, whoever had them before. Their
-    generations stay."""
+    """Every member may lease from every partition of these topics from now on. The generations of the
+    partitions stay."""
 
     group: str
     topics: list[str]
@@ -132,9 +133,9 @@ class TopicsShared(msgspec.Struct, frozen=True, array_like=True, tag=116):
 
 
 class TopicsDivided(msgspec.Struct, frozen=True, array_like=True, tag=117):
-    """Topics are shared no more: their places, as (topic, partition, next owner), go to one member each. The
-    next owner takes from its place already; the other members are to finish with it. Also names places of
-    which the next owner is another one now."""
+    """Topics are shared no more: their partitions go to one member each: (topic, partition, next owner). The
+    next owner may lease already; the other members are asked to finish. Also has partitions whose next owner
+    has changed meanwhile."""
 
     group: str
     topics: list[str]
@@ -143,7 +144,7 @@ class TopicsDivided(msgspec.Struct, frozen=True, array_like=True, tag=117):
 
 
 class PlacesLeft(msgspec.Struct, frozen=True, array_like=True, tag=118):
-    """A member has finished with places that are being divided: (topic, partition)."""
+    """A member has finished with partitions that are being divided: (topic, partition)."""
 
     group: str
     member: str
@@ -160,8 +161,8 @@ class OptionsChanged(msgspec.Struct, frozen=True, array_like=True, tag=119):
 
 
 class SchedulePut(msgspec.Struct, frozen=True, array_like=True, tag=111):
-    """A recurring schedule was made or replaced; the fields are those of `PutSchedule`. Ticks count after
-    `wall_us`; where that is 0 (facts of earlier releases), after `time_us`."""
+    """A recurring schedule was created or replaced; the fields are those of `PutSchedule`. Its ticks are
+    those after `wall_us` or, if that is 0 (in facts of earlier releases), after `time_us`."""
 
     name: str
     topic: str
@@ -185,7 +186,7 @@ class ScheduleDeleted(msgspec.Struct, frozen=True, array_like=True, tag=112):
 
 
 class ScheduleTicked(msgspec.Struct, frozen=True, array_like=True, tag=113):
-    """The message of this tick is published; earlier ticks that were missed are never made up for."""
+    """The message of this tick is published; earlier ticks that were missed are never caught up on."""
 
     name: str
     tick_us: int
@@ -197,27 +198,28 @@ Target = tuple[str, int, str]
 
 
 TargetGroup = tuple[str, str, list[int]]
-"""Attempt, topic, partitions: the targets that follow each other with the same attempt and topic. So a job of
-200 tasks that write to 100 partitions is 200 groups, not 20,000 targets."""
+"""Attempt, topic, partitions: consecutive targets with the same attempt and topic. So a job of 200 tasks that
+write to 100 partitions is 200 groups, not 20,000 targets."""
 
 
 class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
-    """Hard. These attempts are the writer's version."""
+    """Hard. A version of a writer is decided: these attempts."""
 
     writer: str
     version: int
     attempts: list[Target]
-    """Only of releases that knew no groups."""
+    """Only written by releases without `grouped`."""
     time_us: int
     grouped: list[TargetGroup] = []
     attempt: str = ""
-    """Of a decision without targets: whose it is."""
+    """The attempt of a decision without targets."""
     topic_ids: dict[str, int] = {}
-    """Which topics the names meant: one that is made again under its name is another."""
+    """The ids of the topics: a topic that is created again under its name is another one."""
 
 
 class StagedDone(msgspec.Struct, frozen=True, array_like=True, tag=121):
-    """Soft. Every target has confirmed the writer's last version; losing this means to ask them again."""
+    """Soft. Every target has confirmed the writer's last version. If this fact is lost, they are asked
+    again."""
 
     writer: str
     version: int

@@ -1,4 +1,4 @@
-"""Commands on the queue side of one topic: leases and their settlement, delays, traces, staged writes.
+"""Commands on the queues of one topic: leases and their settlement, delays, traces, staged writes.
 
 Spans of offsets travel flat: ``[first, end, first, end, …]``, ascending, half-open.
 """
@@ -13,15 +13,15 @@ from tailrace.core.model.identifiers import Command
 
 
 class Lease(Command, frozen=True, tag="lease"):
-    """Lease messages for a member of a group from (partition, generation) pairs; waits up to `wait_ms` while
-    there is nothing. Without `lease_ms` the group's own is taken.
+    """Lease messages for a member of a group from (partition, generation) pairs; wait up to `wait_ms` while
+    there are none. Without `lease_ms` the group's own is taken.
 
-    `held` comes after an answer that was lost: the leases of these partitions that the member knows of. What
-    else it was granted is given back first, so that nothing waits for a member that never heard of it.
+    `held` is sent after an answer was lost: the leases of these partitions that the member knows. Its other
+    leases are given back first, so that no message waits for a member that does not know it has it.
 
-    With `above` only messages of more urgent lanes are wanted, those with a priority below this number: the
-    member has enough of the others in hand. A newer request of the same member replaces one that waits; with
-    `count_max` 0 it asks for nothing itself.
+    With `above`, only messages of more urgent lanes are wanted, those with a priority below this number: the
+    member has enough others in hand. A newer request of the same member replaces one that waits; with
+    `count_max` 0 it only does that.
     """
 
     topic: str
@@ -37,7 +37,7 @@ class Lease(Command, frozen=True, tag="lease"):
 
 
 class Ack(Command, frozen=True, tag="ack"):
-    """Settle messages: (lease, spans) pairs of one partition."""
+    """Settle messages by (lease, spans) pairs of one partition."""
 
     topic: str
     partition: int
@@ -46,11 +46,11 @@ class Ack(Command, frozen=True, tag="ack"):
 
 
 class Nack(Command, frozen=True, tag="nack"):
-    """Give messages back. As a failure it counts an attempt and waits `delay_ms`, or the group's back-off;
-    else they are available at once and no attempt is counted.
+    """Give messages back. As a `failure`, an attempt is counted and the messages wait for `delay_ms`, or for
+    the group's back-off; otherwise they are available at once and no attempt is counted.
 
-    Later messages of their keys go back with them. `started` are (lease, spans) pairs of messages that
-    handlers were given: for the others, which lie unstarted or are on their way, no delivery is counted."""
+    Later messages of the same keys go back, too. `started` are (lease, spans) pairs of those among them that
+    handlers have got; for the others, which lie unstarted or are on their way, no delivery is counted."""
 
     topic: str
     partition: int
@@ -64,9 +64,9 @@ class Nack(Command, frozen=True, tag="nack"):
 
 
 class GiveBack(Command, frozen=True, tag="give_back"):
-    """Give messages back that no handler was given: (lease, spans) pairs of one partition. They are available
-    at once; neither an attempt nor a delivery is counted. Later messages of the same keys go back with them,
-    uncounted, too: a handler gets a key's messages in order."""
+    """Give back messages that no handler has got, by (lease, spans) pairs of one partition. They are
+    available at once; neither an attempt nor a delivery is counted. Later messages of the same keys go back
+    with them, also uncounted, because a handler gets the messages of a key in order."""
 
     topic: str
     partition: int
@@ -87,7 +87,7 @@ class RejectMessages(Command, frozen=True, tag="reject"):
 
 
 class Extend(Command, frozen=True, tag="extend"):
-    """Move the deadline of whole leases to now + `lease_ms`; refused after expiry."""
+    """Move the deadline of whole leases to now + `lease_ms`; a lease that has timed out is lost."""
 
     topic: str
     partition: int
@@ -97,7 +97,7 @@ class Extend(Command, frozen=True, tag="extend"):
 
 
 class Commit(Command, frozen=True, tag="commit"):
-    """Store the place of a stream group: (partition, generation, next offset)."""
+    """Commit offsets of a stream group: (partition, generation, next offset)."""
 
     topic: str
     group: str
@@ -106,14 +106,14 @@ class Commit(Command, frozen=True, tag="commit"):
 
 
 class Committed(Command, frozen=True, tag="committed"):
-    """Ask for the place of a group in every partition; the answer is `Offsets` (-1 where it has none)."""
+    """Ask for the committed offset of a group in every partition; the answer is `Offsets` (-1: none)."""
 
     topic: str
     group: str
 
 
 class Reopen(Command, frozen=True, tag="reopen"):
-    """Make settled messages deliverable again for one group, with fresh counters (redrive)."""
+    """Redrive settled messages for one group: they are delivered again, with counters at zero."""
 
     topic: str
     partition: int
@@ -122,7 +122,8 @@ class Reopen(Command, frozen=True, tag="reopen"):
 
 
 class SettleOffsets(Command, frozen=True, tag="settle_offsets"):
-    """Settle offsets for a group without a lease (an operator's act: redriven or purged dead letters)."""
+    """Settle offsets for a group without a lease (for an operator: dead letters that are redriven or
+    purged)."""
 
     topic: str
     partition: int
@@ -131,8 +132,8 @@ class SettleOffsets(Command, frozen=True, tag="settle_offsets"):
 
 
 class FindUnsettled(Command, frozen=True, tag="find_unsettled"):
-    """The lowest messages from an offset on that a group has not settled, up to `count_max`; all count where
-    it was never enlisted. Nothing changes by asking."""
+    """Find the first `count_max` messages from an offset on that a group has not settled; if the group was
+    never enlisted, none is settled. Nothing changes."""
 
     topic: str
     partition: int
@@ -142,9 +143,8 @@ class FindUnsettled(Command, frozen=True, tag="find_unsettled"):
 
 
 class HoldOffsets(Command, frozen=True, tag="hold_offsets"):
-    """Keep unsettled messages from all others for a while, for a group without an order (an operator's act
-    before they are settled by `SettleOffsets`). Without spans, what the member holds is given back, and the
-    answer is `Done`."""
+    """Reserve unsettled messages of a group without an order for one member, for a while (for an operator,
+    before `SettleOffsets`). Without spans, the member gives back what it holds, and the answer is `Done`."""
 
     topic: str
     partition: int
@@ -155,8 +155,8 @@ class HoldOffsets(Command, frozen=True, tag="hold_offsets"):
 
 
 class Republish(Command, frozen=True, tag="republish"):
-    """Append the batch in the body: copies of messages. Their headers may be above the limit by the one that
-    says for which group they are."""
+    """Append the batch in the body: copies of messages. Their headers may exceed the limit by the one that
+    names the group for which they are."""
 
     topic: str
     partition: int
@@ -168,7 +168,8 @@ class Republish(Command, frozen=True, tag="republish"):
 
 
 class CancelScheduled(Command, frozen=True, tag="cancel_scheduled"):
-    """Cancel delayed messages by id; `deliver_at_us` (one per id, 0 = unknown) makes it quick."""
+    """Cancel delayed messages by id. `deliver_at_us` (one per id, 0: unknown) are hints that make it
+    quick."""
 
     topic: str
     partition: int
@@ -177,7 +178,7 @@ class CancelScheduled(Command, frozen=True, tag="cancel_scheduled"):
 
 
 class ListScheduled(Command, frozen=True, tag="list_scheduled"):
-    """Delayed messages of a topic, the next due first."""
+    """List delayed messages of a topic, the next due first."""
 
     topic: str
     count_max: int = 100
@@ -185,10 +186,10 @@ class ListScheduled(Command, frozen=True, tag="list_scheduled"):
 
 
 class Trace(Command, frozen=True, tag="trace"):
-    """The life of messages: by place (partition and offset), or by a search over ids, keys and times.
+    """Trace messages: by partition and offset, or by a search over ids, keys and times.
 
-    Times are `append_time`; `status` keeps only lives that ended so (see `TraceFound`). `full` scans all that
-    is stored for an id whose time cannot be read from it.
+    Times are those of append. `status` keeps only messages with that status now (see `TraceFound`). `full`
+    scans the whole log for an id from which no time can be read.
     """
 
     topic: str
@@ -208,7 +209,7 @@ class Trace(Command, frozen=True, tag="trace"):
 
 class StageRows(Command, frozen=True, tag="stage"):
     """Store the batch in the body for one partition under an attempt, outside of the readable log. Batches of
-    an attempt on one partition are numbered from 0; one that is there already is not stored twice."""
+    an attempt on one partition are numbered from 0; a batch that is there already is not stored twice."""
 
     topic: str
     partition: int
@@ -220,14 +221,14 @@ class StageRows(Command, frozen=True, tag="stage"):
 
 
 class DecideStaged(Command, frozen=True, tag="decide_staged"):
-    """Decide a version of a writer: the attempts (topic, partition, attempt) that win. What an earlier
-    decision of that or a later version said is the answer when there is one. `batches` has how many were
-    staged for each attempt; it is refused unless just these are there (left empty: unless any are).
+    """Decide a version of a writer: the attempts (topic, partition, attempt) that win. If this version or a
+    later one was decided before, that decision is the answer. `batches` has the number of batches staged for
+    each attempt; the command is refused unless exactly these are stored (if left empty: unless some are).
 
-    `grouped` is a shorter form for many targets: (attempt, topic, partitions) stands for that attempt on each
-    of these partitions. They come behind `attempts`, in this order.
+    `grouped` is a shorter form for many targets: (attempt, topic, partitions) stands for the attempt on each
+    of these partitions. They follow after `attempts`, in this order.
 
-    `attempt` names one that staged nothing at all: without it, all of those would be the same."""
+    `attempt` names an attempt that staged nothing at all: otherwise all of those would look the same."""
 
     writer: str
     version: int
@@ -238,8 +239,7 @@ class DecideStaged(Command, frozen=True, tag="decide_staged"):
 
 
 class AbortStaged(Command, frozen=True, tag="abort_staged"):
-    """Drop attempts that were never decided; those of a decided version stay untouched. `grouped` as in
-    `DecideStaged`."""
+    """Drop undecided attempts; those of a decided version stay. `grouped` as in `DecideStaged`."""
 
     writer: str
     attempts: list[tuple[str, int, str]]
@@ -250,8 +250,8 @@ class AbortStaged(Command, frozen=True, tag="abort_staged"):
 
 
 class ReadFacts(Command, frozen=True, tag="read_facts"):
-    """What the log of a partition says has happened, from an entry on, and not before a time: facts of
-    delivery, and when messages were appended; about `bytes_max` bytes of it. Only what is committed."""
+    """Read committed facts of delivery from the log of a partition, and when messages were appended: from an
+    entry on, not before a time, about `bytes_max` bytes."""
 
     topic: str
     partition: int
@@ -287,8 +287,8 @@ DeliveryRequest = (
 
 
 class Grant(Command, frozen=True):
-    """One lease as told to its holder. `nbytes` of the body are its frames, in order; of a frame only the
-    rows whose offset is in `runs` are leased, in row order. `runs` has (first, count, deliveries, failures)
+    """One lease as its holder gets it. `nbytes` of the body are its frames, in order; of a frame only the
+    rows whose offsets are in `runs` are leased, in row order. `runs` are (first, count, deliveries, failures)
     with this delivery counted."""
 
     partition: int
@@ -299,65 +299,65 @@ class Grant(Command, frozen=True):
 
 
 class Leases(Command, frozen=True, tag="leases"):
-    """What was leased; empty when there was nothing in time. The request had waited for `waited_ms` when the
-    first of it was leased: a lease counts from then, on whatever clock its holder has."""
+    """The leases; none if there was no message in time. The request had waited for `waited_ms` when the first
+    lease was made: the holder counts its time from then, on its own clock."""
 
     grants: list[Grant]
     waited_ms: int = 0
 
 
 class Settled(Command, frozen=True, tag="settled"):
-    """The settlement is durable, but for `lost`: spans whose receipts were stale, as (lease, spans)."""
+    """The settlement is durable, except for `lost`: (lease, spans) whose receipts were stale."""
 
     lost: list[tuple[int, list[int]]] = []
 
 
 class Extended(Command, frozen=True, tag="extended"):
-    """The new deadline, and the leases that were lost already."""
+    """The new deadline, and the leases that were already lost."""
 
     deadline_us: int
     lost: list[int] = []
 
 
 class UnsettledFound(Command, frozen=True, tag="unsettled"):
-    """Flat spans of unsettled messages; none when there are no more."""
+    """Flat spans of unsettled messages; empty if there are no more."""
 
     spans: list[int]
 
 
 class OffsetsHeld(Command, frozen=True, tag="held"):
-    """What the member holds now of the messages that it asked for, and what is with `others`; the rest is
-    settled, or dying."""
+    """The messages that the member asked for and holds now, and those that `others` hold; the rest is settled
+    or dying."""
 
     spans: list[int]
     others: list[int] = []
 
 
 class Cancelled(Command, frozen=True, tag="cancelled"):
-    """One answer per id: whether it will never be delivered because it was cancelled (now or before)."""
+    """One answer per id: whether the message was cancelled, now or before, and will never be delivered."""
 
     done: list[bool]
 
 
 class ScheduledList(Command, frozen=True, tag="scheduled"):
-    """Dicts with partition, id, deliver_at_us, key, value, headers."""
+    """Delayed messages: dicts with partition, id, deliver_at_us, key, value, headers."""
 
     messages: list[dict[str, Any]]
 
 
 class TraceFound(Command, frozen=True, tag="traced"):
-    """Dicts, one per message: topic, partition, offset (None before release), id, key, status (scheduled,
-    cancelled, free, leased, waiting, settled, dying, dead, collected; by group where groups differ) and
-    `events`: dicts with time_us, event, and what belongs to it (group, member, attempt, reason, …)."""
+    """Traced messages, a dict each: topic, partition, offset (None before release), id, key, status
+    (scheduled, cancelled, free, leased, waiting, settled, dying, dead, collected; by group where groups
+    differ) and `events`: dicts with time_us, event, and its details (group, member, attempt, reason, …)."""
 
     messages: list[dict[str, Any]]
     complete: bool = True
 
 
 class StagedDecision(Command, frozen=True, tag="staged_decision"):
-    """The version last decided for the writer, and its attempts; `won`: whether it is the one asked for.
-    Where a target failed, `applied` is false: the broker goes on trying until all of them have it. Very many
-    attempts are `grouped`, see `DecideStaged`, and not listed one by one."""
+    """The version last decided for the writer, and its attempts; `won`: whether these are the ones of the
+    request. `applied` is false if a target failed: the broker tries again until all targets have appended.
+    Very many attempts are `grouped` (see `DecideStaged`) instead of listed one by one."""
 
     version: int
     attempts: list[tuple[str, int, str]]
@@ -367,10 +367,9 @@ class StagedDecision(Command, frozen=True, tag="staged_decision"):
 
 
 class FactsRead(Command, frozen=True, tag="facts_read"):
-    """Facts frames from the log, as they lie there, are the body. `next_entry` is where to go on, `end_entry`
-    the end of what was committed: both are the same when there is no more. `groups` are the names of the
-    groups of today by number; `appended` are the data frames passed: (entry, base offset, span, append
-    time)."""
+    """Facts frames as they lie in the log; they are the body. `next_entry` is where to continue, `end_entry`
+    the committed end: both are equal if there is no more. `groups` are the names of the present groups by
+    number; `appended` are the data frames that were passed: (entry, base offset, span, append time)."""
 
     next_entry: int
     end_entry: int

@@ -1,7 +1,7 @@
 """Topics: rules for their names, their options with defaults and bounds, and the folder of their data.
 
-`parse_options` reports every problem at once, so that a user fixes a request in one go. `RANGES` and
-`CHOICES` are the whole rule book for single options; what concerns two options together follows them.
+`parse_options` reports all problems at once, so that a user can fix a request in one go. `RANGES` and
+`CHOICES` are the whole rule book for single options; rules about two options are checked in `_together`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace.errors import InvalidRequest
 
 NAME_MAX = 245
 DEAD_LETTERS = ".dlq"
-"""What the name of a topic gains for its dead letters; there is always room for it."""
+"""Suffix of the name of a topic's dead-letter topic; names leave room for it."""
 FOLDER_MAX = 255
 _NAME = re.compile(r"[A-Za-z0-9._/-]+")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -27,8 +27,8 @@ DURABILITIES = ("memory", "interval", "fsync")
 
 
 class TopicOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a topic, all of them checked. Messages are kept for ever, unless a `retention_*` limit is
-    there or it is `ephemeral`."""
+    """Options of a topic, all of them checked. Messages are kept for ever, unless the topic has a
+    `retention_*` limit or is `ephemeral`."""
 
     partitions: int = 3
     durability: str = "fsync"
@@ -52,7 +52,7 @@ class TopicOptions(msgspec.Struct, frozen=True, kw_only=True):
     trace_retention_ms: int = 7 * 86_400_000
 
 
-_MANY = (1 << 53) - 1  # what every JSON reader holds exactly
+_MANY = (1 << 53) - 1  # The greatest number that every JSON reader holds exactly.
 
 RANGES: dict[str, tuple[int, int]] = {
     "partitions": (1, 10_000),
@@ -84,17 +84,17 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "replicas": (2, 3, 5, 7),
 }
 BOUNDS = ("max_bytes", "max_messages")
-"""What makes an ephemeral topic a ring."""
+"""Options that make an ephemeral topic a ring."""
 LIMITS = ("retention_ms", "retention_bytes", "retention_count", *BOUNDS)
-"""Options that may be None: there is no such limit."""
+"""Options that may be None: no such limit."""
 FIXED = ("storage", "key_index")
-"""Options that stay as they were when the topic was created."""
+"""Options that cannot change after the topic was created."""
 
 _KNOWN = (*TopicOptions.__struct_fields__, "retention")
 
 
 def check_name(name: str, *, internal: bool = False) -> list[str]:
-    """Every problem with a topic name; internal names (leading `_`) are for the broker itself."""
+    """All problems with a topic name; internal names (leading `_`) are for the broker itself."""
     problems = []
     room = len(DEAD_LETTERS) if internal and name.endswith(DEAD_LETTERS) else 0
     if not 1 <= len(name) <= NAME_MAX + room:
@@ -111,7 +111,8 @@ def check_name(name: str, *, internal: bool = False) -> list[str]:
 def parse_options(
     options: dict[str, Any], name: str, base: TopicOptions | None = None, *, internal: bool = False
 ) -> TopicOptions | Refusal:
-    """Check the options of a new topic (and its name) or, with `base`, changes to a topic that has those."""
+    """Check the options of a new topic, and its name; or, with `base`, changes to a topic with these
+    options."""
     problems = [] if base is not None else check_name(name, internal=internal)
     values: dict[str, Any] = {}
     for option, given in options.items():
@@ -122,7 +123,7 @@ def parse_options(
             values[option] = value
     if "retention" in values:
         problems += _retention(values)
-    # A problem with one of them is reported; telling that it does not fit the others would only confuse.
+    # If single options are wrong, reporting that they do not fit the others would only confuse.
     if not problems:
         problems += _together(values, base)
     if problems:
@@ -133,7 +134,7 @@ def parse_options(
 
 
 def _value(option: str, given: Any) -> tuple[Any, str | None]:
-    """The value as stored, or what is wrong with it."""
+    """The value as stored, or the problem with it."""
     if option not in _KNOWN:
         close = get_close_matches(option, _KNOWN, 1)
         return None, f"unknown option {option[:80]!r}" + (f": did you mean {close[0]!r}?" if close else "")
@@ -165,8 +166,8 @@ def _shown(given: Any) -> str:
 
 
 def _retention(values: dict[str, Any]) -> list[str]:
-    """`retention` stands for others: "ephemeral" for `ephemeral`; "forever" takes that and every limit away,
-    and asking for one of them beside it is a contradiction."""
+    """Replace `retention` by other options: "ephemeral" sets `ephemeral`; "forever" unsets it and all limits,
+    so that a limit beside it is a contradiction."""
     if values.pop("retention") == "ephemeral":
         off = values.get("ephemeral") is False
         values["ephemeral"] = True
@@ -178,7 +179,7 @@ def _retention(values: dict[str, Any]) -> list[str]:
 
 
 def _together(values: dict[str, Any], base: TopicOptions | None) -> list[str]:
-    """What concerns more than one option, or the option that there was before."""
+    """Problems between options, and with changes of options that are fixed."""
     problems = []
     if base is None:
         if values.get("storage") == "memory":
@@ -207,8 +208,8 @@ def _together(values: dict[str, Any], base: TopicOptions | None) -> list[str]:
 def encode_folder(name: str, topic_id: int) -> str:
     """The folder of a topic's data.
 
-    The id gives a topic that is created again a new folder, and names that differ only in case different
-    ones.
+    The id gives a new folder to a topic that is created again, and different folders to names that differ
+    only in case.
     """
     digits = ""
     while topic_id or not digits:
@@ -220,6 +221,6 @@ def encode_folder(name: str, topic_id: int) -> str:
 
 
 def decode_folder(folder: str) -> tuple[str, int]:
-    """Name and id of the topic that a folder belongs to."""
+    """The name and id of the topic of a folder."""
     name, _, digits = folder.rpartition("~")
     return name.replace(",", "/"), int(digits, len(_DIGITS))
