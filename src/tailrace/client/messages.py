@@ -97,7 +97,7 @@ class Rows:
         self.header = header
         self.batch = batch
         self.base_offset = header.base_offset
-        self._lists: dict[str, list[Any]] = {}
+        self._lists: dict[str, list[Any] | None] = {}
         self.deltas: list[int] | None = None
         if "offset_delta" in batch.schema.names:
             self.deltas = batch.column("offset_delta").to_pylist()
@@ -123,14 +123,17 @@ class Rows:
 
     def values(self, name: str) -> list[Any] | None:
         """A column as a list; None when the batch does not have it."""
-        found = self._lists.get(name)
-        if found is None:
-            if name not in self.batch.schema.names:
-                return None
+        try:
+            return self._lists[name]
+        except KeyError:
+            pass
+        found = None
+        if name in self.batch.schema.names:
             column = self.batch.column(name)
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.int64())
-            found = self._lists[name] = column.to_pylist()
+            found = column.to_pylist()
+        self._lists[name] = found
         return found
 
     def messages(self, first: int) -> Iterator[Message]:

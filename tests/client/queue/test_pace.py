@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
+from tailrace.client.queue.handler_runner import HandlerRunner
 from tailrace.client.queue.pace import Pace
 
 
@@ -78,3 +81,56 @@ def test_a_slow_batch_among_quick_ones_is_forgotten() -> None:
     sizes = batches(lambda count: 5000.0 if next(slow) else 50 + 0.01 * count, 50)
     assert sizes[12] == 500
     assert sizes[-1] == 500
+
+
+def test_quick_messages_of_handlers_gather_and_count_before_anything_is_asked_for() -> None:
+    pace = Pace()
+    pace.workers = 10
+    for _ in range(1000):
+        pace.worked(0.01)
+    assert pace.message_ms < 0.01
+    for _ in range(5):
+        pace.worked(0.01)
+    pace.worked(200)
+    assert pace.message_ms == pytest.approx(20)
+    assert pace.wanted() == 5
+    first = Pace()
+    first.workers = 10
+    first.worked(0.01)
+    assert 1 < first.wanted() <= 4
+
+
+async def _run_counted(count: int) -> int:
+    """Looks at the clock while so many messages at hand are handled, by ten at a time."""
+    left, looks = list(range(count)), 0
+
+    def now_ms() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    class Source:
+        async def __anext__(self) -> Any:
+            raise StopAsyncIteration
+
+    async def handler(delivery: object) -> None:
+        pass
+
+    runner = HandlerRunner(
+        Source(),
+        lambda: cast(Any, left.pop() if left else None),
+        handler,
+        concurrency=10,
+        settle=False,
+        ordering="none",
+        parked_max=1,
+        pace=Pace(),
+        now_ms=now_ms,
+    )
+    await runner.run()
+    assert not left
+    return looks
+
+
+def test_a_message_that_is_at_hand_costs_one_look_at_the_clock() -> None:
+    assert asyncio.run(_run_counted(1000)) <= 1000 + 2 * 10

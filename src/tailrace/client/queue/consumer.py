@@ -168,7 +168,7 @@ class Consumer:
             ordering=intake.membership.policy.ordering,
             parked_max=max(1, self._options.prefetch),
             pace=intake.pace,
-            now_ms=intake.settlement.now_ms,
+            now_ms=self._verbs.clock.elapsed_ms,
         )
         intake.parking, intake.sampling = runner, concurrency == 1
         try:

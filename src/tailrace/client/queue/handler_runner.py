@@ -22,6 +22,8 @@ from tailrace.errors import TailraceError
 
 log = logging.getLogger("tailrace.consumer")
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[BlockingDelivery], Any]
+Picked = tuple[Delivery, object]
+"""A message and its key; None: it has none."""
 
 
 class DeliverySource(Protocol):
@@ -75,9 +77,13 @@ class HandlerRunner:
 
     async def _run(self) -> None:
         if self._concurrency == 1:
-            while (delivery := await self._pull()) is not None:
-                await self._handle(delivery)
-            return
+            next_one, handle = self._source.__anext__, self._handle
+            while True:
+                try:
+                    delivery = await next_one()
+                except StopAsyncIteration:
+                    return
+                await handle(delivery)
         loop = asyncio.get_running_loop()
         self._pace.workers = self._concurrency
         workers = [loop.create_task(self._work()) for _ in range(self._concurrency)]
@@ -103,68 +109,109 @@ class HandlerRunner:
             return None
 
     async def _work(self) -> None:
-        """One of the workers: a message, then those that were parked behind it, then the next."""
-        while (delivery := await self._pick()) is not None:
-            key = self._key(delivery)
-            await self._handle_timed(delivery)
-            if key is None:
-                continue
-            parked = self._parked[key]
-            while True:
-                if delivery.rows.lease.comes_again(delivery.offset):
-                    self._return_stale(parked, delivery)
-                if self._over or not parked:
-                    break
-                delivery = parked.popleft()
-                self._parked_count -= 1
-                self._room.set()
-                lease = delivery.rows.lease
-                if not (delivery.rows.settling.is_over(lease) or lease.is_lost(delivery.offset)):
-                    await self._handle_timed(delivery)
-            if not parked:
-                del self._parked[key]
+        """One of the workers: a message, then those that were parked behind it, then the next. While some are
+        at hand, each costs one look at the clock and no coroutine but that of its handler."""
+        pace, now_ms = self._pace, self._now_ms
+        began_ms = now_ms()
+        while True:
+            picked = self._pick_ready()
+            if picked is None:
+                picked = await self._pick()
+                if picked is None:
+                    return
+                began_ms = now_ms()
+            delivery, key = picked
+            pace.busy += 1
+            try:
+                await self._handle(delivery)
+            finally:
+                pace.busy -= 1
+            ended_ms = now_ms()
+            pace.worked(ended_ms - began_ms)
+            began_ms = ended_ms
+            if key is not None:
+                await self._work_off(key, delivery)
+                began_ms = now_ms()
 
-    async def _handle_timed(self, delivery: Delivery) -> None:
-        began_ms = self._now_ms()
-        self._pace.busy += 1
-        try:
-            await self._handle(delivery)
-        finally:
-            self._pace.busy -= 1
-        self._pace.worked(self._now_ms() - began_ms)
+    async def _work_off(self, key: object, delivery: Delivery) -> None:
+        """What was parked behind a message that was handled, until nothing of its key is left."""
+        parked = self._parked[key]
+        while True:
+            if delivery.rows.lease.comes_again(delivery.offset):
+                self._return_stale(parked, delivery)
+            if self._over or not parked:
+                break
+            delivery = parked.popleft()
+            self._parked_count -= 1
+            self._room.set()
+            lease = delivery.rows.lease
+            if not (delivery.rows.settling.is_over(lease) or lease.is_lost(delivery.offset)):
+                began_ms = self._now_ms()
+                self._pace.busy += 1
+                try:
+                    await self._handle(delivery)
+                finally:
+                    self._pace.busy -= 1
+                self._pace.worked(self._now_ms() - began_ms)
+        if not parked:
+            del self._parked[key]
 
-    async def _pick(self) -> Delivery | None:
-        """The next message whose key nobody works on; others are parked behind their key."""
+    async def _pick(self) -> Picked | None:
+        """The same as `_pick_ready`, but wait for a message."""
         while not self._over:
             while self._parked_count >= self._parked_max:
                 self._room.clear()
                 await self._room.wait()
-            delivery = self._ready()
-            if delivery is None:
-                self._pace.takers += 1
-                try:
-                    async with self._pulling:  # One of the workers waits for more, the others for their turn.
-                        delivery = await self._pull()
-                finally:
-                    self._pace.takers -= 1
+            picked = self._pick_ready()
+            if picked is not None:
+                return picked
+            if self._parked_count >= self._parked_max:
+                continue
+            self._pace.takers += 1
+            try:
+                async with self._pulling:  # One of the workers waits for more, the others for their turn.
+                    delivery = await self._pull()
+            finally:
+                self._pace.takers -= 1
             if delivery is None:
                 break
-            key = self._key(delivery)
-            if key is None:
-                return delivery
-            parked = self._parked.get(key)
-            if parked is None:
-                self._parked[key] = deque()
-                return delivery
-            parked.append(delivery)
-            self._parked_count += 1
+            picked = self._claim(delivery)
+            if picked is not None:
+                return picked
         return None
+
+    def _pick_ready(self) -> Picked | None:
+        """The next message at hand whose key nobody works on, and that key; others are parked behind their
+        key, as long as there is room."""
+        while not self._over and self._parked_count < self._parked_max:
+            delivery = self._ready()
+            if delivery is None:
+                break
+            picked = self._claim(delivery)
+            if picked is not None:
+                return picked
+        return None
+
+    def _claim(self, delivery: Delivery) -> Picked | None:
+        """Begin with the key of a message, or park it behind the one that is at work."""
+        key = self._key(delivery)
+        if key is not None:
+            parked = self._parked.get(key)
+            if parked is not None:
+                parked.append(delivery)
+                self._parked_count += 1
+                return None
+            self._parked[key] = deque()
+        return delivery, key
 
     def _key(self, delivery: LeasedMessage) -> object:
         if self._ordering == "partition":
             return (delivery.topic, delivery.partition)
-        if self._ordering == "key" and delivery.key is not None:
-            return (delivery.topic, delivery.partition, delivery.key)
+        if self._ordering == "key":
+            rows = delivery.rows
+            keys = rows.values("key")
+            if keys is not None and (key := keys[delivery.row]) is not None:
+                return (rows.topic, rows.partition, key)
         return None
 
     async def _handle(self, delivery: Delivery) -> None:

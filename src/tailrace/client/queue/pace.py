@@ -19,6 +19,9 @@ _SHARE_OF_QUICK = 0.75
 _SHARE = 1 / 4
 _SHARE_OF_WORKER = 1 / 16
 """What one sample counts for in the average."""
+_QUICK_MS = 1.0
+_QUICK_MAX = 32
+"""What takes less than that is reckoned with together, so many at once."""
 _MESSAGE_MS_MIN = 1e-4
 _GROWTH = 4
 _ALIKE = 1.5
@@ -39,6 +42,8 @@ class Pace:
         self.takers = 0
         self.workers = 0
         """Handlers that run side by side, when it is the consumer who calls them; else 0."""
+        self._quick = 0
+        self._quick_ms = 0.0
         self._batch = 0
         self._compared: tuple[int, float] | None = None
         self._batch_message_ms: float | None = None
@@ -50,8 +55,24 @@ class Pace:
         self._batch = self._batch_count = 0
 
     def worked(self, ms: float) -> None:
-        """One of several handlers had a message for this time."""
+        """One of several handlers had a message for this time. Quick ones gather: to reckon with each would
+        take longer than some of them."""
+        if ms < _QUICK_MS:
+            self._quick += 1
+            self._quick_ms += ms
+            if self._quick == _QUICK_MAX:
+                self._reckon()
+            return
+        self._reckon()
         self._measured(ms / self.workers, _SHARE_OF_WORKER)
+
+    def _reckon(self) -> None:
+        """Those that have gathered count as so many of the same time."""
+        count = self._quick
+        if count:
+            share = 1 - (1 - _SHARE_OF_WORKER) ** count
+            self._measured(self._quick_ms / (count * max(1, self.workers)), share)
+            self._quick, self._quick_ms = 0, 0.0
 
     def took_batch(self, count: int, ms: float) -> None:
         """The application took a batch, and comes back for another after this time."""
@@ -61,12 +82,14 @@ class Pace:
 
     def ahead(self) -> int:
         """How many messages to hold beside those that handlers have."""
+        self._reckon()
         return max(0, int(AHEAD_MS / self.message_ms) - max(1, self.busy, self._batch))
 
     def wanted(self) -> int:
         """How many messages to ask for when none is at hand and somebody waits."""
         if self._batch_count:
             return self._batch_count
+        self._reckon()
         return max(1, self.takers, int(AHEAD_MS / self.message_ms) - self.busy)
 
     def _measured(self, ms: float, share: float) -> None:
