@@ -15,7 +15,7 @@ from tailrace.core.collections.span_map import SpanSet
 class Apart:
     """Spans of offsets by the number of their deliveries."""
 
-    __slots__ = ("_by_deliveries", "total")
+    __slots__ = ("_by_deliveries", "_by_due", "total")
 
     def __init__(self) -> None:
         self.clear()
@@ -23,6 +23,8 @@ class Apart:
     def clear(self) -> None:
         """None is set apart."""
         self._by_deliveries: dict[int, SpanSet] = {}
+        self._by_due: dict[int, int] = {}
+        """How many starve from a time on: then anybody may have them, like all that are due."""
         self.total = 0
 
     def __bool__(self) -> bool:
@@ -45,15 +47,27 @@ class Apart:
             found.add(first, end)
         return found
 
-    def add(self, first: int, end: int, deliveries: int) -> None:
-        """Messages are set apart that are not yet."""
+    def starving_after(self, time_us: int) -> int:
+        """How many of them do not starve yet at a time."""
+        return sum(many for due_us, many in self._by_due.items() if due_us > time_us)
+
+    def add(self, first: int, end: int, deliveries: int, due_us: int) -> None:
+        """Messages are set apart that are not yet; from `due_us` on they starve."""
         self._by_deliveries.setdefault(deliveries, SpanSet()).add(first, end)
+        self._by_due[due_us] = self._by_due.get(due_us, 0) + end - first
         self.total += end - first
 
-    def cut(self, first: int, end: int, deliveries: int) -> None:
-        """Messages with so many deliveries wait no more; harmless when they were not set apart."""
+    def cut(self, first: int, end: int, deliveries: int, due_us: int) -> None:
+        """Messages with so many deliveries and that due time wait no more; harmless when they were not set
+        apart."""
         spans = self._by_deliveries.get(deliveries)
-        if spans is not None:
-            self.total -= spans.remove(first, end)
-            if not spans:
-                del self._by_deliveries[deliveries]
+        if spans is None:
+            return
+        removed = spans.remove(first, end)
+        if not spans:
+            del self._by_deliveries[deliveries]
+        if removed:
+            self.total -= removed
+            self._by_due[due_us] -= removed
+            if not self._by_due[due_us]:
+                del self._by_due[due_us]

@@ -147,7 +147,9 @@ class Ledger:
         backlog = self.backlog
         if backlog.back:
             backlog.advance(max(time_us, backlog.clock_us))
-        many = backlog.fresh.total + backlog.ready.total + backlog.renewed.total + self.apart.total
+        many = backlog.fresh.total + backlog.ready.total + backlog.renewed.total
+        if self.apart:  # Those that starve are among the ready ones.
+            many += self.apart.starving_after(backlog.clock_us)
         return many + end_offset - backlog.cursor if end_offset > backlog.cursor else many
 
     def suspects(self) -> Iterator[tuple[int, int, int, int]]:
@@ -435,9 +437,9 @@ class Ledger:
         """Take messages out of those that wait."""
         found: list[Piece] = []
         for start, stop, value in self.backlog.take_back(first, end):
-            deliveries, failures, first_us, last_us, member, _, key = BACK.unpack(value)
+            deliveries, failures, first_us, last_us, member, due_us, key = BACK.unpack(value)
             if self.apart:
-                self.apart.cut(start, stop, deliveries)
+                self.apart.cut(start, stop, deliveries, due_us)
             found.append((start, stop, deliveries, failures, first_us, last_us, self.texts[member], key))
             self.texts.drop(member, stop - start)
         return found
@@ -505,8 +507,8 @@ class Ledger:
                 back_off_us(self.policy, self.name, first, failures) if delay_us < 0 else delay_us
             )
             if apart and first in alone:
-                self.apart.add(first, end, deliveries)
                 due_us = time_us + self.policy.starvation_ms * 1000
+                self.apart.add(first, end, deliveries, due_us)
             number = self.texts.use(member, end - first)
             value = BACK.pack(deliveries, failures, first_us, last_us, number, due_us, key)
             self.backlog.put_back(first, end, value, time_us)

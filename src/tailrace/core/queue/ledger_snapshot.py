@@ -75,7 +75,8 @@ def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
         _fill(runs, shape.size, columns[4 + at * 3 : 7 + at * 3])
     for first, end in pairs(head.apart):
         for start, stop, value in backlog.back.within(first, end):
-            ledger.apart.add(start, stop, BACK.unpack(value)[0])
+            deliveries, *_, due_us, _ = BACK.unpack(value)
+            ledger.apart.add(start, stop, deliveries, due_us)
     backlog.rebuild(time_us)
     for lease in ledger.receipts.live.values():
         ledger.in_flight.add(lease.member, lease.left)
@@ -100,6 +101,8 @@ def verify(ledger: Ledger) -> None:
     told = [suspect[0] for suspect in ledger.suspects()]
     assert told == sorted(told), "set apart under another number of deliveries"
     assert ledger.apart.total == sum(end - first for first, end in ledger.apart)
+    late = ledger.apart.starving_after(backlog.clock_us)
+    assert late == _unstarved(ledger), "what is set apart under another due time"
     left: dict[int, int] = {}
     for first, end, value in ledger.leased:
         number = LEASED.unpack(value)[0]
@@ -130,3 +133,9 @@ def _fill(runs: Runs, size: int, columns: Sequence[memoryview]) -> None:
         raise ValueError("columns of a snapshot have different lengths")
     pieces = [bytes(values[at : at + size]) for at in range(0, len(values), size)] if size else []
     runs.fill(firsts, ends, pieces if size else [b""] * len(firsts))
+
+
+def _unstarved(ledger: Ledger) -> int:
+    """How many messages that are set apart are not due yet, one by one."""
+    runs = (run for first, end in ledger.apart for run in ledger.backlog.back.within(first, end))
+    return sum(end - first for first, end, value in runs if BACK.unpack(value)[5] > ledger.backlog.clock_us)
