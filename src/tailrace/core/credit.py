@@ -1,8 +1,9 @@
-"""How many messages are in flight: of one group on one partition, and running sums over all partitions.
+"""Messages in flight: of one group on one partition, and running sums of a group over all partitions.
 
-The limits of a group count over every partition of all its topics, and are looked at with every lease. So
-each partition counts its own as facts happen, and passes every change on to the sum of its group, if it is
-counted in: a state that is being rebuilt is not, and one that is dropped or gone is counted out as a whole.
+The limits of a group hold over all partitions of all its topics, and are checked with every lease. So each
+partition counts its own messages as facts are applied, and passes every change on to the sum of its group
+while it is counted in. A state that is being rebuilt is not counted in; one that is dropped is counted out as
+a whole.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ class GroupFlights:
         self.by_member: dict[str, int] = {}
         self.total = 0
         self.partitions = 0
-        """How many are counted in."""
+        """The number of partitions that are counted in."""
         self.freed = freed
-        """Called with a member that has fewer messages now."""
+        """Hook: a member has fewer messages in flight now."""
 
     def add(self, member: str, many: int) -> None:
-        """So many more, or fewer."""
+        """Change the count of a member by `many`, which may be negative."""
         left = self.by_member.get(member, 0) + many
         assert left >= 0, f"{member} has {left} messages in flight"
         if left:
@@ -37,32 +38,32 @@ class GroupFlights:
 
 
 class Flights:
-    """The sums of all groups; `freed` is called with a group and a member that has fewer messages now."""
+    """The sums of all groups. `freed(group, member)` is called when a member has fewer messages in flight."""
 
     def __init__(self, freed: Callable[[str, str], None] = lambda group, member: None) -> None:
         self._freed = freed
         self._groups: dict[str, GroupFlights] = {}
 
     def find(self, group: str) -> GroupFlights | None:
-        """The sums of a group; None when no partition has it."""
+        """The sums of a group; None if no partition has the group."""
         return self._groups.get(group)
 
     def count_in(self, group: str, part: InFlight) -> None:
-        """A partition has a group."""
+        """Count in the messages of a group on one partition."""
         flights = self._groups.get(group)
         if flights is None:
             flights = self._groups[group] = GroupFlights(lambda member: self._freed(group, member))
         part.count_in(flights)
 
     def count_out(self, group: str, part: InFlight) -> None:
-        """A partition does not have it any more, or is not there itself; harmless when it was not counted."""
+        """Count out the messages of a group on one partition; harmless if they were not counted in."""
         flights = part.count_out()
         if flights is not None and not flights.partitions:
             del self._groups[group]
 
 
 class InFlight(dict[str, int]):
-    """Messages in flight by member, of one group on one partition; nobody who has none is in it."""
+    """Messages in flight by member, of one group on one partition. Members without messages are left out."""
 
     __slots__ = ("_flights",)
 
@@ -71,7 +72,7 @@ class InFlight(dict[str, int]):
         self._flights: GroupFlights | None = None
 
     def add(self, member: str, many: int) -> None:
-        """A member has so many more, or fewer."""
+        """Change the count of a member by `many`, which may be negative."""
         left = self.get(member, 0) + many
         if left:
             self[member] = left
@@ -81,12 +82,12 @@ class InFlight(dict[str, int]):
             self._flights.add(member, many)
 
     def end(self) -> None:
-        """Nobody has anything any more."""
+        """Set the counts of all members to zero."""
         for member, many in list(self.items()):
             self.add(member, -many)
 
     def count_in(self, flights: GroupFlights) -> None:
-        """Be part of the sums from now on."""
+        """Become part of the sums."""
         if self._flights is None:
             self._flights = flights
             flights.partitions += 1
@@ -94,7 +95,7 @@ class InFlight(dict[str, int]):
                 flights.add(member, many)
 
     def count_out(self) -> GroupFlights | None:
-        """Be part of the sums no more; which those were."""
+        """Leave the sums; return them, or None if this was no part of any."""
         flights, self._flights = self._flights, None
         if flights is not None:
             flights.partitions -= 1

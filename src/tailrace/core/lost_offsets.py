@@ -1,4 +1,4 @@
-"""Offsets of a partition whose messages are lost for good, and whose loss somebody accepted."""
+"""Offsets of a partition whose messages are lost for good, and whose loss was accepted by an operator."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ if TYPE_CHECKING:
 
 
 class LostOffsets:
-    """Spans that stay in the numbering and have nothing behind them. They go when the partition is trimmed
-    beyond them."""
+    """Spans of offsets without messages. They are forgotten when the partition is trimmed beyond them."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.spans: list[int] = []
-        """Flat, ascending, apart from each other."""
+        """Flat, ascending, not touching each other."""
 
     def range_at(self, offset: int) -> tuple[int, int] | None:
-        """The lost range that holds an offset."""
+        """The lost range that contains an offset."""
         at = bisect_right(self.spans, offset)
         return (self.spans[at - 1], self.spans[at]) if at % 2 else None
 
     def next_from(self, offset: int, end: int) -> int:
-        """Where the first lost range from an offset on begins; `end` when there is none before."""
+        """Where the first lost range from an offset on begins, at most `end`."""
         at = bisect_right(self.spans, offset)
         return min(end, self.spans[at]) if at < len(self.spans) and not at % 2 else end
 
     def within(self, spans: Sequence[int]) -> list[tuple[int, int]]:
-        """What of other spans is lost."""
+        """The lost parts of other spans."""
         found = [
             (max(first, begin), min(end, stop))
             for first, end in pairs(spans)
@@ -45,7 +44,7 @@ class LostOffsets:
         return [(first, end) for first, end in found if first < end]
 
     def decide(self, command: RecordLoss, now_us: int, wall_us: int) -> Decision:
-        """The fact of a loss that was accepted; what is trimmed, or known to be lost, needs none."""
+        """Record an accepted loss; offsets that are trimmed or known to be lost need no fact."""
         partition = self._partition
         start, end = partition.start_offset, partition.end_offset
         spans = [(max(first, start), min(stop, end)) for first, stop in pairs(command.spans)]
@@ -56,7 +55,7 @@ class LostOffsets:
         return Decision((MessagesLost(flat(spans), time_us),), Done())
 
     def apply(self, fact: MessagesLost) -> None:
-        """Let it happen."""
+        """Apply a fact."""
         joined: list[int] = []
         for first, end in sorted([*pairs(self.spans), *pairs(fact.spans)]):
             if joined and first <= joined[-1]:
@@ -68,7 +67,7 @@ class LostOffsets:
         self._partition.queues.lost(fact.spans, fact.time_us)
 
     def trimmed(self, offset: int) -> None:
-        """Everything below is gone, and nobody asks for it any more."""
+        """Forget lost offsets below the beginning of the partition."""
         if self.spans and self.spans[0] < offset:
             self.spans = flat((max(first, offset), end) for first, end in pairs(self.spans) if end > offset)
 

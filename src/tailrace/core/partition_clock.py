@@ -2,19 +2,19 @@
 
 Deadlines, back-offs and windows are kept in the log as times of this clock. So it must never show less than
 the last append time, or a lease of three seconds would be held until the wall clock has caught up; and it
-must go on, or nothing would ever end. At the start of a broker whose wall clock was put back it therefore
-*leads*:
+must go on, or nothing would ever end. If the wall clock was put back before the start of a broker, the
+partition's clock therefore *leads*:
 
     partition time = now + lead        lead = max(0, last append time - now), when the partition is opened
 
-`now` is the broker's own steady time: wall time at its start plus monotonic time. A time during which no
-broker ran counts as long as the wall clock has not gone back over it. The lead is taken back at one part in a
-hundred: partition time then runs that much slower, so that a duration is at most 1.02 % longer than it should
-be, and times in the log come back to those of the wall. Faster would show in leases and back-offs; slower
-would leave times of appends wrong for longer, an hour for more than four days, which only those notice who
-look at them.
+`now` is the broker's own steady time: wall time at its start plus monotonic time. Time during which no broker
+ran counts, unless the wall clock was put back over it. The lead shrinks by one part in a hundred: partition
+time then runs that much slower, so a duration is at most 1.02 % longer than it should be, and times in the
+log return to wall time. For example, a lead of 10 s is gone after 1000 s. A faster correction would show in
+leases and back-offs; a slower one would leave append times wrong for longer (an hour of lead already takes
+more than four days).
 
-Which time is meant where; "wall" is what the machine's clock shows at the moment, jumps included:
+Which time counts where; "wall" is the machine's clock at the moment, jumps included:
 
     partition   append times; leases, back-offs, `starvation_ms`; receipts that are remembered; dedup windows,
                 also of delayed messages; idle producers and writers; staged batches that nobody decides;
@@ -29,11 +29,11 @@ Facts hold partition times, and wall times under names of their own; `apply` use
 from __future__ import annotations
 
 SLEW = 100
-"""The lead shrinks by one part in so many of the time that passes."""
+"""The lead shrinks by one microsecond for every `SLEW` microseconds that pass."""
 
 
 class PartitionClock:
-    """Translates between the broker's steady time and the time of one partition; both only ever grow."""
+    """Translates between the broker's steady time and the time of one partition; both only grow."""
 
     __slots__ = ("_lead_us", "_since_us")
 
@@ -43,7 +43,7 @@ class PartitionClock:
 
     @property
     def lead_us(self) -> int:
-        """How far the partition was ahead when it was opened; it never was more since."""
+        """The lead when the partition was opened; it has only shrunk since."""
         return self._lead_us
 
     @property
@@ -63,7 +63,7 @@ class PartitionClock:
     def steady_us(self, time_us: int) -> int:
         """The first steady time at which the partition's time is at least `time_us`."""
         since_us, lead_us = self._since_us, self._lead_us
-        if time_us >= since_us + lead_us * SLEW:  # There is no lead any more then.
+        if time_us >= since_us + lead_us * SLEW:  # The lead is gone by then.
             return time_us
         ahead_us = time_us - since_us - lead_us
         return since_us + max(0, -(-ahead_us * SLEW // (SLEW - 1)))

@@ -1,11 +1,15 @@
-"""Facts that are replayed behind a gap: what of them can be believed when some before them are lost.
+"""Facts that are replayed behind a gap: what of them can be believed if facts before them are lost.
 
-Nothing may be lost that is there, so in doubt a message is delivered again. Messages, and whatever settled
-some (acknowledged, dead-lettered, expired), count. Leases, failures and deaths under way do not: their
-messages are available again, and their attempts are counted anew. What concerns a group that is not known
-because its enlisting is lost is left out; its coordinator enlists it again, from where its policy says.
-Positions of producers are taken as the next batch has them. A staged attempt of which a batch is lost is
-dropped as a whole. Delayed messages whose release is lost are released once more.
+No message that is there may be lost, so in doubt a message is delivered again:
+
+- Appended messages count, and so do facts that settled messages (acknowledged, dead-lettered, expired).
+- Leases, failures and messages on their way to the dead letters do not: these messages are available again,
+  and their attempts are counted anew.
+- Facts of a group that is unknown because its enlisting is lost are left out; its coordinator enlists it
+  again, from where its policy says.
+- The position of a producer is taken from its next batch.
+- A staged attempt of which a batch is lost is dropped as a whole.
+- Delayed messages whose release is lost are released once more.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ _OF_GROUPS = (facts.Delisted, facts.Granted, facts.CursorMoved, facts.GroupReset
 
 
 def salvage(partition: Partition, fact: Any) -> None:
-    """Apply what can be believed of a fact."""
+    """Apply the part of a fact that can be believed."""
     kind = type(fact)
     if kind in _UNDER_WAY:
         return
@@ -61,7 +65,7 @@ def salvage(partition: Partition, fact: Any) -> None:
 
 def _stored(partition: Partition, fact: facts.Appended | facts.Delayed) -> None:
     time_us = max(fact.append_time_us, partition.append_time_us)
-    # Whether what was delayed or staged before is still known is not: it counts as new.
+    # It is uncertain whether earlier delayed or staged rows are still known: the rows count as new.
     fact = msgspec.structs.replace(fact, append_time_us=time_us, released=False)
     if fact.producer_id:
         partition.producers.resume(fact.producer_id, fact.producer_epoch, fact.producer_sequence)
@@ -69,7 +73,7 @@ def _stored(partition: Partition, fact: facts.Appended | facts.Delayed) -> None:
 
 
 def _settled(partition: Partition, fact: Any) -> bool:
-    """Whether it is a fact that settled messages of a group, or opened settled ones; then it is done."""
+    """Apply a fact that settled or redrove messages of a group; return whether it was one."""
     if not isinstance(
         fact, facts.Acked | facts.Buried | facts.Lapsed | facts.OffsetsSettled | facts.Reopened
     ):

@@ -1,9 +1,9 @@
-"""The catalog: which topics there are, as one frozen value that a coordinator stores whole.
+"""The catalog: all topics, as one frozen value that is stored whole.
 
-Every change is a function from a catalog to a new one and the topic concerned, or to a refusal. The data of
-a deleted topic stays listed in `removing` until it is gone, so that a crash in between does not leave it
-behind. That a topic was deleted is remembered for good, by its id: a topic that is only unknown, because an
-older catalog was put back or the catalog was rebuilt, is never taken for a deleted one.
+Every change is a function from a catalog to a new one and the topic concerned, or to a refusal. The data of a
+deleted topic stays listed in `removing` until it is gone, so that a crash in between does not leave it
+behind. The ids of deleted topics are remembered for good: a topic that is only unknown, because an older
+catalog was put back or the catalog was rebuilt, is never taken for a deleted one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.errors import AlreadyExists, Denied, NotFound
 
 
 class TopicEntry(msgspec.Struct, frozen=True):
-    """One topic. Ids are never used twice, so a topic that is created again is another one."""
+    """One topic. No id is used twice, so a topic that is created again is another one."""
 
     name: str
     id: int
@@ -29,12 +29,12 @@ class TopicEntry(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """Where its data lies."""
+        """The folder of its data."""
         return encode_folder(self.name, self.id)
 
 
 class Removal(NamedTuple):
-    """Data of a deleted topic: the folder, the engine that has it, and how many partitions there are."""
+    """Data of a deleted topic: the folder, the engine that has it, and the number of partitions."""
 
     folder: str
     storage: str
@@ -46,18 +46,18 @@ Span = tuple[int, int]
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """All topics by name, the next id, and what is left to remove of deleted topics."""
+    """All topics by name, the next id, and the data of deleted topics that is still to be removed."""
 
     topics: dict[str, TopicEntry] = {}
     next_id: int = 1
     removing: tuple[Removal, ...] = ()
     deleted: tuple[Span, ...] = ()
-    """Ids of deleted topics, as spans in order: there are never more of them than topics, and one."""
+    """Ids of deleted topics, as spans in order; there are at most as many spans as topics, and one more."""
     sequence: int = 0
-    """Counts the changes; the topics' own cards carry it, too, so that an older catalog is noticed."""
+    """Counts the changes. The cards of topics carry it, too, so that an older catalog is noticed."""
 
     def was_deleted(self, topic_id: int) -> bool:
-        """Whether the topic of that id is known to have been deleted."""
+        """Whether the topic with this id is known to have been deleted."""
         return any(first <= topic_id < end for first, end in self.deleted)
 
 
@@ -68,9 +68,9 @@ Changed = tuple[Catalog, TopicEntry]
 def change(
     catalog: Catalog, command: TopicChange, now_us: int, *, internal: bool = False
 ) -> Changed | Refusal:
-    """Create, alter or delete, as the command says. Topics with a leading `_` change only with `internal`.
+    """Create, alter or delete a topic. Topics with a leading `_` change only with `internal`.
 
-    The very same catalog comes back when there is nothing to store.
+    If there is nothing to store, the very same catalog is returned.
     """
     return _CHANGES[type(command)](catalog, command, now_us, internal)
 
@@ -78,7 +78,7 @@ def change(
 def _create(catalog: Catalog, command: CreateTopic, now_us: int, internal: bool) -> Changed | Refusal:
     existing = catalog.topics.get(command.name)
     if existing is not None:
-        # With `if_missing` the topic that is there is the answer, whatever its options are.
+        # With `if_missing` an existing topic is the answer, whatever its options are.
         if command.if_missing:
             return catalog, existing
         return Refusal(AlreadyExists.code, f"topic {command.name!r} exists already")
@@ -121,7 +121,7 @@ _CHANGES: dict[type, Callable[[Catalog, Any, int, bool], Changed | Refusal]] = {
 
 
 def removed(catalog: Catalog, folder: str | None = None) -> Catalog:
-    """The data of that folder, or of all that were listed, is gone."""
+    """The catalog after the data of a folder, or of all listed folders, was removed."""
     left = tuple(removal for removal in catalog.removing if folder is not None and removal.folder != folder)
     return _changed(catalog, removing=left)
 
@@ -131,7 +131,7 @@ def _changed(catalog: Catalog, **fields: Any) -> Catalog:
 
 
 def _with(spans: tuple[Span, ...], topic_id: int) -> tuple[Span, ...]:
-    """The spans and one id more."""
+    """Add an id to spans."""
     merged: list[Span] = []
     for first, end in sorted((*spans, (topic_id, topic_id + 1))):
         if merged and first <= merged[-1][1]:

@@ -1,7 +1,8 @@
 """Options of a group: what may be asked for, the defaults, and the check that reports every problem.
 
-`RANGES`, `CHOICES` and `SWITCHES` are the whole rule book for single options; what concerns two options
-together follows them. What is allowed but surprising is a warning, for whoever makes the group to see.
+`RANGES`, `CHOICES` and `SWITCHES` are the whole rule book for single options; rules about two options are
+checked in `_together`. Options that are allowed but have surprising effects give warnings, shown when the
+group is created.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: int = 30_000
     max_attempts: int = 5
     max_deliveries: int = 20
-    """Of one message, but for those given back unstarted; 0: no limit. Never below `max_attempts`."""
+    """Deliveries of one message, not counting those given back unstarted; 0: no limit. Never below
+    `max_attempts`."""
     backoff_ms: int = 1_000
     backoff_max_ms: int = 60_000
     in_flight_max: int = 10_000
@@ -75,11 +77,11 @@ AT_MOST: tuple[tuple[str, str], ...] = (
     ("heartbeat_ms", "session_ms"),
     ("reconnect_grace_ms", "session_ms"),
 )
-"""Pairs of which the first may not be greater than the second. When only one of a pair is given and it passes
-the default of the other, the other moves with it."""
+"""Pairs of options whose first may not be greater than the second. If only one of a pair is given, and it
+passes the default of the other, the other moves with it."""
 
 FIXED = ("mode", "ordering")
-"""Options that a group keeps for good: what was promised of messages in flight depends on them."""
+"""Options that a group keeps for good: promises about messages in flight depend on them."""
 
 _KNOWN = GroupPolicy.__struct_fields__
 _LEASING = (
@@ -98,7 +100,7 @@ _LEASING = (
 
 
 def parse_policy(options: dict[str, Any], name: str = "") -> GroupPolicy | Refusal:
-    """Check the options of a group; a refusal lists everything that is wrong with them."""
+    """Check the options of a group; a refusal lists all problems with them."""
     problems: list[str] = []
     values: dict[str, Any] = {}
     for option, given in options.items():
@@ -107,7 +109,7 @@ def parse_policy(options: dict[str, Any], name: str = "") -> GroupPolicy | Refus
             problems.append(problem)
         else:
             values[option] = value
-    # A problem with one of them is reported; telling that it does not fit the others would only confuse.
+    # If single options are wrong, reporting that they do not fit the others would only confuse.
     if not problems:
         problems = _together(values)
     if problems:
@@ -117,7 +119,7 @@ def parse_policy(options: dict[str, Any], name: str = "") -> GroupPolicy | Refus
 
 
 def warnings_of(policy: GroupPolicy) -> list[str]:
-    """What is allowed and may surprise: to be shown to whoever makes the group."""
+    """Surprising effects of allowed options, to be shown when the group is created."""
     default = GroupPolicy()
     given = [option for option in _LEASING if getattr(policy, option) != getattr(default, option)]
     if policy.mode == "stream":
@@ -135,9 +137,9 @@ def warnings_of(policy: GroupPolicy) -> list[str]:
 
 
 def altered(policy: GroupPolicy, options: dict[str, Any], name: str) -> GroupPolicy | Refusal:
-    """The options of a group after some of them were changed; a refusal lists everything that is wrong.
+    """The options of a group after some of them were changed; a refusal lists all problems.
 
-    An option that still has its default moves along where a pair of `AT_MOST` demands it."""
+    An option that still has its default moves along if a pair of `AT_MOST` demands it."""
     fixed = [option for option in FIXED if option in options]
     if fixed:
         problems = [
@@ -154,7 +156,8 @@ def altered(policy: GroupPolicy, options: dict[str, Any], name: str) -> GroupPol
 
 
 def contradictions(policy: GroupPolicy, options: dict[str, Any], name: str) -> Refusal | None:
-    """Why a group with this policy is not the one that these options, checked already, ask for."""
+    """Why a group with this policy contradicts these options, which were checked before; None if it does
+    not."""
     wanted = parse_policy(options, name)
     if isinstance(wanted, Refusal):
         return wanted
@@ -174,7 +177,7 @@ def contradictions(policy: GroupPolicy, options: dict[str, Any], name: str) -> R
 
 
 def _value(option: str, given: Any) -> tuple[Any, str | None]:
-    """The value as stored, or what is wrong with it."""
+    """The value as stored, or the problem with it."""
     if option not in _KNOWN:
         close = get_close_matches(option, _KNOWN, 1)
         return None, f"unknown option {option[:80]!r}" + (f": did you mean {close[0]!r}?" if close else "")
@@ -203,7 +206,7 @@ def _shown(given: Any) -> str:
 
 
 def _together(values: dict[str, Any]) -> list[str]:
-    """What concerns more than one option."""
+    """Problems between options."""
     problems = []
     mode = values.get("mode", "queue")
     if mode != "queue" and values.get("assignment") == "shared":

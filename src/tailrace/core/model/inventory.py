@@ -1,23 +1,24 @@
-"""The inventory: the catalog compared with the folders that are on the disk, and what follows from it.
+"""The inventory: the catalog compared with the folders on the disk, and the steps that follow from it.
 
-Making a topic, or more partitions of one, takes four steps, each durable before the next:
+Creating a topic, or more partitions of one, takes four steps, each durable before the next:
 
     intent in the topic's folder ──▶ folders of partitions ──▶ catalog ──▶ the intent becomes the card
 
-Topics that wait at the same time take each step together. The last step is not synced: the intent says what
-the card says, and the catalog has it by then.
+Topics that wait at the same time take each step together. The last step is not synced: the intent has the
+same content as the card, and by then the catalog has it, too.
 
-Removing one is the catalog first (`Removal`), then the folders, then the catalog again. So at a start:
+Removing a topic changes the catalog first (`Removal`), then removes the folders, then changes the catalog
+again. So at a start:
 
-- an intent that the catalog agrees with was cut before its last step: it becomes the card;
+- an intent with which the catalog agrees was interrupted before its last step: it becomes the card;
 - an intent that the catalog does not know was never acknowledged: it is undone, and the folders made for it
-  go, none of which holds a frame;
+  are removed, none of which holds a frame;
 - a card that is newer than the catalog (both carry the catalog's number) shows that an older catalog was put
   back: the card counts;
 - a folder that neither the catalog nor an intent explains is kept as it is and reported. It is never used for
   a new topic, and its id is never given again.
 
-What the catalog knows and the disk does not is found when the log is opened (`LogStore.known_log`).
+A topic that the catalog has and the disk lacks is found when its log is opened (`LogStore.known_log`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tailrace.core.model.topic_options import decode_folder, encode_folder
 
 
 class TopicCard(msgspec.Struct, frozen=True):
-    """A topic as its own folder says it, and the number of the catalog that says the same."""
+    """A topic as its own folder has it, and the number of the catalog that has the same."""
 
     entry: TopicEntry
     sequence: int
@@ -45,9 +46,9 @@ class TopicFolder(msgspec.Struct, frozen=True):
     card: TopicCard | None = None
     intent: TopicCard | None = None
     partitions: dict[int, bool] = {}
-    """By number: whether anything was ever written to it."""
+    """By number of the partition: whether anything was ever written to it."""
     trouble: str = ""
-    """Why its card cannot be read; "" when it can, or there is none."""
+    """Why its card cannot be read; "" if it can, or if there is none."""
 
     @property
     def unwritten(self) -> bool:
@@ -63,7 +64,7 @@ class Step(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A folder that nothing explains, and which topic it belongs to."""
+    """A folder that nothing explains, the topic that it belongs to, and why it is kept."""
 
     folder: str
     topic: str
@@ -71,17 +72,17 @@ class Kept(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The catalog that counts, what to do on the disk, and what is left unexplained."""
+    """The catalog that counts, the steps to take on the disk, and the folders that stay unexplained."""
 
     catalog: Catalog
     steps: list[Step]
     kept: list[Kept]
     notes: list[str]
-    """What was put right, for the log."""
+    """Descriptions of what was put right, for the log of the broker."""
 
 
 def is_topic_folder(name: str) -> bool:
-    """Whether a name is that of a topic's folder."""
+    """Whether a name is the name of a topic's folder."""
     try:
         return encode_folder(*decode_folder(name)) == name and bool(name.rpartition("~")[0])
     except ValueError:
@@ -126,7 +127,7 @@ def _unknown(state: TopicFolder, stock: Inventory) -> None:
 
 
 def _newest(catalog: Catalog, entry: TopicEntry, state: TopicFolder, stock: Inventory) -> TopicEntry:
-    """The topic as the newer of catalog and card has it."""
+    """The topic as the newer one of catalog and card has it."""
     card = state.card
     if card is None or card.sequence <= catalog.sequence or card.entry == entry:
         return entry

@@ -1,9 +1,9 @@
 """A catalog rebuilt from the folders of topics: for one that is lost, damaged, or older than its topics.
 
-Every topic's folder says in its name which topic it is, and its card says the rest. Topics of releases that
-wrote no cards have lost their options with the catalog; their partitions are counted, and the other options
-are guessed only when somebody allows it. What a catalog still knows counts, but for cards that are newer.
-Topics in memory have no folders: they are not found again, and hold nothing.
+The name of a folder says which topic it is, and its card has the rest. Topics of releases without cards have
+lost their options with the catalog; their partitions are counted, and the other options are guessed only if
+the operator allows it. A topic that the old catalog still has counts, unless its card is newer. Topics in
+memory have no folders: they are not found again, and hold nothing.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from tailrace.core.model.inventory import TopicFolder
 from tailrace.core.model.topic_options import TopicOptions, decode_folder
 
 OWN_OPTIONS = TopicOptions(partitions=PARTITIONS, ring_buffer_bytes=0)
-"""Of the topic of groups, whichever broker made it."""
+"""Options of the topic of groups: every broker creates it with these."""
 
 
 class RebuiltTopic(NamedTuple):
-    """What becomes of a folder."""
+    """The outcome for one folder."""
 
     folder: str
     topic: str
     id: int
     partitions: int
     options: str
-    """Where its options are from: `catalog`, `card` or `defaults`; "" when it is left."""
+    """The source of its options: `catalog`, `card` or `defaults`; "" if the folder is left."""
     state: str
     """`known` to the catalog before, `registered` now, or `left` as it is."""
     note: str = ""
 
 
 class RebuiltCatalog(NamedTuple):
-    """The catalog to store, and how each folder fared."""
+    """The catalog to store, and the outcome for each folder."""
 
     catalog: Catalog
     found: list[RebuiltTopic]
 
     @property
     def guessed(self) -> list[RebuiltTopic]:
-        """Those whose options are not known."""
+        """The topics whose options are not known."""
         return [item for item in self.found if item.options == "defaults"]
 
 
 def rebuild(catalog: Catalog | None, folders: Iterable[TopicFolder], now_us: int) -> RebuiltCatalog:
-    """Register every folder that holds a topic; the catalog is what is left of the old one."""
+    """Register every folder that holds a topic; `catalog` is the old one, if it can still be read."""
     old = catalog or Catalog()
     topics = dict(old.topics)
     removing = {removal.folder for removal in old.removing}
@@ -84,7 +84,7 @@ def rebuild(catalog: Catalog | None, folders: Iterable[TopicFolder], now_us: int
 
 
 def _entry(old: Catalog, state: TopicFolder, now_us: int) -> tuple[TopicEntry | None, str, str]:
-    """The topic in a folder, where its options are from, and what is odd about it."""
+    """The topic in a folder, the source of its options, and a note about what is unusual."""
     name, number = decode_folder(state.folder)
     known, card = old.topics.get(name), state.card
     if known is not None and known.id != number:
