@@ -1,1 +1,1 @@
-"""Dead letters at work: written, listed, sent back."""
+"""Dead letters in the shell: written, listed, redriven."""

@@ -1,4 +1,4 @@
-"""Dead letters as batches: messages read back from the log, with the story of their end in their headers."""
+"""Batches of dead letters: messages read back from the log, with the story of their end in their headers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tailrace.format.frame import Buffer, Header
 from tailrace.ports import PartitionLog
 
 BYTES_MAX = 4 * 1024 * 1024
-"""A batch of dead letters ends with the message that takes it above this."""
+"""A batch of dead letters ends with the message that brings its bodies above this."""
 
 
 class DyingRow(Protocol):
-    """What a partition tells of a message on its way to the dead letters."""
+    """A dying message, as its partition describes it."""
 
     @property
     def offset(self) -> int: ...
@@ -40,18 +40,18 @@ class DyingRow(Protocol):
 
 
 class DeadLetterOrigin(msgspec.Struct, frozen=True):
-    """Where dying messages are, and for whom."""
+    """The partition and the group in which messages are dying."""
 
     topic: str
     partition: int
     group: str
     topic_id: int
-    """Tells the topic from another one of that name, created later."""
+    """Tells the topic from a later one of the same name."""
 
 
 class DeadLetterBatch(msgspec.Struct, frozen=True, eq=False):
-    """A batch for the dead letters: its rows are the messages at `offsets`. `unreadable` could not be read
-    and are not in it; the frame is None when that is all of them."""
+    """A batch of dead letters; its rows are the messages at `offsets`. Those at `unreadable` could not be
+    read; `header` is None when none could be read."""
 
     offsets: list[int]
     unreadable: list[int]
@@ -63,7 +63,7 @@ class DeadLetterBatch(msgspec.Struct, frozen=True, eq=False):
 def write(
     log: PartitionLog, end: int, origin: DeadLetterOrigin, dying: Sequence[DyingRow]
 ) -> DeadLetterBatch:
-    """Read dying messages below the committed end back and make a batch of them; blocking."""
+    """Read dying messages below the committed end, and make a batch of them; blocking."""
     rows: list[dict[str, Any]] = []
     offsets: list[int] = []
     deaths: list[str] = []
@@ -92,8 +92,8 @@ def write(
 
 
 def _encode(rows: list[dict[str, Any]], origin: DeadLetterOrigin, deaths: list[str]) -> tuple[Header, Buffer]:
-    """`deaths` name each by offset, group and time: the same death is recognised after a crash, another one
-    after a redrive or a reset is not taken for it, nor one on a topic that was created again."""
+    """Encode dead letters. Each entry of `deaths` names offset, group and time and becomes the dedup id: the
+    same death is recognised after a crash, but not taken for a later death after a redrive or a reset."""
     place = f"{origin.topic}~{origin.topic_id}/{origin.partition}"
     priorities = None
     if any("priority" in row for row in rows):
@@ -124,7 +124,7 @@ def _encode(rows: list[dict[str, Any]], origin: DeadLetterOrigin, deaths: list[s
 
 
 def _headers(row: dict[str, Any], origin: DeadLetterOrigin, item: DyingRow) -> list[tuple[str, bytes]]:
-    """Its own headers, but for those of an earlier death, and the story of this one."""
+    """The message's own headers, without those of an earlier death, and the story of this death."""
     story = (
         origin.topic,
         origin.partition,
@@ -148,7 +148,7 @@ def _headers(row: dict[str, Any], origin: DeadLetterOrigin, item: DyingRow) -> l
 
 
 class _Reader:
-    """Single messages of a log; those that share a frame are read together."""
+    """Reads single messages of a log, and keeps the last frame for neighbours."""
 
     def __init__(self, log: PartitionLog, end: int) -> None:
         self._log = log
@@ -157,7 +157,7 @@ class _Reader:
         self._rows: list[dict[str, Any]] = []
 
     def row(self, offset: int) -> dict[str, Any]:
-        """The message at an offset as plain values; times are microseconds."""
+        """The message at an offset as plain values; times in microseconds."""
         if not self._header.base_offset <= offset < self._header.end_offset:
             self._open(offset)
         header = self._header

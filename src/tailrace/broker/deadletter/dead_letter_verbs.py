@@ -1,9 +1,9 @@
-"""The verbs behind dead letters: which are still there, holding some, sending them back, taking them off.
+"""Verbs of dead letters: find unsettled ones, hold them, send them back, settle them.
 
-A redrive is a move that the client drives: the message is opened again at its origin (`Reopen`), or a copy of
-it is appended there (`Republish`), and then its dead letter is settled (`SettleOffsets`). Each is answered
-when it is synced, whatever the topics promise (`broker.assurance`). A crash before the second leaves the dead
-letter on the list; redriving it again finds the message open, or recognises the copy by its dedup id. If its
+A redrive is a move that the client drives. The message is opened again at its origin (`Reopen`), or a copy is
+appended there (`Republish`); then its dead letter is settled (`SettleOffsets`). Each step is answered when it
+is synced, whatever the topics promise (`broker.runtime.assurance`). A crash between the two leaves the dead
+letter on the list: redriving it again finds the message open, or recognises the copy by its dedup id. If the
 group has settled the message in between, it is delivered once more.
 """
 
@@ -34,11 +34,11 @@ from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import Gate, Respond, Verb
 
 MARK_BYTES_MAX = 512
-"""Room for the header that names the group of a copy, beyond what the headers of a message may have."""
+"""Extra bytes for the header that names the group of a copy, above the limit for headers of a message."""
 
 
 class DeadLetterVerbs:
-    """The part of the gateway that looks after dead letters; any other topic will do as well."""
+    """Answers requests about dead letters; they work on every other topic as well."""
 
     def __init__(self, topics: Topics, leasing: LeaseVerbs) -> None:
         self._topics = topics
@@ -63,7 +63,7 @@ class DeadLetterVerbs:
             raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
         first, end = max(request.offset, shard.start_offset), shard.end_offset
         spans = shard.state.queues.unsettled(request.group, first, end, request.count_max)
-        # Whoever sends letters back names them by their offsets: those must not become other letters.
+        # A redrive names dead letters by their offsets: after a crash these must not be other messages.
         shard.answer(shard.surely(respond), UnsettledFound(spans))
 
     def _hold(self, request: HoldOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:

@@ -1,15 +1,19 @@
-"""Dead letters: dying messages are appended to `<topic>.dlq`, and only then are they settled.
+"""The dead-letter writer: appends dying messages to `<topic>.dlq`, and only then settles them.
 
-A message that is dying is not deliverable and holds its order until the append has committed. The append
-carries a dedup id made of the message's place, group and life, so that a crash in between may repeat it and
-never doubles it; it is tried again for ever. Each step is synced before the next begins, whatever the topics
-promise (`broker.assurance`):
+A dying message is not deliverable, and keeps its place in the order of its key until it is settled. Each step
+is synced before the next begins, whatever the topics promise (`broker.runtime.assurance`):
 
-    Dying at the origin ──▶ the dead letter in `<topic>.dlq` ──▶ Buried at the origin
+    1  `Dying` at the origin
+    2  the dead letter in `<topic>.dlq`, with a dedup id of topic id, partition, offset, group and time
+    3  `Buried` at the origin: the message is settled
 
-If power fails before the first, the message lives and has no dead letter. Between the first and the second
-the restart finds it dying and appends. Between the second and the third it appends again, which is
-recognised.
+    power fails before 1          the message lives, and has no dead letter
+    power fails between 1 and 2   the restart finds the message dying, and appends the dead letter
+    power fails between 2 and 3   the restart appends it again; the dedup id makes that a duplicate
+
+A failed step is tried again for ever, with pauses up to a minute, because a message that was given up would
+be lost. A message that cannot be read is left out until the next try, so that the others go on. Dead letters
+of a dead-letter topic are only settled: there is no `.dlq.dlq`.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ RETRY_US_MAX = 60_000_000
 
 
 class DeadLetterWriter:
-    """Takes the dying messages of all partitions to the dead letters."""
+    """Writes the dead letters of all partitions."""
 
     def __init__(self, topics: Topics, pump: Pump, metrics: Metrics) -> None:
         self.topics = topics
@@ -49,7 +53,7 @@ class DeadLetterWriter:
         self._funerals: dict[PartitionRuntime, _DyingMessages] = {}
 
     def take_up(self, shard: PartitionRuntime) -> None:
-        """A partition may have dying messages."""
+        """A partition may have dying messages: begin, or go on."""
         funeral = self._funerals.get(shard)
         if funeral is None:
             queues = shard.state.queues
@@ -59,12 +63,12 @@ class DeadLetterWriter:
         funeral.go_on()
 
     def over(self, shard: PartitionRuntime) -> None:
-        """Nothing is dying there any more."""
+        """A partition has no dying messages any more."""
         del self._funerals[shard]
 
 
 class _DyingMessages:
-    """One partition's dying messages, a batch at a time: it is under way, waits for a retry, or is over."""
+    """Writes the dying messages of one partition, a batch at a time."""
 
     def __init__(self, burial: DeadLetterWriter, shard: PartitionRuntime) -> None:
         self._burial = burial
@@ -75,10 +79,10 @@ class _DyingMessages:
         self._busy = False
         self._failures = 0
         self._unreadable: set[tuple[str, int]] = set()
-        """Left out until the next retry, so that the others go on."""
+        """Group and offset of messages that could not be read; left out until the next retry."""
 
     def go_on(self) -> None:
-        """Take the next batch, unless one is under way or a retry is waited for."""
+        """Begin the next batch, unless one is under way or waits for a retry."""
         if not self._busy:
             self._busy = True
             self._next()
@@ -125,11 +129,11 @@ class _DyingMessages:
                 self._publish(origin, letters)
 
         shard = self._shard
-        # A message whose death is not durable yet may turn out to live.
+        # Wait until `Dying` is synced: before that a crash could bring the message back to life.
         shard.answer(shard.surely(certain), Done())
 
     def _settle_here(self, origin: DeadLetterOrigin, rows: Sequence[DyingRow]) -> None:
-        """Dead letters have no dead letters of their own."""
+        """Settle dying dead letters: they have no dead letters of their own."""
         for row in rows:
             place = f"{origin.topic}/{origin.partition}/{row.offset}"
             text = "%s is settled for group %r: it died (%s), and dead letters have no dead letters"
@@ -159,17 +163,17 @@ class _DyingMessages:
                 assert isinstance(reply, Refusal)
                 self._retry(reply)
 
-        # The sizes are left out of the view: what was within the limits of its own topic always fits, also
-        # with the headers that it has gained.
+        # The view has no sizes: a message within the limits of its own topic always fits, with the added
+        # headers, too.
         view = batch.view_of(header, letters.body, want_keys=target.options.key_index)
         publish = Publish(self._dead_letters, origin.partition, header.columns, header.body_crc)
         target.submit(PublishBatch(publish, view), letters.body, target.surely(published))
 
     def _make_room(self, origin: DeadLetterOrigin, letters: DeadLetterBatch) -> None:
-        """Create the topic, or let it grow with its origin."""
+        """Create the dead-letter topic, or add partitions until it has as many as its origin."""
         host = self._topics.find(origin.topic)
         if host is None:
-            self._next()  # It was deleted meanwhile.
+            self._next()  # The topic was deleted meanwhile.
             return
         options = host.info.options
         request: CreateTopic | AlterTopic
@@ -199,7 +203,7 @@ class _DyingMessages:
     def _settle(
         self, origin: DeadLetterOrigin, offsets: Sequence[int], topic: str, places: list[int]
     ) -> None:
-        """The dead letters have them."""
+        """The dead letters are written: settle the messages at their origin."""
         spans: list[int] = []
         for offset in offsets:
             if spans and spans[-1] == offset:
@@ -217,7 +221,7 @@ class _DyingMessages:
         self._shard.submit(BuryDone(origin.group, spans, topic, places), b"", settled)
 
     def _retry(self, refusal: Refusal | None) -> None:
-        """Once more, later: for ever, because a message that was given up would be lost."""
+        """Try again later, for ever, because a message that was given up would be lost."""
         self._failures += 1
         self._burial.metrics.burial_failed(self._shard.topic)
         delay_us = min(RETRY_US << min(self._failures - 1, 10), RETRY_US_MAX)

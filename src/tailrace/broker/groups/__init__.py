@@ -1,1 +1,1 @@
-"""Groups at work: membership verbs, sessions, grants, cron ticks, reports."""
+"""Groups in the shell: membership verbs, sessions, grants, cron ticks, reports."""

@@ -1,14 +1,21 @@
-"""Recurring schedules at work: every tick of a cron expression publishes one message, once.
+"""The cron runner: every tick of a recurring schedule publishes one message, exactly once.
 
-A tick is published under an identity of its own, synced whatever its topic promises (`broker.assurance`), and
-only then recorded. A crash in between publishes it again, and the partition knows it by the producer that
-each schedule is since it was put (the tick is its epoch, remembered for seven days). Ticks have no dedup ids:
-they would take room in the window of the topic's users, and wait for it. After a time without a broker only
-the latest of the missed ticks is made up for.
+    timer, at the tick ──▶ publish, synced ──▶ TickDone on the coordinator ──▶ timer for the next tick
 
-Ticks are times of the wall clock. One that was published while that clock was ahead is not published again
-when it comes: after the clock was put back a schedule goes on behind its last tick, or at once when it is
-deleted and put again.
+The publish is synced whatever its topic promises (`broker.runtime.assurance`), and only then recorded. If the
+broker dies between the two, the restart publishes the tick again, and the partition recognises it: a schedule
+is a producer of its own since it was put, and the tick (in seconds) is that producer's epoch, which the
+partition remembers for seven days. A repeated tick is a duplicate; a tick older than the newest is fenced.
+
+    02:00  published (epoch 02:00), the broker dies before TickDone
+    02:05  restart: the schedule still waits for 02:00 ──▶ published again ──▶ duplicate ──▶ TickDone
+
+Ticks have no dedup ids, which would take room in the topic's dedup window. After a time without a broker only
+the latest of the missed ticks is published.
+
+Ticks are times of the wall clock. If a tick was published while that clock was ahead, it is not published
+again after the clock was put back: the schedule continues after its last tick, or at once when it is deleted
+and put again.
 """
 
 from __future__ import annotations
@@ -56,7 +63,7 @@ _SECOND = 1_000_000
 
 
 class CronRunner:
-    """The part of the gateway that keeps schedules, and the timers of all of them."""
+    """Answers requests about schedules, and keeps the timer of each."""
 
     def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
@@ -70,7 +77,8 @@ class CronRunner:
         }
 
     def start(self) -> None:
-        """After recovery: arm every schedule; those that missed ticks make up for the latest at once."""
+        """After recovery: set the timer of every schedule; one that missed ticks publishes the latest at
+        once."""
         for _, machine in self._coordinators.machines():
             for name in machine.recurrences.by_name:
                 self._arm(name)
@@ -142,7 +150,7 @@ class CronRunner:
         if self._coordinators.lost(name) is not None:
             later_us = self._pump.clock.now_us() + RETRY_US
             self._timers[name] = self._pump.at(later_us, lambda now_us: self._arm(name))
-            return  # When it is to tick is not known now.
+            return  # The next tick is not known now.
         recurrence = self._find(name)
         if recurrence is None or recurrence.put.paused:
             return
@@ -185,13 +193,13 @@ class CronRunner:
         shard.submit(PublishBatch(publish, view), body, shard.surely(published))
 
     def _again(self, name: str, why: str) -> None:
-        """A tick could not be published; a later one that comes first takes its place."""
+        """A tick could not be published: try again later. A newer tick that comes before takes its place."""
         log.warning("schedule %s: %s; it is tried again", name, why)
         self._arm(name, self._pump.clock.wall_us() + RETRY_US)
 
 
 def message_of(put: PutSchedule, since_us: int, tick_us: int, partitions: int) -> tuple[Publish, Buffer]:
-    """The message of a tick, the same however often it is made."""
+    """The message of a tick; every call gives the same bytes."""
     identity = f"schedule/{put.name}/{tick_us // _SECOND}".encode()
     low, high = hash128(identity)
     value = b"" if put.value is None and put.key is None else put.value  # No value is for tombstones.
@@ -210,7 +218,7 @@ def message_of(put: PutSchedule, since_us: int, tick_us: int, partitions: int) -
 
 
 def problems_of(put: PutSchedule) -> list[str]:
-    """Everything that is wrong with a schedule, each with the name of its field."""
+    """All problems with a schedule, each with the name of its field."""
     problems = [f"name: {problem}" for problem in check_name(put.name)]
     zone_known = _zone_known(put.zone)
     if not zone_known:

@@ -1,12 +1,18 @@
-"""When a cron expression ticks: found on the wall clock of its zone, then brought to UTC.
+"""Times of cron ticks: found on the wall clock of the schedule's zone, then converted to UTC.
 
-A wall clock that is put forward leaves times out, and one that is put back shows some twice. What that means
-for ticks is said here, and the same for all expressions:
+When summer time begins, the wall clock leaves times out; when it ends, the clock shows some times twice. One
+rule for all expressions:
 
-    left out    the tick comes at the first moment after the gap, and several of them are one;
-                with every hour in the hour field there is nothing to make up for: the next hour has its ticks
-    shown twice the tick comes at the first of the two moments only;
-                with an hour field that begins with `*`, at both
+    left out      one tick at the first moment after the gap, however many were left out;
+                  none if the hour field allows every hour, because the next hour has its own ticks
+    shown twice   one tick, at the first of the two moments;
+                  at both if the hour field begins with `*`
+
+For example, Berlin, where 02:00 to 03:00 is left out in March and shown twice in October:
+
+    cron          March            October
+    30 2 * * *    03:00            02:30, the first one
+    30 * * * *    01:30, 03:30     01:30, 02:30, 02:30, 03:30
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ def next_tick_us(put: PutSchedule, after_us: int) -> int | None:
     zone = zone_of(put.zone)
     after = _EPOCH + timedelta(microseconds=after_us)
     local = after.astimezone(zone)
-    # A time that the clock shows twice: ticks of both passes are looked for, the earlier one counts.
+    # A time that the clock shows twice: look for ticks in both passes, the earlier one counts.
     passes = (0, 1) if _offset(local, 0) != _offset(local, 1) else (0,)
     found = [_first(put.cron, zone, after, fold) for fold in passes]
     ticks = [tick for tick in found if tick is not None]
@@ -41,8 +47,8 @@ def next_tick_us(put: PutSchedule, after_us: int) -> int | None:
 
 
 def latest_tick_us(put: PutSchedule, after_us: int, now_us: int) -> int | None:
-    """The last tick in (after, now]; None when there is none. Looks back step by step, each time further, so
-    that years of downtime cost no more than a few ticks."""
+    """The last tick in (after, now]; None when there is none. The search begins near `now` and goes back in
+    growing steps, so that years of downtime cost no more than a few ticks."""
     back_us = _LOOK_BACK_US
     while True:
         from_us = max(after_us, now_us - back_us)
@@ -55,9 +61,9 @@ def latest_tick_us(put: PutSchedule, after_us: int, now_us: int) -> int | None:
 
 
 def _first(cron: str, zone: tzinfo, after: datetime, fold: int) -> datetime | None:
-    """The first tick after a moment, if times that come twice are taken at one of their passes."""
+    """The first tick after a moment; times that come twice are taken in the pass `fold`."""
     local = after.astimezone(zone)
-    # What the clock shows, at the later pass: what is left between the passes is sorted out below.
+    # Start from the local time of the later pass; ticks before `after` are skipped below.
     start = (after + min(_offset(local, 0), _offset(local, 1))).replace(tzinfo=None)
     ticks = CronSim(cron, start)
     every_hour = len(ticks.hours) == 24
@@ -78,7 +84,7 @@ def _offset(local: datetime, fold: int) -> timedelta:
 
 
 def _moment(local: datetime, fold: int) -> datetime:
-    """When a clock shows a time; if it never does, the first moment after that."""
+    """The moment at which the clock shows a local time; if it never does, the first moment after the gap."""
     before, behind = _offset(local, 0), _offset(local, 1)
     naive = local.replace(tzinfo=UTC)
     if before >= behind:

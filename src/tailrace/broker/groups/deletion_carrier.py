@@ -1,12 +1,14 @@
-"""Deletions of groups, carried to the data partitions until each of them has confirmed.
+"""The deletion carrier: carries deletions of groups to the data partitions until each has confirmed.
 
     GroupDeleted, synced on the coordinator ──▶ Delisted, synced on each partition ──▶ GroupForgotten
 
-Each step is durable before the next, but the last, which may be repeated. A partition that is not well, or
-whose topic nobody knows, has not confirmed: its deletion is kept and tried again when the partition is
-opened, or at the next start. Only a topic that is recorded as deleted takes its groups along. A group that a
-partition knows and no coordinator does is a *stranger*: it is reported and kept, until somebody joins it,
-enlists it again or deletes it."""
+Each step is durable before the next begins; the last one may be repeated. A faulty partition, or one whose
+topic is unknown, has not confirmed: its deletion is kept, and tried again when the partition is opened or at
+the next start. Only a topic that the catalog records as deleted takes its groups along.
+
+A group that a partition knows and no coordinator does is a *stranger*: it is reported and kept, until it is
+joined, enlisted again or deleted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ RETRY_US = 1_000_000
 
 
 class DeletionCarrier:
-    """Brings deletions to the partitions, and finds groups that no coordinator knows."""
+    """Carries deletions to the partitions, and finds groups that no coordinator knows."""
 
     def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
@@ -42,16 +44,16 @@ class DeletionCarrier:
         self._left: dict[str, list[Callable[[], None]]] = {}
 
     def leaving(self, group: str) -> bool:
-        """Whether partitions are about to forget a group that was deleted."""
+        """Whether some partition is about to forget a deleted group of this name."""
         return group in self._under_way
 
     def when_left(self, group: str, action: Callable[[], None]) -> None:
-        """Call when every partition that can has forgotten a group."""
+        """Call `action` when every working partition has forgotten a group."""
         self._left.setdefault(group, []).append(action)
         self._check_left(group)
 
     def carry_all(self) -> None:
-        """Carry every deletion that is durable; for starts, and when partitions come back."""
+        """Carry all deletions, once they are durable: at a start, and when a partition comes back."""
         for shard, machine in self._coordinators.machines():
             deletions = list(machine.deletions.pending())
             if deletions and shard.fault is None:
@@ -66,7 +68,7 @@ class DeletionCarrier:
         return answered
 
     def carry(self, group: str) -> None:
-        """Carry the deletions of a group, which are durable."""
+        """Carry the deletions of a group, which must be durable."""
         machine = self._coordinators.of(group)
         for deletion in () if machine is None else list(machine.deletions.pending()):
             if deletion.group == group:
@@ -120,8 +122,8 @@ class DeletionCarrier:
     # -- strangers
 
     def strangers(self) -> dict[str, list[PartitionRuntime]]:
-        """Groups that partitions know and no coordinator does, each with those partitions. What the
-        coordinator of a group knows that is not well cannot be told."""
+        """Groups that no coordinator knows, each with the partitions that do. Groups whose coordinator is
+        faulty are left out, because nobody can tell what it knows."""
         shards = self._coordinators.shards()
         found: dict[str, list[PartitionRuntime]] = {}
         for shard in self._topics.shards():
@@ -141,13 +143,13 @@ class DeletionCarrier:
         return found
 
     def report(self) -> None:
-        """Say which groups no coordinator knows."""
+        """Log the groups that no coordinator knows."""
         for name, shards in self.strangers().items():
             text = "group %r is on %d partitions, such as %s/%d, and no coordinator knows it: it is kept"
             log.error(text, name, len(shards), shards[0].topic, shards[0].partition)
 
     def expel(self, group: str, shards: Iterable[PartitionRuntime], respond: Respond) -> None:
-        """Let partitions forget a stranger, because somebody wants it; the answer comes when all have."""
+        """Delete a stranger: let its partitions forget it, and answer when all have."""
         waiting, problem = 0, None
 
         def answered(reply: Reply, parts: Any) -> None:

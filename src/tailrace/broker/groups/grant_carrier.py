@@ -1,11 +1,34 @@
-"""What coordinators decided, carried to the data partitions: groups enlisted, partitions granted, pauses.
+"""The grant carrier: brings data partitions to what coordinators decided, about groups, grants and pauses.
 
-A partition's log holds only who may lease from it. For every partition of every group the wanted state is
-compared with what the partition has confirmed, and the difference is sent; all commands may be repeated, so
-after a crash everything is simply sent again. A partition has confirmed when it has synced, whatever its
-topic promises (`broker.assurance`): members are told of no grant, and coordinators forget no deletion, that a
-power failure could take back. Each partition goes its own way: one that is slow or faulty keeps no other
-waiting.
+A coordinator decides who has which partition; the log of a data partition holds who may lease from it. The
+two logs are brought together by a loop that only compares. For each partition of each group there is a
+*wanted* state, derived from the coordinator, and a *confirmed* state, which the partition has synced:
+
+    orders/0, group billing      member   generation   shared   paused   policy
+    confirmed                    bob      6            no       no       P1
+    wanted                       ann      7            no       no       P2
+                                 └──── GrantTo(ann, 7) ────┘    same     Enlist with P2
+
+    differs      command sent to the partition
+    policy       Enlist, after a Delist of each deleted group of the same name that is still there
+    paused       PauseLeases
+    the holding  GrantTo (member, generation, shared)
+
+When all replies have come, wanted becomes confirmed, and the members are told in the next turn: ann hears of
+orders/0 only after orders/0 knows ann, so her first lease is not refused.
+
+*Nothing is remembered.* All commands may be repeated. After a start, or when a partition was rebuilt from its
+log, its state is read anew (`learn`) and the difference is sent again.
+
+*Confirmed means synced*, whatever the topic promises (`broker.runtime.assurance`): members are told of no
+grant that a power failure could take back.
+
+*A partition may be ahead* of its coordinator: a reset raises the generation on the partition, and a crash may
+take a decision from the coordinator that the partition has heard of already. Then the coordinator is raised
+above it (`raised`), because a generation never goes back.
+
+Each partition goes its own way: one that is slow or faulty keeps no other waiting. A refused command is sent
+again after `RETRY_US`.
 """
 
 from __future__ import annotations
@@ -31,8 +54,8 @@ RETRY_US = 1_000_000
 
 
 class WantedGrant(NamedTuple):
-    """What a partition shall know, or has confirmed: who has it or whether all members share it, whether the
-    group leases at all, and the options of the group."""
+    """What a partition has to know, or has confirmed: its member, or that all members share it; whether the
+    group is paused; the options of the group."""
 
     member: str
     generation: int
@@ -42,12 +65,12 @@ class WantedGrant(NamedTuple):
 
     @property
     def holding(self) -> tuple[str, int, bool]:
-        """What concerns members."""
+        """The part that concerns members: member, generation, shared."""
         return self[:3]
 
 
 class _Carried:
-    """One group: what its partitions have confirmed, and where something is under way."""
+    """One group: the confirmed grants of its partitions, and the partitions with commands under way."""
 
     def __init__(self) -> None:
         self.confirmed: dict[Place, WantedGrant] = {}
@@ -56,8 +79,8 @@ class _Carried:
 
 
 class GrantCarrier:
-    """Brings data partitions to what coordinators decided. `changed` is called with the name of a group when
-    one of its partitions has confirmed something; `raised` when partitions are ahead of their coordinator."""
+    """Compares and sends. `changed` is called with the name of a group when one of its partitions has
+    confirmed something, `raised` when partitions are ahead of their coordinator."""
 
     def __init__(
         self,
@@ -74,27 +97,27 @@ class GrantCarrier:
         self._raised = raised
         self._groups: dict[str, _Carried] = {}
         self.deleted: Callable[[str, Place], Collection[int]] = lambda group, place: ()
-        """The deleted groups of that name that a partition has still to forget."""
+        """Hook: ids of the deleted groups of this name that a partition has still to forget."""
         self.enlisted: Callable[[str, Place], None] = lambda group, place: None
-        """Called when a partition has confirmed that it has a group."""
+        """Hook: a partition has confirmed that it has a group."""
         self.evicted: Callable[[str, str], None] = lambda group, member: None
-        """Called with the group and the member that is gone."""
+        """Hook: a member of a group is gone."""
 
     def shard(self, place: Place) -> PartitionRuntime | None:
-        """The data partition of a place; None when the topic or the partition is not there."""
+        """The runtime of a data partition; None when the topic or the partition does not exist."""
         host = self._topics.find(place[0])
         if host is None or place[1] >= len(host.shards):
             return None
         return host.shards[place[1]]
 
     def confirmed(self, group: str, place: Place) -> WantedGrant | None:
-        """What a partition has confirmed."""
+        """The grant that a partition has confirmed; None without any."""
         carried = self._groups.get(group)
         return None if carried is None else carried.confirmed.get(place)
 
     def settled(self, group: GroupState, member: str | None = None) -> bool:
-        """Whether every partition that works has the group as it is, and those of a member are granted to
-        it."""
+        """Whether every working partition has the group with its options, and has confirmed the grants to a
+        member."""
         for place in group.all_places():
             shard, grant = self.shard(place), self.confirmed(group.name, place)
             if shard is None or shard.fault is not None:
@@ -107,7 +130,7 @@ class GrantCarrier:
         return True
 
     def standings(self, group: GroupState) -> dict[str, MemberAssignment]:
-        """What every member of a group has, as far as the partitions have confirmed it."""
+        """The assignment of every member of a group, as far as the partitions have confirmed it."""
         standings = {name: MemberAssignment([], [], group.state_of(name)) for name in group.members}
         for place, held in group.places.items():
             grant = self.confirmed(group.name, place)
@@ -118,7 +141,7 @@ class GrantCarrier:
                 if held.revoking and (held.owner or name != held.next):
                     standings[name].revoking.append(place)
         if group.policy.mode == "exclusive" and not group.paused:
-            # The next one is active when the partitions know it, not before.
+            # A new active member is active when the partitions know it, not before.
             return {
                 name: standing._replace(state="active" if standing.owned else "standby")
                 for name, standing in standings.items()
@@ -128,11 +151,11 @@ class GrantCarrier:
     # -- carrying
 
     def knows(self, group: str) -> bool:
-        """Whether it was adopted."""
+        """Whether a group was adopted."""
         return group in self._groups
 
     def adopt(self, group: GroupState) -> None:
-        """After recovery: what partitions have on disk they need not be told again."""
+        """After recovery: read from the partitions what they have confirmed."""
         self._groups[group.name] = _Carried()
         for place in group.all_places():
             shard = self.shard(place)
@@ -140,7 +163,7 @@ class GrantCarrier:
                 self.learn(group, place, shard)
 
     def learn(self, group: GroupState, place: Place, shard: PartitionRuntime) -> None:
-        """A partition was built from its log: what it has of a group there is all that it confirmed."""
+        """A partition was built from its log: what it has of a group is what it has confirmed."""
         carried = self._groups.setdefault(group.name, _Carried())
         queues = shard.state.queues
         reached = queues.grant(group.name)
@@ -153,7 +176,7 @@ class GrantCarrier:
             carried.confirmed.pop(place, None)
 
     def carry(self, group: GroupState) -> None:
-        """Compare all partitions of a group with what is wanted, and send what is missing."""
+        """Compare all partitions of a group with the wanted state, and send the differences."""
         self._carry_all(group, self._groups.setdefault(group.name, _Carried()), group.all_places())
 
     def _carry_all(self, group: GroupState, carried: _Carried, places: Iterable[Place]) -> None:
@@ -166,15 +189,15 @@ class GrantCarrier:
     def _carry(
         self, group: GroupState, carried: _Carried, place: Place, ahead: list[tuple[str, int, int]]
     ) -> None:
-        """One partition; into `ahead` when it is further than the coordinator knows: after a reset, or after
-        a crash that took a decision from the coordinator which the partition had heard of already."""
+        """Compare one partition and send the difference; add it to `ahead` when it is ahead of the
+        coordinator."""
         shard = self.shard(place)
         if place in carried.busy or shard is None:
             return
         have, want = carried.confirmed.get(place), _wanted(group, place)
         if shard.damage is not None:
-            # It has nothing to lease and nothing to confirm any more. Its member has it all the same, and so
-            # hears of the damage when it asks for messages.
+            # A damaged partition confirms nothing any more. Its member gets it all the same, and so hears of
+            # the damage when it asks for messages.
             carried.confirmed[place] = want
             if want != have:
                 self._changed(group.name)
@@ -184,7 +207,7 @@ class GrantCarrier:
         reached = queues.grant(group.name)
         old = self.deleted(group.name, place)
         if queues.id_of(group.name) in old:
-            reached = None  # That is of a group which was deleted before this one was made.
+            reached = None  # A grant of a deleted group of the same name.
         if reached is not None and _astray(reached, queues.is_shared(group.name), want):
             same = (reached[0], queues.is_shared(group.name)) == (want.member, want.shared)
             if same and have is not None:
@@ -213,7 +236,7 @@ class GrantCarrier:
     def _send(
         self, shard: PartitionRuntime, commands: list[Any], done: Callable[[Refusal | None], None]
     ) -> None:
-        """Give commands to a partition; `done` gets the first refusal, when all are answered."""
+        """Submit commands to a partition; `done` gets the first refusal, or None, when all are answered."""
         left, problem = len(commands), None
 
         def answered(reply: Reply, parts: Any) -> None:
@@ -232,7 +255,7 @@ class GrantCarrier:
     ) -> None:
         carried.busy.discard(place)
         if self._groups.get(name) is not carried:
-            return  # Deleted meanwhile; its end is carried by itself.
+            return  # The group was deleted meanwhile; `DeletionCarrier` carries that.
         if problem is None:
             carried.confirmed[place] = want
             self.enlisted(name, place)
@@ -262,9 +285,9 @@ class GrantCarrier:
         self._pump.at(self._pump.clock.now_us() + RETRY_US, again)
 
     def evict(self, group: GroupState, member: str, *, left: bool = False) -> None:
-        """A member leaves or is gone: give back what it has everywhere. Partitions that were its own hear of
-        their next owner; it may also have leases of partitions that are or were shared. Should this get lost,
-        they end by themselves."""
+        """A member leaves or is gone: give back its leases on all partitions. A crash may lose this; then the
+        leases time out. Partitions of its own get their next owner by `carry`; this is for those that are or
+        were shared."""
         self.evicted(group.name, member)
         for place in group.all_places():
             shard = self.shard(place)
@@ -272,11 +295,11 @@ class GrantCarrier:
                 shard.submit(EvictMember(group.name, member, left=left), b"", _unheard)
 
     def forget(self, group: str) -> None:
-        """A group was deleted: one that is made again under its name is another."""
+        """A group was deleted: forget its confirmed grants, for a new group of that name is another one."""
         self._groups.pop(group, None)
 
     def forget_topic(self, topic: str) -> None:
-        """A topic was deleted: one that is made again under its name is another."""
+        """A topic was deleted: forget its confirmed grants, for a new topic of that name is another one."""
         for carried in self._groups.values():
             carried.confirmed = {
                 place: have for place, have in carried.confirmed.items() if place[0] != topic
@@ -284,14 +307,14 @@ class GrantCarrier:
 
 
 def _wanted(group: GroupState, place: Place) -> WantedGrant:
-    """What a partition shall know."""
+    """The wanted state of a partition."""
     held = group.places[place]
     shared = place[0] in group.shared or held.dividing
     return WantedGrant(held.owner, held.generation, shared, group.paused, group.policy)
 
 
 def _takers(group: GroupState, topic: str, held: PartitionHolding, grant: WantedGrant) -> list[str]:
-    """Who may take from a partition, as far as it has confirmed that."""
+    """The members that may lease from a partition, as far as the partition has confirmed that."""
     if topic not in group.shared:
         names = [*held.leaving, held.next] if held.dividing else [held.owner]
         return [name for name in names if name and (grant.shared or grant.member == name)]
@@ -301,12 +324,12 @@ def _takers(group: GroupState, topic: str, held: PartitionHolding, grant: Wanted
 
 
 def _astray(reached: tuple[str, int], shared: bool, want: WantedGrant) -> bool:
-    """Whether a partition is at a generation that the coordinator has not given it. Within a generation it
-    may become shared, or one member's again."""
+    """Whether a partition has a grant that the coordinator has not given. Within one generation a partition
+    may become shared, or belong to one member again."""
     if reached[1] != want.generation:
         return reached[1] > want.generation
     return reached[0] != want.member and not (shared or want.shared)
 
 
 def _unheard(reply: object, parts: object) -> None:
-    """Nobody waits for it."""
+    """Ignore the reply."""

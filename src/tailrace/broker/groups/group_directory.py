@@ -1,4 +1,4 @@
-"""The way to the coordinators: the internal topic of groups, made when it is first needed."""
+"""The group directory: routes commands to coordinators, on an internal topic made when first needed."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from tailrace.ports import Respond
 
 
 class GroupDirectory:
-    """Routes commands to the partition of the internal topic that coordinates a name. A broker that has never
-    had a group, a schedule or a staged write has no such topic, and pays nothing for it."""
+    """Routes commands to the partition of the internal topic that coordinates a name. A broker that never had
+    a group, a schedule or a staged write has no such topic."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._waiting: list[tuple[str, Any, Respond]] = []
 
     def shards(self) -> list[PartitionRuntime]:
-        """The partitions of the internal topic; none before it is made."""
+        """The partitions of the internal topic; none before the topic exists."""
         host = self._topics.find(TOPIC)
         return [] if host is None else host.shards
 
     def machines(self) -> Iterator[tuple[PartitionRuntime, Coordinator]]:
-        """Every coordinator with the shard that hosts it. What a damaged one knows is not what was decided,
-        and one whose storage failed knows nothing: nobody acts on that."""
+        """Every coordinator with its partition, except for those that are damaged or whose storage failed:
+        they do not know all that was decided."""
         for shard in self.shards():
             if shard.lost is None and shard.damage is None:
                 yield shard, cast(Coordinator, shard.state)
 
     def lost(self, name: str | None = None) -> Refusal | None:
-        """Why the coordinator of a name (of any name) knows nothing: its storage failed."""
+        """Refusal of the coordinator of a name, or of any coordinator, whose storage failed; else None."""
         shards = self.shards()
         if name is not None:
             shards = shards[home_of(name) : home_of(name) + 1]
         return next((shard.lost for shard in shards if shard.lost is not None), None)
 
     def home(self, name: str) -> PartitionRuntime | None:
-        """The partition that coordinates a name; None before there is any."""
+        """The partition that coordinates a name; None before the topic exists."""
         shards = self.shards()
         return shards[home_of(name)] if shards else None
 
     def of(self, name: str) -> Coordinator | None:
-        """The coordinator of a group, a schedule or a writer; None before there is any, and when
-        it is damaged or its storage failed."""
+        """The coordinator of a group, a schedule or a writer; None before the topic exists, or while it is
+        damaged or its storage failed."""
         shards = self.shards()
         home = shards[home_of(name)] if shards else None
         if home is None or home.lost is not None or home.damage is not None:
@@ -58,7 +58,7 @@ class GroupDirectory:
         return cast(Coordinator, home.state)
 
     def require_well(self, name: str) -> None:
-        """Raise why the coordinator of a name cannot say what there is: damage, or storage that failed."""
+        """Raise if the coordinator of a name is damaged or its storage failed."""
         shards = self.shards()
         home = shards[home_of(name)] if shards else None
         if home is None:
@@ -70,7 +70,8 @@ class GroupDirectory:
             raise Corrupt(f"{text}: {home.damage.message}", outcome="none", **home.damage.details)
 
     def submit(self, name: str, command: Any, respond: Respond) -> None:
-        """Give a command to the coordinator of a name; the reply comes when it is durable."""
+        """Submit a command to the coordinator of a name, after making the topic if needed; the reply comes
+        when it is durable."""
         shards = self.shards()
         if shards:
             shards[home_of(name)].submit(command, b"", respond)

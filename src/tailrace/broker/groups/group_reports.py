@@ -1,4 +1,4 @@
-"""Groups for those who look after them: lists, one group in detail, and resets to another place."""
+"""Reports on groups for operators: lists, one group in detail; and resets of their cursors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Change = tuple[int, int, int]
 
 
 class GroupReports:
-    """The part of the gateway that reports on groups and resets them."""
+    """Answers requests for lists, descriptions and resets of groups."""
 
     def __init__(self, topics: Topics, pump: Pump, coordination: GroupVerbs) -> None:
         self._topics = topics
@@ -62,8 +62,8 @@ class GroupReports:
         }
 
     def _list(self, request: ListGroups, body: Buffer, respond: Respond, gate: Gate) -> None:
-        """Groups of Tailrace's own are shown only to those who ask for them by name. A list that lacks those
-        of a coordinator whose storage failed would say that there are no more."""
+        """List groups. Internal groups are shown only to a prefix that begins like them. If the storage of a
+        coordinator failed, the request is refused, because the list would look complete."""
         lost = self._coordination.coordinators.lost()
         if lost is not None:
             respond(lost, NOTHING)
@@ -84,7 +84,7 @@ class GroupReports:
         respond(GroupList(sorted(infos, key=lambda info: info.group)), NOTHING)
 
     def _shown(self, group: GroupState, **fields: Any) -> GroupInfo:
-        """A group, and which of its topics nobody knows."""
+        """Describe a group, with a warning for each topic that is unknown."""
         info = info_of(group, **fields)
         lost = [topic for topic in group.topics if self._topics.find(topic) is None]
         lost_text = "topic {!r} is not known: what the group has there is kept, see `/readyz`"
@@ -94,7 +94,7 @@ class GroupReports:
     def _stranger(
         name: str, shards: list[PartitionRuntime], rows: list[dict[str, Any]] | None = None
     ) -> GroupInfo:
-        """A group that only partitions know."""
+        """Describe a group that only partitions know."""
         policy = shards[0].state.queues.policy(name)
         assert policy is not None
         group = GroupState(name, policy, 0)
@@ -165,7 +165,7 @@ class GroupReports:
             respond(info, NOTHING)
 
     def _row(self, group: GroupState, topic: str, number: int, shard: PartitionRuntime) -> dict[str, Any]:
-        """One partition; where its state was dropped, null stands for what is not known."""
+        """Describe one partition; values are null where its state was dropped."""
         held = group.places.get((topic, number))
         figures = figures_of(shard, group.name)
         unknown = None if shard.lost is not None else 0
@@ -256,7 +256,7 @@ class GroupReports:
     def _planned(
         self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
     ) -> None:
-        """The offsets are known: show the changes, or make them, each partition for itself."""
+        """The offsets are known: show the changes, or make them, each partition by itself."""
         ill = {number: fault for number in offsets if (fault := host.shards[number].fault) is not None}
         refusal = together(request.topic, ill)
         if refusal is not None:
@@ -290,13 +290,13 @@ class GroupReports:
 
 
 def figures_of(shard: PartitionRuntime, group: str) -> dict[str, Any]:
-    """What a partition knows of a group; nothing when it does not know it."""
+    """Stats of a group on a partition; empty when the partition does not know the group."""
     queues = shard.state.queues
     return queues.figures(group) if group in queues.names() else {}
 
 
 def appended_us(log: PartitionLog, offset: int, end: int) -> int | None:
-    """When the first message at or behind an offset was appended; blocking."""
+    """Append time of the first message at or after an offset; None without any. Blocking."""
     for part in log.read(offset, end, 1):
         for header, _ in frame.walk(part, check=False):
             if header.kind == frame.DATA and header.base_offset + header.span > offset:

@@ -1,8 +1,8 @@
-"""The verbs of groups: joining, heartbeats, leaving, and their administration.
+"""Verbs of groups: join, heartbeat, leave, and administration.
 
-A request becomes a command to the group's coordinator. When that is durable, the data partitions are brought
-to it (`GrantCarrier`), and the members are told (`MemberSessions`): of a partition that is theirs only after
-the partition itself knows it, so that their first lease is not refused.
+A request becomes a command to the group's coordinator. When the decision is durable, `GrantCarrier` brings
+the data partitions to it, and `MemberSessions` tells the members. A member hears of a partition only after
+the partition knows the member, so that its first lease is not refused.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ log = logging.getLogger("tailrace.groups")
 
 TOPICS_MAX = 1_000
 SETTLE_US = 5_000_000
-"""So long an answer waits for partitions that are slow to take a group; those with a fault are not waited
-for."""
+"""Longest wait of an answer for partitions that are slow to take a group; faulty ones are not waited for."""
 OWN_GROUPS = {"_redrive": ".dlq"}
-"""Groups of Tailrace's own, and how the topics end that they may be on."""
+"""Internal groups, and the suffix of the topics that each may be on."""
 
 
 class _Waiter:
-    """An answer that leaves when the partitions of a group are settled, or when its time is over."""
+    """An answer that waits until the partitions of a group are settled, or its time is over."""
 
     __slots__ = ("group", "member", "ready", "timer")
 
@@ -66,7 +65,7 @@ class _Waiter:
 
 
 class GroupVerbs:
-    """The part of the gateway that members and administrators of groups speak to."""
+    """Answers the requests of members and administrators of groups."""
 
     def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
@@ -80,7 +79,7 @@ class GroupVerbs:
         self._touched: dict[str, None] = {}
         self._waiters: dict[_Waiter, None] = {}
         self._timers: dict[str, Timer] = {}
-        """By group: when time itself changes something, see `GroupState.due_us`."""
+        """By group: the timer for the next change that time brings, see `GroupState.due_us`."""
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
             verbs.CreateGroup: self._create,
             verbs.DeleteGroup: self._delete,
@@ -92,8 +91,8 @@ class GroupVerbs:
         }
 
     def start(self) -> None:
-        """After recovery: bring every partition to what the coordinators know, and give every member a whole
-        session to show itself."""
+        """After recovery: bring every partition to what the coordinators decided, and give every member a
+        whole session to show itself."""
         for _, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
                 for member in group.members:
@@ -108,8 +107,8 @@ class GroupVerbs:
         self.delisting.report()
 
     def reopened(self, shard: PartitionRuntime) -> None:
-        """A partition was built anew from its log, without what was decided last: what others were told of
-        that, a reset's generation for one, does not hold any more."""
+        """A partition was rebuilt from its log and may lack its last decisions: compare everything with it
+        again."""
         place = (shard.topic, shard.partition)
         for home, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
@@ -123,8 +122,7 @@ class GroupVerbs:
         self.delisting.carry_all()
 
     def _take_up(self, group: GroupState) -> None:
-        """A group that its coordinator knows again: those who are not known as its members yet have a whole
-        session to show themselves."""
+        """A coordinator knows a group again: begin a session for each member that has none."""
         for member in group.members:
             if self.seats.get(group.name, member) is None:
                 self.seats.take(group.name, member, group.policy)
@@ -132,7 +130,7 @@ class GroupVerbs:
             self.granting.adopt(group)
 
     def close(self) -> None:
-        """Answer all that waits."""
+        """Answer everything that waits."""
         self.seats.close()
         for waiter in list(self._waiters):
             self._ready(waiter, False)
@@ -140,17 +138,17 @@ class GroupVerbs:
     # -- looking things up
 
     def topics_of(self, group: str) -> Collection[str]:
-        """The topics that a group is on; none when it does not exist."""
+        """The topics of a group; none when it does not exist."""
         found = self.find(group)
         return () if found is None else found.topics
 
     def find(self, group: str) -> GroupState | None:
-        """A group as its coordinator has it."""
+        """The state of a group at its coordinator; None when there is none."""
         machine = self.coordinators.of(group)
         return None if machine is None else machine.groups.by_name.get(group)
 
     def must_find(self, group: str) -> GroupState:
-        """As `find`; raises `NotFound`, or why its coordinator cannot be asked."""
+        """As `find`; raises `NotFound`, or the error of a coordinator that is not well."""
         self.coordinators.require_well(group)
         found = self.find(group)
         home = self.coordinators.home(group)
@@ -161,8 +159,8 @@ class GroupVerbs:
         return found
 
     def _resize_of(self, group: GroupState, topics: Iterable[str]) -> ResizeTopics | None:
-        """What a group has to hear about topics; None when there is nothing. A topic that is not there was
-        deleted only if the catalog says so, by its id; else it is kept, whatever became of it."""
+        """The command that tells a group of changed topics; None when nothing changed. A missing topic counts
+        as deleted only if the catalog says so, by its id; otherwise the group keeps it."""
         resize = ResizeTopics(group.name, [], {})
         for topic in topics:
             host, extent = self._topics.find(topic), group.topics.get(topic)
@@ -196,7 +194,7 @@ class GroupVerbs:
         return {topic: self._topics.get(topic).info.id for topic, _ in sizes}
 
     def _sizes(self, group: str, topics: list[str]) -> Sizes:
-        """The topics of a request, checked."""
+        """Check the topics of a request; returns their sizes."""
         problems = [f"group: {problem}" for problem in check_name(group, internal=group in OWN_GROUPS)]
         if not 1 <= len(topics) <= TOPICS_MAX:
             problems.append(f"topics: 1 to {TOPICS_MAX}, not {len(topics)}")
@@ -211,10 +209,10 @@ class GroupVerbs:
     # -- commands
 
     def _command(self, group: str, command: Any, done: Callable[[Reply], None]) -> None:
-        """Give a command to a group's coordinator; when it is durable, settle what follows, then `done`."""
+        """Submit a command to a group's coordinator; when it is durable, `settle`, then call `done`."""
 
         def answered(reply: Reply, parts: Any) -> None:
-            # What is refused changes nothing; if storage failed, more than that is gone: see `reopened`.
+            # A refusal changes nothing; after a failure of storage, see `reopened`.
             if not isinstance(reply, Refusal):
                 self.settle(group)
             done(reply)
@@ -222,7 +220,7 @@ class GroupVerbs:
         self.coordinators.submit(group, command, answered)
 
     def _after_leaving(self, group: str, action: Callable[[], None], respond: Respond) -> None:
-        """Act at once, or when partitions have forgotten a deleted group of the same name."""
+        """Act now, or when the partitions have forgotten a deleted group of the same name."""
         if not self.delisting.leaving(group):
             action()
             return
@@ -236,7 +234,7 @@ class GroupVerbs:
         self.delisting.when_left(group, later)
 
     def settle(self, group: str) -> None:
-        """Carry what a coordinator decided to the partitions and, in the next turn, to the members."""
+        """Carry the decisions of a coordinator to the partitions and, in the next turn, to the members."""
         found = self.find(group)
         if found is None:
             return
@@ -260,13 +258,13 @@ class GroupVerbs:
         self._command(group, RaiseGenerations(group, places), lambda reply: None)
 
     def _touch(self, group: str) -> None:
-        """Something about a group changed: its members are looked at in the next turn, once."""
+        """A group changed: look at its members in the next turn, once."""
         if not self._touched:
             self._pump.ready(self)
         self._touched[group] = None
 
     def turn(self, now_us: int, wall_us: int) -> None:
-        """Tell members what changed for them, and answer those who waited for partitions."""
+        """Tell members of changed assignments, and release the answers that waited for partitions."""
         touched, self._touched = self._touched, {}
         for name in touched:
             self._tell(name)
@@ -282,8 +280,8 @@ class GroupVerbs:
                 self.seats.tell(name, member, standing, group.policy)
 
     def when_settled(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
-        """Call with True when the partitions of a group (and those of a member) are settled, or with False
-        when that takes too long."""
+        """Call `ready(True)` when the partitions of a group (and those of a member) are settled, or
+        `ready(False)` when that takes too long."""
         waiter = _Waiter(group, member, ready)
         self._waiters[waiter] = None
         due_us = self._pump.clock.now_us() + SETTLE_US
@@ -369,7 +367,7 @@ class GroupVerbs:
         self._command(name, ChangeOptions(name, request.options), changed)
 
     def _answer_info(self, name: str, settled: bool, respond: Respond, **fields: Any) -> None:
-        """Show a group that every partition has now, as it is."""
+        """Answer with a group that every partition knows by now, or with a timeout."""
         group = self.find(name)
         if group is None or not settled:
             text = "not every partition has the group as it is now; it goes on by itself"
@@ -378,7 +376,7 @@ class GroupVerbs:
             respond(info_of(group, **fields), NOTHING)
 
     def topic_changed(self, topic: str) -> None:
-        """A topic was created, has more partitions, or is gone: the groups that care follow."""
+        """A topic was created, grew or was deleted: tell the groups that use it."""
         if topic == TOPIC:
             return
         if self._topics.find(topic) is None:
@@ -418,7 +416,7 @@ class GroupVerbs:
                 respond(reply, NOTHING)
             elif group is None or member not in group.members:
                 presence.leave()
-                respond(_stranger(name, member), NOTHING)  # Deleted, or taken out, in this very moment.
+                respond(_stranger(name, member), NOTHING)  # Deleted or taken out meanwhile.
             else:
                 other = self.seats.taken(name, member, request.incarnation)
                 seat = self.seats.take(name, member, group.policy)
@@ -443,7 +441,7 @@ class GroupVerbs:
         if self.seats.taken(name, member, request.incarnation):
             raise _superseded(name, member)
         seat = self.seats.take(name, member, group.policy)
-        seat.incarnation = seat.incarnation or request.incarnation  # Not known after a start.
+        seat.incarnation = seat.incarnation or request.incarnation  # After a start it is not known.
         if seat.presence is None or not seat.presence.on(gate):
             self.seats.present(name, member, seat, Presence(gate))
 
@@ -455,7 +453,7 @@ class GroupVerbs:
                 respond(_stranger(name, member), NOTHING)
             else:
                 if request.released:
-                    self._tell(name)  # So that the answer does not name again what was just given up.
+                    self._tell(name)  # So that the answer does not name partitions that were just given up.
                 self.seats.poll(seat, request, respond)
 
         if request.released:
@@ -467,7 +465,7 @@ class GroupVerbs:
         group = self.must_find(request.group)
         if self.seats.taken(request.group, request.member, request.incarnation):
             raise _superseded(request.group, request.member)
-        # Before its partitions go to others: then they would be taken from it like from one that is gone.
+        # First of all: once its partitions go to others, they are taken from it as from a member that died.
         self.granting.evict(group, request.member, left=True)
         self._take_out(request.group, request.member, "left", lambda reply: respond(reply, NOTHING))
 
@@ -500,7 +498,7 @@ def _stranger(group: str, member: str) -> Refusal:
 
 
 def info_of(group: GroupState, **fields: Any) -> verbs.GroupInfo:
-    """A group as it is shown."""
+    """Describe a group."""
     options = {field: getattr(group.policy, field) for field in GroupPolicy.__struct_fields__}
     return verbs.GroupInfo(
         group.name,

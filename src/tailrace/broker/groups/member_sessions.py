@@ -1,11 +1,33 @@
-"""The members of groups as the broker sees them: signs of life, what each was told, and the polls that wait.
+"""Member sessions: signs of life of every group member, its assignment, and the heartbeat that waits.
 
-A member that is silent is gone after `session_ms`. One whose connection was closed has said more than silence
-does: it is gone after `reconnect_grace_ms`, unless it shows itself on another connection before. So a session
-ends with the connection that the member used last; the end of an older one means nothing.
+A session begins when a member joins and ends in one of four ways:
+
+    it leaves                                             at once
+    its last connection closes                            after `reconnect_grace_ms`, unless it shows itself
+                                                          on another connection before
+    it is silent                                          after `session_ms`
+    another consumer joins under its name                 at once: the newer consumer takes the session over
+
+A closed connection says more than silence, so its grace is shorter. Only the connection that the member used
+last counts; the end of an older one means nothing.
+
+*Silence.* One timer per member looks when the session would end. A sign of life only notes the time, and
+does not touch the timer. With `session_ms` = 10 s:
+
+    0 s     joined; the timer is set for 10 s
+    4, 8 s  heartbeats
+    10 s    the timer looks: last seen at 8 s, not silent for a session; set for 18 s
+    18 s    nothing since 8 s: the member is gone, its partitions go to others
+
+If the timer itself fires much too late (`STALL_US`), the broker stood still and not the member: everybody
+gets another session.
+
+*Heartbeats are long polls.* Each change of an assignment gets a new version. A heartbeat that names the
+current version waits, half a session at most, and is answered as soon as the version changes or others wait
+for the member's messages (`hunger`); a heartbeat with an older version is answered at once.
 
 Nothing of this is stored. After a start every member that the coordinators know gets a whole session to show
-itself; versions begin at the time of the start, so that they never repeat one of an earlier life.
+itself. Versions begin at the time of the start, so they never repeat one from before.
 """
 
 from __future__ import annotations
@@ -25,18 +47,17 @@ from tailrace.ports import Gate, Respond
 
 WAIT_MS_MAX = 60_000
 STALL_US = 2_000_000
-"""When the broker itself comes so late to look after a member, it was the broker that stood still: nobody can
-be blamed for silence, and everybody gets another session."""
+"""Delay of a timer above which the broker itself stood still, and no member counts as silent."""
 
 HUNGRY_US = 200_000
-"""So long it holds that others wait for messages; then it is said again."""
+"""How long the news that others wait for messages stays true."""
 
 Key = tuple[str, str]
 """Group and member."""
 
 
 class MemberAssignment(NamedTuple):
-    """What a member has: the part of `Membership` whose changes it is told of."""
+    """The assignment of a member: the part of `Membership` whose changes it hears of."""
 
     owned: list[tuple[str, int, int]]
     revoking: list[Place]
@@ -44,7 +65,7 @@ class MemberAssignment(NamedTuple):
 
 
 class MemberSession:
-    """One member."""
+    """The session of one member."""
 
     __slots__ = (
         *(
@@ -67,20 +88,20 @@ class MemberSession:
         self.standing: MemberAssignment | None = None
         self.seen_us = now_us
         self.incarnation = ""
-        """Which of those who use its name it is; empty while that is not known."""
+        """Tells consumers that use the same member name apart; empty while not known."""
         self.hungry: list[Place] = []
-        """Where others waited for what it has, at `hungry_us`, when it had no poll to be told by."""
+        """Partitions on which others waited, at `hungry_us`, when there was no heartbeat to answer."""
         self.hungry_us = 0
         self.timer: Timer | None = None
         self.poll: Respond | None = None
         self.poll_timer: Timer | None = None
         self.presence: Presence | None = None
         self.grace: Timer | None = None
-        """Runs while the connection that it used last is closed."""
+        """Runs while the connection that the member used last is closed."""
 
 
 class Presence:
-    """A member on the connection that it used last; see `delivery.Waiting`."""
+    """A member on the connection that it used last; hears of its end as a `Waiting`."""
 
     def __init__(self, gate: Gate) -> None:
         self._fetches = gate.fetches
@@ -89,11 +110,11 @@ class Presence:
         self.when_closed: Callable[[], None] = lambda: None
 
     def on(self, gate: Gate) -> bool:
-        """Whether it is about this connection, which is still open."""
+        """Whether this is the member's connection, and still open."""
         return self._fetches is gate.fetches and not self.closed
 
     def hang_up(self) -> None:
-        """The member sends nothing more on it, so it is gone or on another one."""
+        """The member sends nothing more on this connection: it is gone or uses another one."""
         self.drop()
 
     def drop(self) -> None:
@@ -103,14 +124,14 @@ class Presence:
         self.when_closed()
 
     def leave(self) -> None:
-        """The member uses another one, or is none any more."""
+        """The member uses another connection or has left."""
         self._fetches.pop(self, None)
         self.when_closed = lambda: None
 
 
 class MemberSessions:
-    """All members of all groups of this node. `gone` is called, with the reason, for one that was not heard
-    of for a whole session or did not come back after its connection was closed."""
+    """The sessions of all groups of this node. `gone` is called, with the reason, for a member that was
+    silent for a whole session or did not come back after its connection closed."""
 
     def __init__(self, pump: Pump, gone: Callable[[str, str, str], None]) -> None:
         self._pump = pump
@@ -120,11 +141,11 @@ class MemberSessions:
         self._version = 0
 
     def get(self, group: str, member: str) -> MemberSession | None:
-        """A member, when it is known."""
+        """The session of a member; None without one."""
         return self._seats.get((group, member))
 
     def take(self, group: str, member: str, policy: GroupPolicy) -> MemberSession:
-        """Somebody is a member, from now on or still."""
+        """The session of a member, begun if needed; counts as a sign of life."""
         now_us = self._pump.clock.now_us()
         seat = self._seats.get((group, member))
         if seat is None:
@@ -134,12 +155,12 @@ class MemberSessions:
         return seat
 
     def taken(self, group: str, member: str, incarnation: str) -> bool:
-        """Whether somebody else has joined under the name of whoever asks."""
+        """Whether another consumer has joined under this member name."""
         seat = self._seats.get((group, member))
         return seat is not None and bool(incarnation and seat.incarnation) and seat.incarnation != incarnation
 
     def hand_over(self, seat: MemberSession, incarnation: str, answer: Refusal) -> None:
-        """The seat belongs to whoever joined last; the one before is told so."""
+        """Give the session to the consumer that joined last; the heartbeat of the one before is refused."""
         self._answer(seat, answer)
         seat.incarnation = incarnation
 
@@ -148,14 +169,14 @@ class MemberSessions:
         return self._version
 
     def _watch(self, group: str, member: str, seat: MemberSession) -> None:
-        """Look at it again when it has been silent for a session; signs of life do not touch the timer."""
+        """Set the timer that looks whether the member was silent for a session."""
 
         due_us = seat.seen_us + seat.policy.session_ms * 1000
 
         def look(now_us: int) -> None:
             silent = now_us >= seat.seen_us + seat.policy.session_ms * 1000
             if silent:
-                # Should taking it out fail (a full disk), it is tried again a session later.
+                # If taking the member out fails (a full disk), it is tried again a session later.
                 seat.seen_us = now_us
             self._watch(group, member, seat)
             if silent and now_us - due_us < STALL_US:
@@ -164,7 +185,7 @@ class MemberSessions:
         seat.timer = self._pump.at(due_us, look)
 
     def present(self, group: str, member: str, seat: MemberSession, presence: Presence) -> None:
-        """A member has shown itself on a connection, which may be closed since then."""
+        """A member has shown itself on a connection, which may have closed since."""
         if seat.grace is not None:
             seat.grace.cancel()
             seat.grace = None
@@ -173,7 +194,7 @@ class MemberSessions:
 
         def closed() -> None:
             seat.presence = None
-            self._answer(seat, self.membership(seat))  # Into the void; it holds the connection open.
+            self._answer(seat, self.membership(seat))  # Nobody reads it, but it keeps the connection alive.
             self._wait_for(group, member, seat)
 
         seat.presence, presence.when_closed = presence, closed
@@ -181,7 +202,7 @@ class MemberSessions:
             closed()
 
     def _wait_for(self, group: str, member: str, seat: MemberSession) -> None:
-        """Its connection is closed: it has a short time to come back."""
+        """The connection of a member is closed: give it a short time to come back."""
         if self._closing or self._seats.get((group, member)) is not seat:
             return
         due_us = self._pump.clock.now_us() + seat.policy.reconnect_grace_ms * 1000
@@ -191,13 +212,13 @@ class MemberSessions:
             if now_us - due_us >= STALL_US:
                 self._wait_for(group, member, seat)  # It may have come back while the broker stood still.
             else:
-                # Should taking it out fail (a full disk), its session runs out later.
+                # If taking the member out fails (a full disk), its session runs out later.
                 self._gone(group, member, "disconnected")
 
         seat.grace = self._pump.at(due_us, over)
 
     def leave(self, group: str, member: str, answer: Refusal) -> None:
-        """Somebody is no member any more; a poll that waits is told so."""
+        """End a session; `answer` goes to the heartbeat that waits."""
         seat = self._seats.pop((group, member), None)
         if seat is not None:
             self._unwatch(seat)
@@ -214,11 +235,12 @@ class MemberSessions:
             seat.presence = None
 
     def members(self, group: str) -> list[str]:
-        """Those who have a seat in a group."""
+        """The members of a group that have a session."""
         return [member for name, member in self._seats if name == group]
 
     def tell(self, group: str, member: str, standing: MemberAssignment, policy: GroupPolicy) -> None:
-        """What a member has, or the options of its group, may have changed: then it is told at once."""
+        """Take an assignment and the options of the group; if they have changed, answer the member's
+        heartbeat."""
         seat = self._seats.get((group, member))
         if seat is None or (seat.standing == standing and seat.policy == policy):
             return
@@ -233,7 +255,8 @@ class MemberSessions:
         self._answer(seat, self.membership(seat))
 
     def hungry(self, group: str, member: str, places: list[Place]) -> None:
-        """Others wait for messages of partitions of which a member holds some: it is told at once."""
+        """Others wait on partitions of which a member holds messages: answer its heartbeat, or keep the news
+        for the next one."""
         seat = self._seats.get((group, member))
         if seat is None:
             return
@@ -244,16 +267,16 @@ class MemberSessions:
 
     @staticmethod
     def membership(seat: MemberSession) -> Membership:
-        """What a member is told."""
+        """The answer to a heartbeat."""
         owned, revoking, state = seat.standing or MemberAssignment([], [], "standby")
         options = {field: getattr(seat.policy, field) for field in GroupPolicy.__struct_fields__}
         return Membership(seat.version, owned, revoking, state, options)
 
     def poll(self, seat: MemberSession, heartbeat: Heartbeat, respond: Respond) -> None:
-        """Answer when there is something new, or when the time is over. A poll that still waits is answered:
-        its sender has sent another.
+        """Answer a heartbeat when there is something new or its time is over. An older heartbeat that still
+        waits is answered now.
 
-        It is answered within half a session: a member whose connection is gone must not seem alive."""
+        The wait is half a session at most, so that a member whose connection is gone does not seem alive."""
         self._answer(seat, self.membership(seat))
         wait_ms = min(heartbeat.wait_ms, WAIT_MS_MAX, seat.policy.session_ms // 2)
         places, seat.hungry = seat.hungry, []
@@ -279,8 +302,8 @@ class MemberSessions:
             respond(reply, NOTHING)
 
     def close(self) -> None:
-        """Answer all that waits. Connections that are closed from now on are closed by the broker, and their
-        members have done nothing wrong."""
+        """The broker closes: answer all waiting heartbeats. Connections that close from now on end no
+        session."""
         self._closing = True
         for seat in self._seats.values():
             if seat.grace is not None:

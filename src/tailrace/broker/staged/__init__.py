@@ -1,1 +1,1 @@
-"""Staged writes at work: staged, decided, applied on every target."""
+"""Staged writes in the shell: staged, decided, applied on every target."""

@@ -1,12 +1,23 @@
-"""Applying decided versions of staged writes: every target appends what it holds, until all of them have.
+"""Applies decided versions of staged writes: every target appends its attempts, in rounds, until all have.
 
-A target that fails is asked again, after longer and longer pauses, for as long as it takes: what is decided
-is never undone. A target whose topic was deleted counts as done, and only the catalog says that it was, by
-the topic's id: one that is merely unknown is waited for.
+A round asks each target that has not confirmed yet. The staged batches are read back from the log on a reader
+thread and given to the partition as one command, which appends them whole or not at all:
 
-A target has confirmed when what it appended is synced (`broker.assurance`); only then is the decision done,
-and forgotten with what was staged, and the writer told that it is applied. A crash before that asks every
-target again, and each knows the versions that it has applied.
+    version 7 of writer "loader": orders/0, orders/1, refunds/0
+    round 1    orders/0 confirms    orders/1: the disk is full    refunds/0 confirms
+               the writer is answered: decided, not applied everywhere yet
+    pause      100 ms, doubled after each round up to 30 s
+    round 2    orders/1 confirms
+               all have it ──▶ FinishStaged: the coordinator may forget the decision
+
+What is decided is never undone, so rounds go on for as long as it takes. A target whose topic was deleted
+counts as done; only the catalog can say so, by the topic's id. A topic that is merely unknown is waited for.
+
+A target has confirmed when what it appended is synced (`broker.runtime.assurance`). A crash before the end
+asks every target again, and each knows which versions it has applied. Versions of one writer are applied one
+after the other.
+
+Memory is bounded for all targets together: those beyond the bound wait in a queue.
 """
 
 from __future__ import annotations
@@ -39,10 +50,10 @@ log = logging.getLogger("tailrace.staged")
 READ_BYTES_MAX = 128 * 1024 * 1024
 """Memory for staged batches on their way into the log, of all targets together."""
 TARGET_BYTES_MAX = 16 * 1024 * 1024
-"""A target takes at most so much of it, however much it has: what is large stays in the pages of its file."""
+"""Most that one target counts against that bound; large batches stay in the pages of their file."""
 PARTED_BYTES_MAX = 8 * 1024 * 1024
-"""Of one target: batches of which some rows are due and others are not, parted in memory. Those beyond wait
-as a whole, and what is due of them is released at the next tick."""
+"""Memory of one target for batches that are split into due and delayed rows. Batches beyond are delayed as a
+whole; their due rows are released at the next tick."""
 PAUSE_US_MIN = 100_000
 PAUSE_US_MAX = 30_000_000
 
@@ -50,7 +61,7 @@ Place = tuple[str, int]
 Part = tuple[BatchView, int, Buffer]
 """A batch to append: its view, checksum and body."""
 Heard = Callable[[bool], None]
-"""Told at the end of a round: whether all targets have it."""
+"""Called at the end of a round: whether all targets have confirmed."""
 
 
 class _Roll:
@@ -68,7 +79,7 @@ class _Roll:
 
 
 class StagedApply:
-    """All versions under way; one at a time for each writer."""
+    """Applies the versions of all writers, one version at a time for each."""
 
     def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
@@ -83,7 +94,7 @@ class StagedApply:
         return writer in self._rolls
 
     def begin(self, writer: str, version: int, attempts: list[Target], heard: Heard) -> None:
-        """Apply a version; when that is under way already, `heard` joins those who wait."""
+        """Apply a version; if that is under way already, call `heard` at the end of the running round."""
         roll = self._rolls.get(writer)
         if roll is None:
             roll = self._rolls[writer] = _Roll(writer, version, attempts)
@@ -94,7 +105,7 @@ class StagedApply:
         if roll.asked:
             roll.waiting.append(heard)
         else:
-            heard(False)  # It failed a moment ago, and waits to be tried again.
+            heard(False)  # A round failed a moment ago, and the next one waits for its pause.
 
     def _round(self, roll: _Roll) -> None:
         """Ask every target that has not confirmed yet."""
@@ -117,13 +128,13 @@ class StagedApply:
             if shard is None:
                 self._missed(roll, place)
             elif shard.lost is not None:
-                self._heard_of(roll, place)  # What it holds is not known now: it is asked again.
+                self._heard_of(roll, place)  # Its state was dropped: the next round asks it again.
             else:
                 self._bytes += size
                 self._read(roll, place, shard, size)
 
     def _id(self, roll: _Roll, topic: str) -> int:
-        """Which topic was meant; 0 in decisions of a release that did not note it."""
+        """Id of the topic that the decision meant; 0 if the decision does not tell."""
         machine = self._coordinators.of(roll.writer)
         last = None if machine is None else machine.staged.last(roll.writer)
         return 0 if last is None else last.topic_ids.get(topic, 0)
@@ -135,7 +146,7 @@ class StagedApply:
         return host.shards[place[1]] if place[1] < len(host.shards) else None
 
     def _missed(self, roll: _Roll, place: Place) -> None:
-        """A target is not there: it went with its topic, or it is only unknown."""
+        """A target does not exist: its topic was deleted, or is merely unknown."""
         if self._topics.catalog.was_deleted(self._id(roll, place[0])):
             self._confirmed(roll, place)
             return
@@ -144,7 +155,7 @@ class StagedApply:
         self._heard_of(roll, place)
 
     def _read(self, roll: _Roll, place: Place, shard: PartitionRuntime, size: int) -> None:
-        """Read what is staged back from the log, and hand it to the partition to append."""
+        """Read the staged batches from the log, and submit them to the partition."""
         attempts, staging = roll.todo[place], shard.state.staging
         entries: list[int] = []
         if staging.applied_version(roll.writer) < roll.version:
@@ -193,11 +204,11 @@ class StagedApply:
             self._ended(roll)
 
     def _ended(self, roll: _Roll) -> None:
-        """A round is over: tell the coordinator that it is done, or try what is left again."""
+        """A round is over: tell the coordinator that all have it, or set the timer for the next round."""
         done = not roll.todo
         if done:
             del self._rolls[roll.writer]
-            # If this is lost, it is all asked for again, and every target says that it has it.
+            # If this is lost, all targets are asked again, and each says that it has the version.
             finish = FinishStaged(roll.writer, roll.version)
             self._coordinators.submit(roll.writer, finish, lambda reply, parts: None)
         else:
@@ -209,8 +220,8 @@ class StagedApply:
 
 
 def parted(frames: Iterable[tuple[Header, Buffer]], want_keys: bool, wall_us: int) -> list[Part]:
-    """Staged batches as they are appended: one of which only some rows are due yet comes in two parts, first
-    the rows that go on to wait."""
+    """Prepare staged batches for the append. A batch of which only some rows are due comes in two parts, the
+    delayed rows first."""
     parts: list[Part] = []
     room = PARTED_BYTES_MAX
     for header, body in frames:

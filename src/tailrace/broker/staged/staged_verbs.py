@@ -1,15 +1,28 @@
-"""Staged writes in the shell: stage, decide, abort; and rolling decided versions forward, whatever crashes.
+"""Verbs of staged writes: stage, decide, abort; decided versions are rolled forward, whatever crashes.
 
-    DecideStaged: every target checks that the attempts are there ──▶ one fact on the writer's coordinator
-        ──▶ each target appends them (`StagedApply`) ──▶ the coordinator is told that all of them have
+A writer writes to many partitions so that all of it becomes visible, or nothing. It stages batches under an
+*attempt*, outside of the readable log, and then decides a *version* that names the attempts that count:
 
-Each arrow waits for a sync, whatever the targets' topics promise (`broker.assurance`): what a decision names
-is synced before it is decided, and what was appended before the decision is done.
+    StageRows      orders/0: attempt "a1", 3 batches      orders/1: attempt "a1", 2 batches
+    DecideStaged   version 7 = ["a1" on orders/0, "a1" on orders/1]
+      check        each target has the attempts with all their batches, synced
+      choose       one fact on the writer's coordinator: version 7 is decided     ◀── the point of no return
+      apply        each target appends its attempts (`StagedApply`)
+      finish       the coordinator hears that all targets have them
 
-An attempt is dropped (aborted, lost, too old) only when no decision names it. Decisions are made on another
-partition than the one that stores it, so: what a decision under way names is *guarded* from before it is
-checked; what a decision names that was made is known to the coordinator until it is applied; and as long as a
-coordinator is not well, nothing of its writers is dropped.
+Each step is synced before the next begins, whatever the targets' topics promise (`broker.runtime.assurance`).
+A crash before the point of no return leaves staged batches that nobody decided, and the writer decides again.
+A crash after it loses nothing: the next start finds version 7 decided and not done, and rolls it forward.
+
+Two runs of one writer may stage the same version, the other one under attempt "a2". Only one of them wins
+version 7; the loser's request is answered with the winner's decision, and its attempts are dropped.
+
+*Dropping.* An attempt may be dropped (aborted, lost the race, too old) only when no decision names it. The
+decision is made on another partition than the one that stores the attempt, so three rules hold:
+
+* attempts that a decision under way names are *guarded*, from before they are checked;
+* attempts that a made decision names are known to the coordinator until the version is applied;
+* while a coordinator is not well, no attempt of its writers is dropped.
 """
 
 from __future__ import annotations
@@ -64,7 +77,7 @@ class StagedVerbs:
         self._rolls = StagedApply(topics, pump, coordinators)
 
     def start(self) -> None:
-        """Take up what was decided before the broker ended, and look after the rest from now on."""
+        """Roll forward what was decided before the start, and do the upkeep from now on."""
         self.resume()
         self._pump.every(UPKEEP_US, self._upkeep)
 
@@ -72,11 +85,10 @@ class StagedVerbs:
         self.resume()
         self.expire()
 
-    # -- where things are
+    # -- lookups
 
     def _require_well(self, writer: str) -> None:
-        """Raise what its storage failed with, or `Unavailable`, while the coordinator of a writer cannot say
-        what it decided."""
+        """Raise the storage error of a writer's coordinator, or `Unavailable` while it takes no writes."""
         shards = self._coordinators.shards()
         lost = self._coordinators.lost(writer)
         if lost is not None:
@@ -133,12 +145,12 @@ class StagedVerbs:
                 del self._guarded[number]
 
     def _is_old(self, request: DecideStaged) -> bool:
-        """Whether there is a decision that answers the request."""
+        """Whether a decision that was made already answers the request."""
         last = self._last(request.writer)
         return last is not None and request.version <= last.version
 
     def _check(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
-        """Ask every target whether it has what it is said to have, durably; then decide."""
+        """Ask every target whether it has the named attempts, durably; then decide."""
         targets = targets_of(request.attempts, request.grouped)
         batches = request.batches or [-1] * len(targets)
         numbers = _numbers(request.writer, targets)
@@ -150,7 +162,7 @@ class StagedVerbs:
 
         def checked(problem: Refusal | None) -> None:
             lost = self._coordinators.lost(request.writer)
-            # While the targets were asked, the same request may have come a second time, and been served.
+            # Meanwhile the same request may have come a second time, and been served.
             if lost is not None:
                 over(lost)
             elif problem is None or self._is_old(request):
@@ -161,7 +173,7 @@ class StagedVerbs:
         _on_each([(self._target(*place), check) for place, check in work.items()], checked)
 
     def _choose(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
-        """Let the coordinator decide; the winner is answered when the targets have it."""
+        """Let the coordinator decide; a winner is answered after a round of applying."""
         writer = request.writer
 
         def decided(reply: Reply, parts: Any) -> None:
@@ -205,7 +217,7 @@ class StagedVerbs:
         attempts: Iterable[Target],
         over: Callable[[Refusal | None], None] = lambda refusal: None,
     ) -> None:
-        """Drop attempts of a writer, but for those that a decision names, made or under way."""
+        """Drop attempts of a writer, except for those that a decision names, made or under way."""
         last = self._last(writer)
         kept = set(self._guarded)
         if last is not None and not last.done:
@@ -220,12 +232,12 @@ class StagedVerbs:
             try:
                 targets.append((self._target(*place), drop))
             except NotFound:
-                continue  # What was staged there went with the topic.
+                continue  # The staged batches went with the topic.
         _on_each(targets, over)
 
     def expire(self) -> None:
-        """Drop what nobody decided within the time to live of staged batches; not while somebody may have,
-        and cannot be asked."""
+        """Drop attempts that were not decided within the time to live of staged batches. Nothing is dropped
+        while some coordinator cannot be asked what it decided."""
         if not all(_well(shard) for shard in self._coordinators.shards()) or self._topics.kept_of(TOPIC):
             return
         kept: set[int] | None = None
@@ -243,7 +255,7 @@ class StagedVerbs:
                 shard.submit(DropStaged(gone), b"", lambda reply, parts: None)
 
     def _decided(self) -> set[int]:
-        """Attempts that some decision names, made or under way."""
+        """Attempts that a decision names, made or under way."""
         decided = set(self._guarded)
         for _, coordinator in self._coordinators.machines():
             for writer, last in coordinator.staged.pending():
@@ -253,13 +265,13 @@ class StagedVerbs:
     # -- rolling forward
 
     def resume(self) -> None:
-        """Roll forward every decision that is not applied everywhere and that nobody is at."""
+        """Roll forward every decision that is not applied everywhere and not under way."""
         for shard, coordinator in self._coordinators.machines():
             if not _well(shard):
                 continue
             for writer, last in coordinator.staged.pending():
                 if not self._rolls.under_way(writer):
-                    # Asked again only to hear of it when it is durable.
+                    # Decide again, only to learn when the decision is durable.
                     again = DecideStaged(writer, last.version, last.attempts, grouped=last.grouped)
                     self._coordinators.submit(writer, again, self._resumed(writer))
 
@@ -274,7 +286,7 @@ class StagedVerbs:
 
 
 def _on_each(work: list[tuple[PartitionRuntime, Any]], over: Callable[[Refusal | None], None]) -> None:
-    """Give each partition its command; `over` hears of it when all have synced, and of the first refusal."""
+    """Submit a command to each partition; `over` gets the first refusal, or None, when all have synced."""
     waiting = len(work)
     problem: Refusal | None = None
 
