@@ -1,17 +1,17 @@
 """One partition as a pure state machine: `decide` reads and gives facts, `apply` is the only mutator.
 
-A publish is looked at in this order, and the first "no" is the answer:
+A publish is checked in this order, and the first refusal is the answer:
 
 1. the producer's sequence: a retry gets its first result, whatever else the request says;
-2. limits of the batch and of its rows, options that the topic cannot give;
-3. dedup ids: duplicates are filtered out; what follows is about the rows that are left;
+2. limits of the batch and of its rows, and options that the topic does not support;
+3. dedup ids: duplicates are filtered out, and the next steps are about the remaining rows;
 4. the expected sequence of the partition, then those of keys;
-5. room, where the topic is a ring.
+5. room, if the topic is a ring.
 
-A refused batch uses up neither offsets nor the producer's sequence. Windows go by append time, which never
-goes back: ``append_time = max(now, last append_time)``; so replaying the facts gives the same state, byte for
-byte. `now` is the time of the partition (`core.partition_clock`, with a table of what runs on which time);
-what users said in absolute times is compared with the wall clock.
+A refused batch uses up neither offsets nor the producer's sequence. Windows count in append time, which never
+goes back: ``append_time = max(now, last append_time)``. So replaying the facts gives the same state, byte for
+byte. `now` is the time of the partition (see `core.partition_clock` for what counts in which time); absolute
+times given by users are compared with the wall clock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SNAPSHOT_VERSION = 1
 
 
 class _SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
-    """In front of a snapshot: plain state, and the lengths of the buffers of each component."""
+    """The head of a snapshot: plain state, and the lengths of the buffers of each part."""
 
     version: int
     start_offset: int
@@ -74,7 +74,7 @@ class _SnapshotHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Partition:
-    """State of one partition. `decide` never changes it; `apply` takes every fact, live and at replay."""
+    """The state of one partition. `decide` never changes it; `apply` takes every fact, live and at replay."""
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
@@ -115,7 +115,7 @@ class Partition:
             self._apply.update(dict.fromkeys(part.FACTS, part.apply))
 
     def reconfigure(self, options: TopicOptions) -> None:
-        """The topic was altered; what was decided before stays."""
+        """Take over changed options of the topic; earlier decisions stay."""
         assert options.key_index == self.options.key_index, "key_index cannot change"
         self.options = options
         for window in (self.dedup, self.timetable.dedup.waiting):
@@ -125,7 +125,8 @@ class Partition:
             self.keys.entries_max = options.key_index_max
 
     def lowest_entry(self) -> int | None:
-        """The oldest frame outside of the readable log that is still needed; None when none is."""
+        """The entry of the oldest frame outside of the readable log that is still needed; None if there is
+        none."""
         needed = (self.timetable.lowest_entry(), self.staging.lowest_entry())
         return min((entry for entry in needed if entry is not None), default=None)
 
@@ -185,13 +186,13 @@ class Partition:
         return Decision((scheduled, appended), reply, keep=rows[~late], late=rows[late])
 
     def _repeat(self, view: BatchView, result: BatchResult) -> Published:
-        """A retry: the first result again; the dedup window knows which rows were duplicates then."""
+        """The answer to a retry: the first result. The dedup window knows which rows were duplicates then."""
         late = late_rows(view, result.wall_us)
         if late is not None:
             return repeat_late(view, late, result, self.dedup, self.timetable.dedup)
         if view.count == result.count:
             return Published(result.base_offset, result.append_time_us)
-        if view.dedup_ids is None:  # not the batch that it was: say only what is known
+        if view.dedup_ids is None:  # This is not the same batch as before: return only what is known.
             duplicates = [(row, -1) for row in range(view.count)]
         else:
             duplicates = self.dedup.recall(view.dedup_ids, result.base_offset, result.count)
@@ -199,7 +200,8 @@ class Partition:
         return Published(base_offset, result.append_time_us, duplicates)
 
     def _all_duplicates(self, publish: Publish, found: Filtered, time_us: int, wall_us: int) -> Decision:
-        """Nothing is new: only the producer's sequence is used. The base offset told is the first row's."""
+        """All rows are duplicates: only the producer's sequence is used up. The base offset in the reply is
+        that of the first row."""
         reply = Published(found.duplicates[0][1], time_us, found.duplicates)
         if not publish.producer_id:
             return Decision(NOTHING, reply, found.keep)
@@ -217,7 +219,7 @@ class Partition:
     def _unexpected(
         self, publish: Publish, view: BatchView, keep: npt.NDArray[np.int64] | None
     ) -> Refusal | None:
-        """Expected sequences that do not hold, and keys that the index has no room for."""
+        """Refuse expected sequences that do not hold, and keys for which the index has no room."""
         if publish.expected_sequence and publish.expected_sequence != self.end_offset + 1:
             return Refusal(
                 SequenceConflict.code,
@@ -263,15 +265,15 @@ class Partition:
     # ----------------------------------------------------------------------------------------------- apply
 
     def apply(self, fact: Stored | Fact) -> None:
-        """Let a fact happen; the same for new ones, on followers and at replay."""
+        """Apply a fact; the same for new facts and at replay."""
         self._apply[type(fact)](fact)
 
     def apply_after_loss(self, fact: Stored | Fact) -> None:
-        """As `apply`, where facts or messages before this one are lost; see `core.salvage`."""
+        """Like `apply`, if facts or messages before this one are lost; see `core.salvage`."""
         salvage(self, fact)
 
     def lose(self, end_offset: int) -> None:
-        """At replay: what stood here in the log is lost, up to an offset."""
+        """At replay: the entries here are lost, with the messages up to an offset."""
         if end_offset > self.end_offset:
             self.end_offset = end_offset
             self.queues.traits.lost(end_offset)
@@ -328,8 +330,8 @@ class Partition:
     # -------------------------------------------------------------------------------------------- snapshot
 
     def freeze(self) -> Callable[[], list[Buffer]]:
-        """What gives a copy of the whole state as of now, whenever and in whatever thread it is called: a
-        small head, then the columns as they lie in memory."""
+        """Capture the state now; the returned function encodes it later, on any thread: a small head, then
+        the columns as they lie in memory."""
         small = (
             self.start_offset,
             self.end_offset,
@@ -365,7 +367,7 @@ class Partition:
 
     @classmethod
     def restore(cls, options: TopicOptions, chunks: Sequence[Buffer]) -> Partition:
-        """The partition that a snapshot is of, however its bytes are cut into chunks; raises `Corrupt`."""
+        """Restore the partition from a snapshot, cut into chunks anywhere; raises `Corrupt`."""
         data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         partition = cls(options)
         try:

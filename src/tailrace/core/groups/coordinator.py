@@ -1,7 +1,7 @@
 """One partition of the internal topic of groups as a state machine, with the interface of `core.partition`.
 
-The leader of a group's partition is its coordinator. The machine has no messages, only facts; its parts are
-the groups and the recurring schedules whose names hash to it, and the decisions of writers of staged batches.
+The leader of a group's partition is its coordinator. The machine has no messages, only facts. Its parts are
+the groups and the recurring schedules whose names hash to it, and the decisions on staged writes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ SNAPSHOT_VERSION = 1
 
 
 class Part(Protocol):
-    """One kind of thing that is coordinated."""
+    """One part of the coordinator."""
 
     COMMANDS: tuple[type, ...]
     FACTS: tuple[type, ...]
 
     def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to; changes nothing."""
+        """Decide a command; changes nothing."""
         ...
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         ...
 
     def packed(self) -> bytes:
@@ -46,7 +46,7 @@ class Part(Protocol):
         ...
 
     def load(self, data: bytes) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         ...
 
     def verify(self) -> None:
@@ -62,7 +62,8 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Coordinator:
-    """State of one partition of the internal topic. `decide` never changes it; `apply` takes every fact."""
+    """The state of one partition of the internal topic. `decide` never changes it; `apply` takes every
+    fact."""
 
     at_hand: CachedFrames
 
@@ -89,7 +90,7 @@ class Coordinator:
             self._apply.update(dict.fromkeys(part.FACTS, part.apply))
 
     def reconfigure(self, options: TopicOptions) -> None:
-        """Nothing here depends on the options of the topic."""
+        """Take over changed options of the topic; nothing here depends on them."""
         self.options = options
 
     def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
@@ -101,23 +102,23 @@ class Coordinator:
         return self._decide[type(command)](command, time_us)
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen; the same for new ones and at replay."""
+        """Apply a fact; the same for new facts and at replay."""
         self._apply[type(fact)](fact)
         self.append_time_us = max(self.append_time_us, fact.time_us)
 
     def apply_after_loss(self, fact: Any) -> None:
-        """As `apply`, where facts before this one are lost: one that speaks of what is not known, or says
-        again what is, changes nothing. Partitions and members correct the rest, as after a crash."""
+        """Like `apply`, if facts before this one are lost: a fact about something unknown, or one that is
+        already true, changes nothing. Partitions and members correct the rest, as after a crash."""
         try:
             self.apply(fact)
         except (KeyError, AssertionError):
             return
 
     def lose(self, end_offset: int) -> None:
-        """At replay: facts that stood here in the log are lost."""
+        """At replay: facts here in the log are lost."""
 
     def freeze(self) -> Callable[[], list[Buffer]]:
-        """What gives the state as of now; it is small."""
+        """Capture the state now, which is small, and encode it at once."""
         chunks = self.snapshot()
         return lambda: chunks
 
@@ -129,7 +130,7 @@ class Coordinator:
 
     @classmethod
     def restore(cls, options: TopicOptions, chunks: Sequence[Buffer]) -> Coordinator:
-        """The coordinator that a snapshot is of; raises `Corrupt`."""
+        """Restore the coordinator from a snapshot; raises `Corrupt`."""
         coordinator = cls(options)
         try:
             head = msgspec.msgpack.decode(b"".join(chunks), type=_Snapshot)

@@ -1,4 +1,4 @@
-"""Recurring schedules as state: what is published when, and which tick was last."""
+"""Recurring schedules as state: what is published when, and the last tick of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEDULES_MAX = 10_000
 
 
 class CronSchedule(msgspec.Struct, frozen=True, array_like=True):
-    """A schedule and its last tick (0: none yet). `since_us` is when it was put: earlier ticks do not
+    """A schedule and its last tick (0: none yet). `since_us` is when it was created: earlier ticks do not
     count. Both are wall times."""
 
     put: PutSchedule
@@ -28,7 +28,7 @@ class CronSchedule(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def after_us(self) -> int:
-        """The next tick is the first after this."""
+        """The time after which the next tick is looked for."""
         return max(self.since_us, self.last_us)
 
 
@@ -42,7 +42,7 @@ class CronSchedules:
         self.by_name: dict[str, CronSchedule] = {}
 
     def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to; for `PutSchedule` see `put`."""
+        """Decide a command; for `PutSchedule` see `put`."""
         known = self.by_name.get(command.name)
         if isinstance(command, TickDone):
             if known is None or command.tick_us <= known.last_us:
@@ -53,7 +53,7 @@ class CronSchedules:
         return Decision((ScheduleDeleted(command.name, now_us),), Done())
 
     def put(self, put: PutSchedule, now_us: int, wall_us: int) -> Decision:
-        """A schedule is made or replaced."""
+        """Decide the creation or replacement of a schedule."""
         known = self.by_name.get(put.name)
         if known is None and len(self.by_name) >= SCHEDULES_MAX:
             text = f"this coordinator has {SCHEDULES_MAX} schedules, and that is the most there can be"
@@ -64,7 +64,7 @@ class CronSchedules:
         return Decision((SchedulePut(**fields, time_us=now_us, wall_us=wall_us),), Done())
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         if isinstance(fact, SchedulePut):
             fields = {field: getattr(fact, field) for field in PutSchedule.__struct_fields__}
             known = self.by_name.get(fact.name)
@@ -83,7 +83,7 @@ class CronSchedules:
         return msgspec.msgpack.encode(list(self.by_name.values()))
 
     def load(self, data: bytes) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         known = msgspec.msgpack.decode(data, type=list[CronSchedule])
         self.by_name = {recurrence.put.name: recurrence for recurrence in known}
 

@@ -1,10 +1,10 @@
 """Deletions of groups on their way to the data partitions: facts, kept until every partition has confirmed.
 
-A partition that does not know a deleted group may have forgotten it, or never have heard of it; one that
-knows a group which its coordinator does not know may be ahead of an older copy of the coordinator's log. So
-absence says nothing: a partition forgets a group only because a deletion names it, by name and id, and a
-deletion is forgotten only when the last partition has said that it has nothing of that group any more. A
-group that is made again under the same name has another id, and no deletion of the first one touches it.
+A partition that does not know a deleted group may have forgotten the group, or never have heard of it. A
+partition with a group that its coordinator does not know may be ahead of an older copy of the coordinator's
+log. So absence proves nothing: a partition forgets a group only because a deletion names it, by name and id,
+and a deletion is forgotten only when the last partition has confirmed it. A group that is created again under
+the same name has another id, and no deletion of the first one touches it.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class GroupDeletions:
         """The greatest id of a deleted group that is known."""
 
     def pending(self) -> Iterator[GroupDeletion]:
-        """Those that some partition has still to confirm."""
+        """The deletions that some partition still has to confirm."""
         for (group, group_id), places in list(self._places.items()):
             yield GroupDeletion(group, group_id, [(*place, topic_id) for place, topic_id in places.items()])
 
     def ids(self, group: str, place: Place) -> list[int]:
-        """The groups of that name that a partition has still to forget."""
+        """Ids of the groups of a name that a partition still has to forget."""
         return [
             number for (name, number), places in self._places.items() if name == group and place in places
         ]
 
     def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to. Losing the fact means to ask the partitions again."""
+        """Decide a confirmation. If the fact is lost, the partitions are asked again."""
         assert isinstance(command, ConfirmForgotten)
         known = self._places.get((command.group, command.id), {})
         places = [place for place in command.places if tuple(place) in known]
@@ -61,14 +61,14 @@ class GroupDeletions:
         return Decision((GroupForgotten(command.group, command.id, places, now_us),), Done(), soft=True)
 
     def add(self, group: str, group_id: int, places: Iterable[tuple[str, int, int]]) -> None:
-        """A group was deleted that is on these partitions."""
+        """Add the deletion of a group that is on these partitions."""
         self.last_id = max(self.last_id, group_id)
         left = {(topic, number): topic_id for topic, number, topic_id in places}
         if left:
             self._places[group, group_id] = left
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         assert isinstance(fact, GroupForgotten)
         left = self._places[fact.group, fact.id]
         for topic, number in fact.places:
@@ -81,7 +81,7 @@ class GroupDeletions:
         return msgspec.msgpack.encode(list(self.pending()))
 
     def load(self, data: bytes) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         self._places = {}
         for item in msgspec.msgpack.decode(data, type=list[GroupDeletion]):
             self.add(item.group, item.id, item.places)

@@ -96,8 +96,7 @@ class PauseChanged(msgspec.Struct, frozen=True, array_like=True, tag=109):
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=110):
-    """A group is gone with all its members. Its partitions still have to forget it, one by one; in a release
-    without ids they had forgotten it before this fact."""
+    """A group is gone with all its members. Its partitions still have to forget it, one by one."""
 
     group: str
     time_us: int

@@ -1,13 +1,14 @@
-"""Room in a partition: what it holds, what all groups are through with, and what goes before more comes in.
+"""Room in a partition: how much it holds, what all groups have settled, and what is trimmed for an append.
 
-On an ephemeral topic a message is kept until every group has settled it. `max_messages` and `max_bytes` bound
-what is kept; the bound holds for [start_offset, end_offset) after every decision:
+On an ephemeral topic a message is kept until every group has settled it. `max_messages` and `max_bytes` limit
+what is kept. After every decision the limits hold for [start_offset, end_offset):
 
 1. settled messages make room: they are trimmed in the same decision as the append;
-2. if that is not enough, the append is refused, or the oldest messages go with it, as the topic wants.
+2. if that is not enough, the append is refused or the oldest messages are trimmed, by the topic's `on_full`.
 
-Bytes are those of stored batches, shared out evenly over the messages of a batch. Very many batches are
-summed up in runs, so that a partition of any size costs a few kilobytes here.
+Bytes are those of stored batches, divided evenly among the messages of a batch. Sums are kept per run of
+batches, and neighbouring runs are merged when there are too many, so that a partition of any size costs a few
+kilobytes here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 RUNS_MAX = 512
 RETRY_AFTER_MS = 100
 ANY = 1 << 62
-"""More than there ever is."""
+"""No limit: more than there ever is."""
 
 
 class Capacity:
@@ -42,15 +43,15 @@ class Capacity:
         self._ends: list[int] = []
         """End offset of each run of batches."""
         self._sums: list[int] = []
-        """Bytes that were ever appended up to there."""
+        """Bytes ever appended up to the end of each run."""
         self._first = (0, 0)
-        """Where the first run begins (at the start offset, as far as sums were kept), and the sum there."""
+        """The offset where the first run begins, and the sum there."""
 
     # ------------------------------------------------------------------------------------------- questions
 
     @property
     def total(self) -> int:
-        """Bytes that were ever appended."""
+        """Bytes ever appended."""
         return self._sums[-1] if self._sums else self._first[1]
 
     def nbytes(self, offset: int) -> int:
@@ -63,14 +64,15 @@ class Capacity:
         return self.total - before - size * max(offset - start, 0) // rows
 
     def floor(self) -> int:
-        """Every group has settled everything below; where no group is, nobody has settled anything."""
+        """The offset below which every group has settled all messages; the start offset if there is no
+        group."""
         partition = self._partition
         queues = partition.queues
         places = [place for name in queues.names() if (place := queues.committed(name)) is not None]
         return max(partition.start_offset, min(places)) if places else partition.start_offset
 
     def room(self) -> tuple[int, int]:
-        """Messages and bytes that can be appended now, at the expense of what may go for them."""
+        """Messages and bytes that can be appended now, including the room that trimming makes."""
         options, end_offset = self._partition.options, self._partition.end_offset
         if options.max_messages is None and options.max_bytes is None:
             return ANY, ANY
@@ -80,7 +82,7 @@ class Capacity:
         return messages, nbytes
 
     def too_large(self, count: int, nbytes: int) -> Refusal | None:
-        """Why something never fits, however empty the ring is."""
+        """Why a batch never fits, not even into an empty ring; None if it does."""
         options = self._partition.options
         for name, size, most in (
             ("max_messages", count, options.max_messages),
@@ -94,10 +96,10 @@ class Capacity:
     # ---------------------------------------------------------------------------------------------- decide
 
     def admit(self, decision: Decision, *, accepted: bool = False) -> Decision:
-        """The decision, with the trim that makes room for what it appends; or a refusal instead.
+        """Add to a decision the trim that makes room for its appends, or refuse it.
 
-        What was `accepted` earlier (delayed, staged) has to come in some day: if it is larger than the ring,
-        it waits until nothing else is in it.
+        Messages that were `accepted` earlier (delayed or staged) must be appended some day: if they are
+        larger than the ring, they wait until it is empty.
         """
         options = self._partition.options
         if options.max_messages is None and options.max_bytes is None:
@@ -122,12 +124,13 @@ class Capacity:
         floor = self.floor()
         if start > floor and options.on_full == "refuse":
             return Decision(NOTHING, self._full())
-        # All that is settled goes at once, so that not every single append has to make room.
+        # All settled messages are trimmed at once, so that not every single append has to make room.
         trimmed = Trimmed(max(start, floor))
         return msgspec.structs.replace(decision, facts=(*decision.facts, trimmed))
 
     def _start_for(self, count: int, nbytes: int) -> int:
-        """The lowest start offset that leaves room for so much more; at most the end."""
+        """The lowest start offset that leaves room for `count` more messages and `nbytes` more bytes; at most
+        the end."""
         options, end_offset = self._partition.options, self._partition.end_offset
         start = 0
         if options.max_messages is not None:
@@ -147,7 +150,7 @@ class Capacity:
     # ----------------------------------------------------------------------------------------------- apply
 
     def appended(self, end_offset: int, nbytes: int) -> None:
-        """One more batch is there."""
+        """A batch was appended."""
         total = self.total + nbytes
         self._ends.append(end_offset)
         self._sums.append(total)
@@ -155,7 +158,7 @@ class Capacity:
             self._merge(4 * (total - self._first[1]) // RUNS_MAX)
 
     def _merge(self, grain: int) -> None:
-        """Join neighbours that have no more than `grain` bytes together."""
+        """Merge neighbouring runs that have no more than `grain` bytes together."""
         ends, sums = [], []
         before = self._first[1]
         for run in range(len(self._ends) - 1):
@@ -165,7 +168,7 @@ class Capacity:
         self._ends, self._sums = [*ends, self._ends[-1]], [*sums, self._sums[-1]]
 
     def trimmed(self, offset: int) -> None:
-        """Everything below an offset is gone."""
+        """The partition was trimmed up to an offset."""
         if offset > self._first[0]:
             self._first = offset, self.total - self.nbytes(offset)
             run = bisect_right(self._ends, offset)
@@ -175,7 +178,7 @@ class Capacity:
         return (self._ends[run - 1], self._sums[run - 1]) if run else self._first
 
     def _place(self, total: int) -> int:
-        """The lowest offset below which so many bytes were ever appended; the end when there never were."""
+        """The lowest offset below which `total` bytes were ever appended; the end if there are fewer."""
         if total <= self._first[1]:
             return self._first[0]
         run = bisect_left(self._sums, total)
@@ -194,7 +197,7 @@ class Capacity:
         return [array("q", (*self._first, *self._ends)).tobytes(), array("q", self._sums).tobytes()]
 
     def load(self, columns: Sequence[memoryview]) -> None:
-        """The state that a snapshot holds; what was appended before sums were kept counts nothing."""
+        """Restore the state from a snapshot; batches appended before sums were kept count nothing."""
         if not columns:
             self._first = self._partition.end_offset, 0
             return

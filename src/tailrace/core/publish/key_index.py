@@ -1,15 +1,15 @@
 """The key index: how many messages each key of a partition has had, for `expected_key_sequence`.
 
-A key's stream is an aggregate's history, as in event stores. Its *key sequence* is the number of messages
-that the key has so far, and `expected_key_sequence` is what that number must be before the append:
+The messages of a key are the history of an aggregate, as in event stores. The *key sequence* is the number of
+messages that the key has so far. `expected_key_sequence` is what that number must be before the append:
 
     -1  any
      0  the key has no message yet: this one becomes the first
      N  the key has exactly N messages: this one becomes number N + 1
 
-Rows of one batch are taken in order, so two rows of a new key with 0 and 1 both pass. Numbers are never
-taken back: trimming the log does not touch them. A key is known by its 128-bit hash and takes 24 bytes, and
-the table has between 1.5 and 3 times the room that it needs.
+Rows of one batch are taken in order, so two rows of a new key that expect 0 and 1 both pass. Numbers never
+fall: trimming the log does not change them. A key is known by its 128-bit hash and takes 24 bytes, and the
+table has between 1.5 and 3 times the room that it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEQUENCE_MAX = (1 << 62) - 1
 
 
 class KeyIndex:
-    """Key hash to number of messages; at most `entries_max` keys."""
+    """A map from key hash to number of messages; at most `entries_max` keys."""
 
     __slots__ = ("_table", "entries_max")
 
@@ -38,16 +38,16 @@ class KeyIndex:
         return len(self._table)
 
     def count(self, low: int, high: int) -> int:
-        """How many messages the key has had."""
+        """The number of messages that a key has had."""
         return max(self._table.get(low, high), 0)
 
     def alone(self, low: int, high: int) -> bool:
-        """Whether no other key shares the low half of the hash: that is what messages are found by. Zero is
-        stored as the hash of the empty key, so the two share one."""
+        """Whether no other key shares the low half of the hash, by which messages are found. Zero is stored
+        as the hash of the empty key, so these two share one."""
         return bool(low) and low != HASH_OF_EMPTY[0] and not self._table.shares_low(low, high)
 
     def check(self, keys: Hashes, expected: list[int] | None, rows: Numbers | None = None) -> Refusal | None:
-        """None when a batch with these keys may be appended. `rows` are the client's numbers of the rows."""
+        """None if a batch with these keys may be appended. `rows` are the client's numbers of the rows."""
         if expected is not None:
             problem = _malformed(keys, expected, rows)
             if problem is not None:
@@ -92,7 +92,7 @@ class KeyIndex:
         return self._table.buffers()
 
     def load(self, buffers: Sequence[Buffer]) -> None:
-        """Take over what `buffers` gave."""
+        """Restore the state from `buffers`."""
         self._table = HashTable.from_buffers(buffers)
 
     def verify(self) -> None:

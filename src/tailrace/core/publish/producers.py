@@ -1,14 +1,21 @@
-"""Idempotent producers of one partition: the epoch and sequence that each is at, and its last 16 results.
+"""Idempotent producers of one partition: the epoch and sequence of each, and its last 16 results.
 
-A producer numbers its batches 0, 1, 2, … per partition and epoch. The next number is new; one of the last
-16 is a retry and gets the first result; anything older cannot be answered any more; a number beyond the
-next is a gap, which the client closes by sending in order. A higher epoch starts again at 0 and fences all
-lower ones.
+A producer numbers its batches 0, 1, 2, … per partition and epoch. The next number is a new batch. One of the
+last 16 numbers is a retry and gets the first result; an older one cannot be answered any more. A number
+beyond the next is a gap, which the client closes by sending in order. A higher epoch starts again at 0 and
+fences all lower ones.
 
-State is columnar: a dict from id to row, and arrays. The result of sequence s lies in slot s % 16 of its
-row. A producer that was idle for seven days by append time is forgotten: it starts again at 0, with any
-epoch. Its row stays until it comes back or somebody new needs the room, and until then a claim still counts
-on from its epoch.
+    a producer at epoch 2, sequence 40 sends      the answer
+    epoch 2, sequence 41                          new: it is appended
+    epoch 2, sequence 40 to 25                    the result of that batch, again
+    epoch 2, sequence 24 or lower                 refused: the result is not kept any more
+    epoch 2, sequence 43                          refused: 41 is expected
+    epoch 3, sequence 0                           new: epoch 2 is fenced from now on
+    epoch 1, any sequence                         refused: fenced
+
+State is columnar: a dict from id to row, and arrays. The result of sequence s lies in slot s % 16 of the row.
+A producer that was idle for seven days of append time is forgotten: it starts again at 0, with any epoch. Its
+row stays until it comes back or a new producer needs the room; until then, a claim continues from its epoch.
 """
 
 from __future__ import annotations
@@ -29,18 +36,18 @@ PRODUCERS_MAX = 100_000
 ID_MAX = (1 << 64) - 1
 EPOCH_MAX = (1 << 32) - 1
 SEQUENCE_MAX = (1 << 32) - 1
-"""What frame headers have room for; after that many batches a producer has to claim a new epoch."""
+"""The greatest number that fits into a frame header; after that, a producer has to claim a new epoch."""
 
 _NUMBERS = 4
-"""Of a result: base offset, count, append time, wall time."""
+"""The numbers of a result: base offset, count, append time, wall time."""
 _ROW = RESULTS_KEPT * _NUMBERS
 _EMPTY_ROW = array("q", bytes(8 * _ROW))
 
 
 class BatchResult(msgspec.Struct, frozen=True):
-    """What became of a batch: `count` rows stand from `base_offset` on (0 when all were duplicates). Of a
-    batch with delayed rows only those that got offsets count; when none did, `base_offset` is -1. Which rows
-    were delayed follows from the wall time of then."""
+    """The outcome of a batch: `count` rows (0 if all were duplicates) have offsets from `base_offset` on.
+    Delayed rows do not count; if all were delayed, `base_offset` is -1. The wall time of the decision tells
+    which rows were delayed."""
 
     base_offset: int
     count: int
@@ -49,7 +56,7 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 class Producers:
-    """All idempotent producers of a partition; `check` and `next_epoch` only read."""
+    """The idempotent producers of a partition. `check` and `next_epoch` only read."""
 
     __slots__ = ("_active", "_epochs", "_ids", "_last", "_results", "_rows", "capacity")
 
@@ -65,7 +72,7 @@ class Producers:
     def check(
         self, producer_id: int, epoch: int, sequence: int, time_us: int
     ) -> BatchResult | Refusal | None:
-        """None: the batch is new. A result: it was stored before, as that. Else the refusal."""
+        """None: the batch is new. A result: the batch was stored before, with that result. Else a refusal."""
         if not (0 <= sequence <= SEQUENCE_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= producer_id <= ID_MAX):
             return _out_of_range(producer_id, epoch, sequence)
         row = self._rows.get(producer_id)
@@ -112,14 +119,14 @@ class Producers:
         )
 
     def claim(self, producer_id: int, epoch: int, time_us: int) -> None:
-        """Apply: the epoch starts, nothing is stored in it yet."""
+        """Apply: an epoch starts, without a batch yet."""
         row = self._rows.get(producer_id)
         if row is None:
             row = self._admit(producer_id)
         self._epochs[row], self._last[row], self._active[row] = epoch, -1, time_us
 
     def advance(self, producer_id: int, epoch: int, sequence: int, result: BatchResult) -> None:
-        """Apply: the batch of that sequence had this result."""
+        """Apply: the batch of a sequence has this result."""
         row = self._rows.get(producer_id)
         if row is None:
             row = self._admit(producer_id)
@@ -135,7 +142,7 @@ class Producers:
         results[at + 2], results[at + 3] = result.append_time_us, result.wall_us
 
     def resume(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """Apply, where batches before may be lost: the next one is that of this sequence."""
+        """Apply, if earlier batches may be lost: the next batch has this sequence."""
         row = self._rows.get(producer_id)
         if row is None:
             row = self._admit(producer_id)
@@ -162,7 +169,7 @@ class Producers:
         return [column.tobytes() for column in columns]
 
     def load(self, buffers: Sequence[Buffer]) -> None:
-        """Take over what `buffers` gave."""
+        """Restore the state from `buffers`."""
         ids, *others = buffers
         self._ids = array("Q")
         self._ids.frombytes(ids)

@@ -1,4 +1,4 @@
-"""Publishes that cannot be: limits of a batch, and wishes that a topic cannot give."""
+"""Rules of a publish: limits of a batch, options that a topic does not support, and delayed rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tailrace.errors import InvalidRequest, TooLarge
 
 
 def over_limit(view: BatchView, options: TopicOptions, wall_us: int) -> Refusal | None:
-    """The first limit that a batch is above."""
+    """Refuse a batch that is above a limit, naming the first one."""
     if (
         view.nbytes <= BATCH_BYTES_MAX
         and 0 < view.count <= BATCH_ROWS_MAX
@@ -58,7 +58,7 @@ def over_limit(view: BatchView, options: TopicOptions, wall_us: int) -> Refusal 
 
 
 def unfit(publish: Publish, view: BatchView, options: TopicOptions) -> Refusal | None:
-    """What the request asks and this topic, or this release, cannot give."""
+    """Refuse options of a request that this topic, or this release, does not support."""
     columns, expected = view.columns, publish.expected_key_sequences
     if columns & HAS_OFFSET_DELTA:
         return Refusal(InvalidRequest.code, "offset_delta is not for producers")
@@ -88,7 +88,8 @@ def unfit(publish: Publish, view: BatchView, options: TopicOptions) -> Refusal |
 
 
 def late_rows(view: BatchView, wall_us: int) -> Mask | None:
-    """Which rows are due only after that wall time; None when none is. What is due in the past is due now."""
+    """Which rows are delayed, that is due only after a wall time; None if there are none. Rows due in the
+    past are due now."""
     if view.deliver_at_us is None:
         return None
     late: Mask = view.deliver_at_us > wall_us
@@ -96,7 +97,7 @@ def late_rows(view: BatchView, wall_us: int) -> Mask | None:
 
 
 def unplaced(publish: Publish) -> Refusal | None:
-    """Why a publish with delayed rows cannot be: their places are not known yet, so none can be expected."""
+    """Refuse expected sequences in a publish with delayed rows: those get their offsets only later."""
     expected = publish.expected_key_sequences or ()
     if not publish.expected_sequence and all(number == ANY_KEY_SEQUENCE for number in expected):
         return None
@@ -113,10 +114,10 @@ def mixed(found: Filtered) -> Refusal:
 def repeat_late(
     view: BatchView, late: Mask, result: BatchResult, known: DedupWindow, others: DelayedDedup
 ) -> Published:
-    """The answer to a retry of a batch with delayed rows: what its first result was.
+    """The answer to a retry of a batch with delayed rows: its first result.
 
-    Which rows are late follows from their times, as then. Which late ones were duplicates is told by the
-    time at which their ids were first seen.
+    Rows are delayed by the wall time of the first attempt, as then. A delayed row was a duplicate if its id
+    was first stored at another time than this batch.
     """
     ids = view.dedup_ids
     if ids is None:

@@ -1,1 +1,1 @@
-"""Staged writes: batches outside of the readable log, and the versions that were decided."""
+"""Staged writes: batches outside of the readable log, and the decided versions of writers."""

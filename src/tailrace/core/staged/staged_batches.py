@@ -1,15 +1,16 @@
 """Staged writes on one partition: batches stored outside of the readable log until their version is decided.
 
-A writer stages batches under an *attempt*, then decides a *version* that names the attempts that win (see
-`core.staged_decisions`), and each partition appends what it holds of them:
+A writer stages batches under an *attempt*, then decides a *version* that names the winning attempts (see
+`core.staged.staged_versions`). Each partition then appends the batches that it holds of them:
 
-    StageBatch ──▶ Staged ──ApplyStaged──▶ Appended or Scheduled … + StageApplied   in one group of frames
-                        └──DropStaged────▶ StageDropped                             aborted, lost, too old
+    StageBatch ──▶ Staged ──ApplyStaged──▶ Appended or Delayed … + StageApplied   in one group of frames
+                        └──DropStaged────▶ StageDropped                           aborted, lost, too old
 
-Rows that are delayed and not yet due when their version is applied go on to wait in the timetable, like
-those of any delayed publish. Batches of an attempt are numbered, so that a request that is sent again stores
-nothing twice. The version last applied is kept for each writer, so a version is applied at most once, however
-often that is asked for.
+Rows that are delayed and not yet due when their version is applied wait in the delay queue, like those of any
+delayed publish. Batches of an attempt are numbered, so that a request that is sent again stores nothing
+twice. The version last applied is kept for each writer, so that a version is applied at most once, however
+often it is requested.
+
 Whether an attempt may be dropped is not known here: only the shell sees the decisions.
 """
 
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
     from tailrace.core.partition import Partition
 
 STAGING_TTL_US = 3_600_000_000
-"""An attempt that nothing was added to for so long, and that is not decided, may be dropped."""
+"""An undecided attempt may be dropped when no batch was added to it for this long."""
 STAGED_BYTES_MAX = 1024 * 1024 * 1024
-"""Of all attempts of a partition together; they are on the disk, not in memory."""
+"""Bytes of all attempts of a partition together; they are on the disk, not in memory."""
 BATCH_COST = 64 * 1024
-"""What a batch counts at least: many tiny ones, which are all applied in one turn, are bounded so."""
+"""Bytes that a batch counts at least. This bounds many tiny batches, which are all applied in one turn."""
 WRITERS_MAX = 100_000
 WRITER_IDLE_US = 7 * 86_400_000_000
-"""When there are too many writers, those idle for so long are forgotten."""
+"""If there are too many writers, those idle for this long are forgotten."""
 NAME_BYTES_MAX = 245
 
 
@@ -53,20 +54,22 @@ _FORBIDDEN = ((HAS_DEDUP_ID, "dedup_id"), (HAS_OFFSET_DELTA, "offset_delta"))
 
 
 def attempt_number(writer: str, attempt: str) -> int:
-    """What an attempt is called in facts and frames; the length keeps apart what joins to the same text."""
+    """The number of an attempt in facts and frames. The length keeps pairs apart that join to the same
+    text."""
     name = writer.encode()
     return hash128(len(name).to_bytes(4, "little") + name + attempt.encode())[0]
 
 
 def bad_name(what: str, name: str) -> Refusal | None:
-    """Why a text cannot be the name of a writer or of an attempt."""
+    """Why a text cannot be the name of a writer or of an attempt; None if it can."""
     if name and name.isprintable() and len(name.encode()) <= NAME_BYTES_MAX:
         return None
     return Refusal(InvalidRequest.code, f"{what}: 1 to {NAME_BYTES_MAX} bytes of printable text")
 
 
 class Attempt(msgspec.Struct, array_like=True):
-    """What is stored of an attempt: its frames in order, how much they count, and the time of the last."""
+    """One attempt: the entries of its frames in order, the bytes that they count, and the time of the
+    last."""
 
     entries: list[int]
     nbytes: int
@@ -88,40 +91,40 @@ class StagedBatches:
         self._partition = partition
         self._attempts: dict[int, Attempt] = {}
         self._applied: dict[str, tuple[int, int]] = {}
-        """Writer to the version last applied and its time, the latest at the end."""
+        """By writer: the version last applied, and its time; the latest at the end."""
         self.nbytes = 0
-        """What all attempts count together."""
+        """Bytes that all attempts count together."""
         self.writers_max = WRITERS_MAX
 
     # ----------------------------------------------------------------------------------------------- views
 
     def entries(self, attempts: Iterable[int]) -> list[int]:
-        """Frames of the attempts that are stored here, attempt by attempt."""
+        """Entries of the frames of these attempts that are stored here, attempt by attempt."""
         found = (self._attempts.get(number) for number in attempts)
         return [entry for attempt in found if attempt is not None for entry in attempt.entries]
 
     def size(self, attempts: Iterable[int]) -> int:
-        """What these attempts count together."""
+        """Bytes that these attempts count together."""
         found = (self._attempts.get(number) for number in attempts)
         return sum(attempt.nbytes for attempt in found if attempt is not None)
 
     def applied_version(self, writer: str) -> int:
-        """The version last applied for a writer; -1 when there is none."""
+        """The version last applied for a writer; -1 if there is none."""
         return self._applied.get(writer, (-1, 0))[0]
 
     def expired(self, time_us: int) -> list[int]:
-        """Attempts that nothing was added to for a long time."""
+        """Attempts to which no batch was added for `STAGING_TTL_US`."""
         since = time_us - STAGING_TTL_US
         return [number for number, attempt in self._attempts.items() if attempt.time_us <= since]
 
     def lowest_entry(self) -> int | None:
-        """The oldest frame that is still needed; None when none is."""
+        """The entry of the oldest frame that is still needed; None if there is none."""
         return min((attempt.entries[0] for attempt in self._attempts.values()), default=None)
 
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:
-        """What a command leads to."""
+        """Decide a command."""
         time_us = max(now_us, self._partition.append_time_us)
         match command:
             case StageBatch():
@@ -187,7 +190,7 @@ class StagedBatches:
             return Decision(NOTHING, Done())
         numbers = [attempt_number(command.writer, attempt) for attempt in command.attempts]
         if self.entries(numbers) != command.entries:
-            # Something was added or dropped since the shell has read them: it looks again.
+            # Batches were added or dropped since the shell read them: it reads them again.
             return Decision(NOTHING, Refusal(Unavailable.code, "what is staged has changed meanwhile"))
         facts: list[Stored | Fact] = []
         offset, entry = self._partition.end_offset, self._partition.next_entry
@@ -195,7 +198,7 @@ class StagedBatches:
             if late_rows(view, wall_us) is None:
                 facts.append(Appended(offset, view, time_us, released=True, wall_us=wall_us))
                 offset += view.count
-            else:  # Should some be due since the shell parted them, they are released at the next tick.
+            else:  # Rows that became due since the shell divided the batch are released at the next tick.
                 facts.append(Delayed(entry + place, view, time_us, released=True, wall_us=wall_us))
         known = [number for number in numbers if number in self._attempts]
         facts.append(StageApplied(command.writer, command.version, known, time_us))
@@ -204,7 +207,7 @@ class StagedBatches:
     # ----------------------------------------------------------------------------------------------- apply
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         match fact:
             case Staged():
                 self._staged(fact)
@@ -234,7 +237,7 @@ class StagedBatches:
         self._pass(fact.append_time_us)
 
     def known(self, attempts: Iterable[int]) -> list[int]:
-        """Those of the attempts of which something is staged."""
+        """The attempts among these of which batches are staged."""
         return [number for number in attempts if number in self._attempts]
 
     def follows(self, fact: Staged) -> bool:
@@ -246,7 +249,7 @@ class StagedBatches:
         while len(self._applied) >= self.writers_max:
             writer, (_, idle_since_us) = next(iter(self._applied.items()))
             if idle_since_us > time_us - WRITER_IDLE_US:
-                return  # Those already on their way when it got full: a few more than the bound.
+                return  # Versions that were staged before the limit was reached: a few more than the limit.
             del self._applied[writer]
 
     def _pass(self, time_us: int) -> None:
@@ -255,14 +258,14 @@ class StagedBatches:
     # -------------------------------------------------------------------------------------------- snapshot
 
     def buffers(self) -> list[Buffer]:
-        """The state for a snapshot; nothing at all where nobody stages."""
+        """The state for a snapshot; empty if there were no staged writes."""
         if not self._attempts and not self._applied:
             return []
         applied = [(writer, version, time_us) for writer, (version, time_us) in self._applied.items()]
         return [msgspec.msgpack.encode(_State(list(self._attempts.items()), applied))]
 
     def load(self, columns: Sequence[memoryview]) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         if not columns:
             return
         if len(columns) != 1:

@@ -1,10 +1,10 @@
 """Decisions on staged writes: which attempts of a writer's version win, once and for all.
 
-A part of the coordinator: the decisions of one writer are all made on one internal partition, so one fact
-there decides a version for any number of targets. Versions of a writer grow. A version at or below the last
-decided one is answered with that decision, which tells a loser that it lost, and a winner whose answer went
-missing that it won. A decision is *pending* until every target has confirmed that it is applied; the next
-version has to wait until then, so that targets apply a writer's versions in order.
+A part of the coordinator: all decisions of one writer are made on one internal partition, so one fact there
+decides a version for any number of targets. The versions of a writer grow. A request for a version at or
+below the last decided one is answered with that decision: so a loser learns that it lost, and a winner whose
+answer was lost that it won. A decision is *pending* until every target has confirmed that it is applied. The
+next version has to wait until then, so that targets apply a writer's versions in order.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from tailrace.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 
 VERSION_MAX = (1 << 63) - 1
 TARGETS_MAX = 50_000
-"""Attempts of one decision."""
+"""Targets of one decision."""
 TARGET_BYTES_MAX = 512 * 1024
-"""Of one decision in groups, so that it fits the head of a message on the wire."""
+"""Bytes of the targets of one decision, grouped, so that it fits into the header of a request."""
 MEMORY_BYTES_MAX = 4 * 1024 * 1024
 """Writers and the attempts of their last decisions, together, on one coordinator."""
 WRITER_IDLE_US = 7 * 86_400_000_000
-"""When there are too many, writers idle for so long are forgotten."""
+"""If there are too many writers, those idle for this long are forgotten."""
 
 
 class ChooseStaged(msgspec.Struct, frozen=True):
-    """A writer's request, with the ids of the topics that it names. Never travels."""
+    """A writer's request, with the ids of the topics that it names. Clients cannot send it."""
 
     request: DecideStaged
     topic_ids: dict[str, int]
 
 
 class FinishStaged(msgspec.Struct, frozen=True):
-    """Every target has confirmed a version. Never travels."""
+    """Every target has confirmed a version. Clients cannot send it."""
 
     writer: str
     version: int
@@ -52,7 +52,7 @@ class DecidedVersion(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     attempts: list[Target]
-    """Only in snapshots of releases that knew no groups; see `targets`."""
+    """Only in snapshots of releases without `grouped`; see `targets`."""
     time_us: int
     done: bool
     grouped: list[TargetGroup] = []
@@ -65,7 +65,7 @@ class DecidedVersion(msgspec.Struct, frozen=True, array_like=True):
         return targets_of(self.attempts, self.grouped)
 
     def answer(self, won: bool) -> StagedDecision:
-        """What a writer is told."""
+        """The reply to a writer."""
         targets = self.targets
         if _names(targets, ()) > TARGET_BYTES_MAX:
             return StagedDecision(self.version, [], won, self.done, grouped_of(targets))
@@ -80,7 +80,7 @@ class StagedVersions:
 
     def __init__(self) -> None:
         self._last: dict[str, DecidedVersion] = {}
-        """By writer, the one decided last at the end."""
+        """By writer; the latest decision is at the end."""
         self._pending: dict[str, None] = {}
         self._bytes = 0
         self.bytes_max = MEMORY_BYTES_MAX
@@ -96,7 +96,7 @@ class StagedVersions:
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: Any, now_us: int) -> Decision:
-        """What a command leads to; the time never goes back."""
+        """Decide a command; the time never goes back."""
         if isinstance(command, FinishStaged):
             last = self._last.get(command.writer)
             if last is None or last.version != command.version or last.done:
@@ -114,7 +114,7 @@ class StagedVersions:
             asked = targets_of(command.attempts, command.grouped)
             won = command.version == last.version and sorted(asked) == sorted(last.targets)
             if won and not asked and command.attempt != last.attempt:
-                won = not command.attempt  # Those who do not say who they are cannot be told apart.
+                won = not command.attempt  # Requests without an attempt cannot be told apart.
             return Decision(NOTHING, last.answer(won))
         if last is not None and not last.done:
             text = f"version {last.version} of writer {command.writer!r} is still being applied"
@@ -128,7 +128,7 @@ class StagedVersions:
         return Decision((fact,), DecidedVersion(command.version, [], now_us, False, grouped).answer(True))
 
     def _bytes_after(self, command: DecideStaged, now_us: int) -> int:
-        """How much there would be to remember, idle writers forgotten as far as needed."""
+        """Bytes to remember after a decision, with idle writers forgotten as far as needed."""
         grouped = grouped_of(targets_of(command.attempts, command.grouped))
         nbytes = self._bytes + 64 + len(command.writer) + _names((), grouped)
         nbytes += 0 if grouped else len(command.attempt)
@@ -145,7 +145,7 @@ class StagedVersions:
     # ----------------------------------------------------------------------------------------------- apply
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         last = self._last.get(fact.writer)
         if isinstance(fact, StagedDone):
             assert last is not None, f"writer {fact.writer!r} has decided nothing"
@@ -182,7 +182,7 @@ class StagedVersions:
         return msgspec.msgpack.encode(list(self._last.items()))
 
     def load(self, data: bytes) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         self._last = dict(msgspec.msgpack.decode(data, type=list[tuple[str, DecidedVersion]]))
         self._pending = {writer: None for writer, last in self._last.items() if not last.done}
         self._bytes = sum(_size(writer, last) for writer, last in self._last.items())
@@ -210,7 +210,7 @@ def grouped_of(targets: Iterable[Target]) -> list[TargetGroup]:
 
 
 def malformed(command: DecideStaged) -> Refusal | None:
-    """What is wrong with a request to decide, whatever was decided before."""
+    """Why a request to decide is malformed; None if it is not."""
     problem = bad_name("writer", command.writer)
     for attempt in dict.fromkeys(
         [item[2] for item in command.attempts] + [item[0] for item in command.grouped]
@@ -234,7 +234,7 @@ def malformed(command: DecideStaged) -> Refusal | None:
 
 
 def _size(writer: str, last: DecidedVersion) -> int:
-    """What a decision counts: its names, and a little for each."""
+    """Bytes that a decision counts: its names, and a little for each."""
     return 64 + len(writer) + len(last.attempt) + _names(last.attempts, last.grouped)
 
 
