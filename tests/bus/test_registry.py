@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tailrace.bus.registry import Registry, Undecodable
+from tailrace.bus.registry import TypeRegistry, Undecodable
 from tailrace.errors import InvalidRequest
 
 
@@ -34,8 +34,8 @@ class Row(TypedDict):
     order: int
 
 
-def make() -> Registry:
-    registry = Registry()
+def make() -> TypeRegistry:
+    registry = TypeRegistry()
     registry.add(Placed, "order.placed", 1, "events", "order")
     registry.add(Shipped, "Shipped", 1, "events", None)
     registry.add(Paid, "Paid", 1, "events", lambda paid: f"pay-{paid.order}")
@@ -84,7 +84,7 @@ def test_an_unknown_name_gives_plain_data() -> None:
 
 
 def test_old_versions_are_raised_step_by_step() -> None:
-    registry = Registry()
+    registry = TypeRegistry()
     registry.add(Placed, "order.placed", 3, "events", None)
 
     def to_2(data: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_old_versions_are_raised_step_by_step() -> None:
     assert registry.decode(b'{"number": 5}', headers)[1:] == (3, Placed(5, ["from 2"]))
     with pytest.raises(Undecodable, match="KeyError"):
         registry.decode(b"{}", headers)
-    bare = Registry()
+    bare = TypeRegistry()
     bare.add(Placed, "order.placed", 2, "events", None)
     with pytest.raises(Undecodable, match="no upcaster"):
         bare.decode(b"{}", headers)

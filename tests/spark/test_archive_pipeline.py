@@ -44,9 +44,9 @@ class Halting(Progress):
 
 
 @pytest.fixture
-def options(broker: BrokerProcess, tmp_path: Path) -> Callable[..., archive.Options]:
-    def make(topic: str, **more: Any) -> archive.Options:
-        return archive.Options(topic=topic, url=broker.url, root=str(tmp_path), **more)
+def options(broker: BrokerProcess, tmp_path: Path) -> Callable[..., archive.ArchiveOptions]:
+    def make(topic: str, **more: Any) -> archive.ArchiveOptions:
+        return archive.ArchiveOptions(topic=topic, url=broker.url, root=str(tmp_path), **more)
 
     return make
 
@@ -182,7 +182,7 @@ class Telling(Progress):
 
 session = sessions.session("killed", master="local[2]")
 pipeline = {"archive": archive, "backfill": backfill}[sys.argv[1]]
-pipeline.run(session, pipeline.Options(**json.loads(sys.argv[2])), Telling())
+pipeline.run(session, pipeline.OPTIONS(**json.loads(sys.argv[2])), Telling())
 print(json.dumps("done"), flush=True)
 """
 
@@ -219,7 +219,7 @@ def test_driver_killed_while_it_fills_back(words, spark, broker, client, topic, 
     name, target = topic(partitions=2), topic(partitions=2)
     published = publish_random(client, name, 400)
     archive.run(spark, options(name), Progress())
-    back = backfill.Options(
+    back = backfill.BackfillOptions(
         topic=target, url=broker.url, archive=str(tmp_path), from_topic=name, chunk_rows=100
     )
     kill_at(tmp_path / "driver.log", words, "backfill", back)

@@ -66,7 +66,7 @@ def test_chunks_cover_everything_once(spans, rows_max):
 
 
 def test_chunks_and_pauses_keep_limits():
-    options = backfill.Options(topic="t", chunk_rows=1000, chunk_bytes=10_000)
+    options = backfill.BackfillOptions(topic="t", chunk_rows=1000, chunk_bytes=10_000)
     assert chunk_rows(options, 1.0) == 1000
     assert chunk_rows(options, 100.0) == 100
     assert chunk_rows(options, 1e9) == 1
@@ -99,14 +99,14 @@ def test_archive_and_log_come_back(spark, broker, client, topic, read, tmp_path)
     """archive, trim, read across, backfill: the same bytes in the same order."""
     source, target = topic(partitions=2), topic(partitions=2)
     published = [publish_random(client, source, 300)]
-    kept = archive.Options(topic=source, url=broker.url, root=str(tmp_path))
+    kept = archive.ArchiveOptions(topic=source, url=broker.url, root=str(tmp_path))
     ends = {part.partition: part.end for part in archive.run(spark, kept, Progress()).partitions}
     for partition, end in ends.items():
         client.admin().trim_topic(source, partition, end)
     published.append(publish_random(client, source, 100, seed=2))
     expected = messages(pa.concat_tables(published))
 
-    options = backfill.Options(
+    options = backfill.BackfillOptions(
         topic=target, url=broker.url, archive=str(tmp_path), from_topic=source, chunk_rows=150
     )
     with pytest.raises(Stopped):
@@ -133,7 +133,7 @@ def test_any_dataframe_in_order_of_its_keys(spark, broker, topic, read, tmp_path
     path = str(tmp_path / "rows")
     spark.createDataFrame(rows, "key binary, value binary, number long").repartition(4).write.parquet(path)
     frame = spark.read.parquet(path)
-    options = backfill.Options(
+    options = backfill.BackfillOptions(
         topic=target,
         url=broker.url,
         state=str(tmp_path / "state"),
@@ -157,7 +157,7 @@ def test_any_dataframe_in_order_of_its_keys(spark, broker, topic, read, tmp_path
 
 def test_what_cannot_be_is_refused(spark, broker, topic, tmp_path):
     one, other = topic(), topic()
-    options = backfill.Options(topic=one, url=broker.url)
+    options = backfill.BackfillOptions(topic=one, url=broker.url)
     with pytest.raises(InvalidRequest, match="from_topic"):
         backfill.run(spark, options, Progress())
     with pytest.raises(InvalidRequest, match="follow"):

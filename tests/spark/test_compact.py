@@ -31,11 +31,11 @@ def test_table_follows_archive_and_log(spark, broker: BrokerProcess, client, top
     name, root = topic(partitions=2), str(tmp_path / "archive")
     put(client, name, a=b"1", b=b"1", c=b"1")
     put(client, name, a=b"2", c=None)
-    done = archive.run(spark, archive.Options(topic=name, url=broker.url, root=root), Progress())
+    done = archive.run(spark, archive.ArchiveOptions(topic=name, url=broker.url, root=root), Progress())
     for part in done.partitions:
         client.admin().trim_topic(name, part.partition, part.end)
     put(client, name, b=b"3", d=b"1")
-    options = compact.Options(topic=name, url=broker.url, archive=root, table=str(tmp_path / "table"))
+    options = compact.CompactOptions(topic=name, url=broker.url, archive=root, table=str(tmp_path / "table"))
     assert compact.run(spark, options, Progress()).rows == 3
     assert state(project.table(spark, options.table)) == {b"a": b"2", b"b": b"3", b"d": b"1"}
     put(client, name, a=None, c=b"again", d=b"2")
@@ -49,7 +49,7 @@ def test_topic_gets_what_changed(spark, broker: BrokerProcess, client, topic, tm
     name, target = topic(partitions=2), topic(partitions=1)
     put(client, name, a=b"1", b=b"1")
     put(client, name, a=b"2", c=b"1")
-    options = compact.Options(topic=name, url=broker.url, to_topic=target, state=str(tmp_path))
+    options = compact.CompactOptions(topic=name, url=broker.url, to_topic=target, state=str(tmp_path))
     compact.run(spark, options, Progress())
     put(client, name, b=None)
     compact.run(spark, options, Progress())
@@ -73,4 +73,4 @@ def test_deleted_keys_stay_where_asked(spark):
 
 def test_one_topic_only(spark):
     with pytest.raises(InvalidRequest, match="topic"):
-        compact.run(spark, compact.Options(topic="a,b", table="t"), Progress())
+        compact.run(spark, compact.CompactOptions(topic="a,b", table="t"), Progress())

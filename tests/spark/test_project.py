@@ -97,8 +97,8 @@ def publish(client: sync.Client, topic: str, numbers: range, partition: int | No
             producer.send(b"%d" % n, key=b"k%d" % (n % 5), partition=partition)
 
 
-def options(broker: BrokerProcess, topic: str, **more: Any) -> project.Options:
-    return project.Options(topic=topic, url=broker.url, **more)
+def options(broker: BrokerProcess, topic: str, **more: Any) -> project.ProjectOptions:
+    return project.ProjectOptions(topic=topic, url=broker.url, **more)
 
 
 def position(version: int, **more: Any) -> Position:
@@ -185,8 +185,9 @@ def test_events_that_are_gone_and_topics_made_anew() -> None:
     ],
 )
 def test_options_that_do_not_fit(given: dict[str, Any], says: str) -> None:
+    options = project.ProjectOptions(topic="t", url="tailrace://127.0.0.1:1", **given)
     with pytest.raises(InvalidRequest, match=says):
-        project.run(None, project.Options(topic="t", url="tailrace://127.0.0.1:1", **given), Progress())  # type: ignore[arg-type]
+        project.run(None, options, Progress())  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------------- with Spark
@@ -394,7 +395,7 @@ def test_made_anew_from_an_archive(
     given: dict[str, Any] = {"sql": "SELECT partition, offset, value FROM events", "table": "kept"}
     project.run(spark, options(broker, events, **given), Progress())
     before = sorted(project.table(spark, "kept").collect())
-    kept = archive.Options(topic=events, url=broker.url, root=str(Path("archive").absolute()))
+    kept = archive.ArchiveOptions(topic=events, url=broker.url, root=str(Path("archive").absolute()))
     archive.run(spark, kept, Progress())
     for partition, row in enumerate(client.admin().describe_topic(events).partitions):
         client.admin().trim_topic(events, partition, row["end_offset"])

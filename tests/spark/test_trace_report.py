@@ -166,14 +166,14 @@ def test_two_runs_that_end_together_have_two_numbers(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("text", ["yesterday", "2026-01-31T12:00:00", "12"])
 def test_bad_times_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="since"):
-        traces.check_times(traces.Options(topic="t", out="o", since=text))
-    traces.check_times(traces.Options(topic="t", out="o", since="2026-01-31T12:00:00Z"))
+        traces.check_times(traces.TraceOptions(topic="t", out="o", since=text))
+    traces.check_times(traces.TraceOptions(topic="t", out="o", since="2026-01-31T12:00:00Z"))
 
 
 def test_options() -> None:
     found = pipeline("traces")
     options = parse_options(found, {"out": "x", "stuck-s": "5"}, topic="t", url=None, follow=False)
-    assert isinstance(options, traces.Options)
+    assert isinstance(options, traces.TraceOptions)
     assert (options.out, options.stuck_s) == ("x", 5.0)
     assert all(line.meaning for line in options_of(found))
     with pytest.raises(InvalidRequest, match="out"):

@@ -76,7 +76,7 @@ def test_views_and_pipeline(
     check_groups(load(spark, broker, story, view="groups").toArrow().to_pylist(), story)
     with pytest.raises(Exception, match="view=lifecycle"):
         load(spark, broker, story, view="lifecycle", start="17").count()
-    options = traces.Options(topic=story, url=broker.url, out=str(tmp_path / "out"), stuck_s=0)
+    options = traces.TraceOptions(topic=story, url=broker.url, out=str(tmp_path / "out"), stuck_s=0)
     summary = traces.run(spark, options, Progress())
     check_summary(summary, story)
     check_files(summary, tmp_path / "out")
@@ -88,7 +88,7 @@ def test_a_second_report_of_one_group(
 ) -> None:
     good = f"{story}-{GOOD}"
     for number in (1, 2):
-        options = traces.Options(topic=story, url=broker.url, out=str(tmp_path), group=good, stuck_s=0)
+        options = traces.TraceOptions(topic=story, url=broker.url, out=str(tmp_path), group=good, stuck_s=0)
         summary = traces.run(spark, options, Progress())
         assert summary.folder.endswith(f"00000{number}")
         assert {stage.group for stage in summary.stages} == {"", good}
@@ -104,7 +104,7 @@ def test_a_second_report_of_one_group(
 def test_a_topic_without_messages(
     spark: Any, broker: BrokerProcess, topic: MakeTopic, tmp_path: Path
 ) -> None:
-    options = traces.Options(topic=topic(), url=broker.url, out=str(tmp_path))
+    options = traces.TraceOptions(topic=topic(), url=broker.url, out=str(tmp_path))
     summary = traces.run(spark, options, Progress())
     assert (summary.messages, summary.events, summary.stages) == (0, 0, [])
     assert "nothing happened" in (tmp_path / "report.html").read_text()

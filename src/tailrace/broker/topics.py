@@ -45,7 +45,7 @@ class TopicHost(msgspec.Struct):
     shards: list[PartitionRuntime]
 
 
-class Making(msgspec.Struct):
+class TopicCreation(msgspec.Struct):
     """A change of one topic under way: the catalog that has it, who asked, and the new partitions."""
 
     catalog: core.Catalog
@@ -291,7 +291,7 @@ class Topics:
             made += self._others(making)
         self._pump.threads.run(self, lambda: self._prepare(made), self._finisher(made))
 
-    def _others(self, first: Making) -> list[Making]:
+    def _others(self, first: TopicCreation) -> list[TopicCreation]:
         """New topics that wait behind one: they are made with it, so that they share its syncs; so do
         deletions behind one. Whoever asks for a topic that is about to be made waits until it is there."""
         names, made, kind = {first.entry.name}, [first], type(first.request)
@@ -317,7 +317,7 @@ class Topics:
 
     def _decided(
         self, catalog: core.Catalog, request: TopicChange, respond: Respond, internal: bool
-    ) -> Making | None:
+    ) -> TopicCreation | None:
         """The change of a catalog; None when that was all, and the answer has left."""
         asked = request
         if isinstance(request, CreateTopic) and not internal:
@@ -334,7 +334,7 @@ class Topics:
         if kept is not None:
             respond(Refusal(Corrupt.code, kept_text(kept), "none", {"folder": kept.folder}), NOTHING)
             return None
-        return Making(after, entry, asked, respond, internal)
+        return TopicCreation(after, entry, asked, respond, internal)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
         """What the request does not say is taken from the node's configuration, then from Tailrace's own."""
@@ -343,7 +343,7 @@ class Topics:
             defaults.pop("durability", None)  # It was chosen for another kind of storage.
         return {**defaults, **options}
 
-    def _prepare(self, made: list[Making]) -> object:
+    def _prepare(self, made: list[TopicCreation]) -> object:
         """On a storage thread: note the intents, make the new logs, store the catalog, confirm; all of it or
         nothing."""
         catalog = made[-1].catalog
@@ -373,18 +373,18 @@ class Topics:
         host = self._hosts.get(entry.name)
         return 0 if host is None else len(host.shards)
 
-    def _new_logs(self, making: Making) -> list[str]:
+    def _new_logs(self, making: TopicCreation) -> list[str]:
         entry = making.entry
         return [f"{entry.folder}/{number}" for number in range(self._have(entry), entry.options.partitions)]
 
-    def _by_folders(self, made: list[Making]) -> Iterator[tuple[TopicFolders, list[Making]]]:
+    def _by_folders(self, made: list[TopicCreation]) -> Iterator[tuple[TopicFolders, list[TopicCreation]]]:
         """The changes by the engine that has their folders."""
         for name, store in self._stores.items():
             kept = [making for making in made if making.entry.options.storage == name]
             if store.folders is not None and kept:
                 yield store.folders, kept
 
-    def _refuse_leftovers(self, making: Making) -> None:
+    def _refuse_leftovers(self, making: TopicCreation) -> None:
         """Folders that are there already belong to somebody else: they are never taken for new ones."""
         folders = self._stores[making.entry.options.storage].folders
         if folders is None:
@@ -393,7 +393,7 @@ class Topics:
             if folders.exists(folder):
                 raise Corrupt(f"{folder} is there already, and the catalog does not know it", outcome="none")
 
-    def _undo(self, made: list[Making], cause: Exception) -> None:
+    def _undo(self, made: list[TopicCreation], cause: Exception) -> None:
         """Take back changes that failed, in the order that a crash may cut: the catalog, then the folders.
         Whatever of that fails is done at the next start, as the intents say."""
         try:
@@ -413,7 +413,7 @@ class Topics:
             names = ", ".join(repr(making.entry.name) for making in made)
             log.error("topic %s: a failed change could not be taken back yet: %s", names, error)
 
-    def _finisher(self, made: list[Making]) -> Callable[[Any, Exception | None], None]:
+    def _finisher(self, made: list[TopicCreation]) -> Callable[[Any, Exception | None], None]:
         def finish(result: Any, error: Exception | None) -> None:
             self._changing = False
             if error is not None:
@@ -431,7 +431,7 @@ class Topics:
 
         return finish
 
-    def _failed(self, made: list[Making], error: Exception) -> None:
+    def _failed(self, made: list[TopicCreation], error: Exception) -> None:
         """Nothing was changed. Of topics that were to be made together, each is tried by itself: what is
         wrong with one does not concern the others."""
         newest = made[-1].entry

@@ -17,7 +17,7 @@ from tailrace.bus.handlers import (
     title_of,
 )
 from tailrace.bus.outcomes import AckPolicy
-from tailrace.bus.registry import Registry, as_key
+from tailrace.bus.registry import TypeRegistry, as_key
 from tailrace.bus.requests import REPLY_RETENTION_MS, Replies
 from tailrace.bus.subscriptions import Answers, Subscription
 from tailrace.client.client import Client
@@ -44,7 +44,7 @@ class Bus:
         self.events = f"{name}.events"
         self.replies = f"{name}.replies"
         self._exclusive = exclusive
-        self._registry = Registry()
+        self._registry = TypeRegistry()
         self._handlers: list[Handler] = []
         self._middlewares: list[Middleware] = []
         self._client: Client | None = None

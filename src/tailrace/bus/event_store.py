@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.bus.registry import Registry, as_key
+from tailrace.bus.registry import TypeRegistry, as_key
 from tailrace.client.client import Client
 from tailrace.client.read.reader import Start
 from tailrace.core.model.identifiers import ANY_KEY_SEQUENCE, partition_of
@@ -43,7 +43,7 @@ class EventStore:
     def __init__(self, client: Client, topic: str) -> None:
         self.topic = topic
         self._client = client
-        self._registry = Registry()
+        self._registry = TypeRegistry()
         self._partitions = 0
         self._producer = client.producer(topic, linger_ms=0)
 

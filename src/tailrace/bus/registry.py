@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, eq=False):
     codec: Codec
 
 
-class Registry:
+class TypeRegistry:
     """All types that a bus knows."""
 
     def __init__(self) -> None:

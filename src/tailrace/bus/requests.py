@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from tailrace.bus.outcomes import RequestFailed
-from tailrace.bus.registry import Registry, Undecodable
+from tailrace.bus.registry import TypeRegistry, Undecodable
 from tailrace.client.client import Client
 from tailrace.errors import TailraceError, Timeout, Unavailable
 
@@ -21,7 +21,7 @@ REPLY_RETENTION_MS = 3_600_000
 class Replies:
     """The asker's side: questions that are open, and one reader that hands out the answers."""
 
-    def __init__(self, client: Client, topic: str, registry: Registry) -> None:
+    def __init__(self, client: Client, topic: str, registry: TypeRegistry) -> None:
         self._client = client
         self._registry = registry
         self.topic = topic

@@ -17,7 +17,7 @@ from tailrace.bus.registry import (
     CONTENT_HEADER,
     TYPE_HEADER,
     VERSION_HEADER,
-    Registry,
+    TypeRegistry,
     Undecodable,
 )
 from tailrace.bus.requests import CORRELATION_HEADER, ERROR_HEADER, REPLY_TO_HEADER
@@ -35,7 +35,7 @@ PAUSE_S = 0.5
 class Answers:
     """Sends what handlers return to whoever asked."""
 
-    def __init__(self, producer: Callable[[str], Awaitable[Producer]], registry: Registry) -> None:
+    def __init__(self, producer: Callable[[str], Awaitable[Producer]], registry: TypeRegistry) -> None:
         self._producer = producer
         self._registry = registry
 
@@ -98,7 +98,7 @@ class Subscription:
         self,
         consumer: Consumer,
         handlers: Sequence[Handler],
-        registry: Registry,
+        registry: TypeRegistry,
         caller: Caller,
         answers: Answers,
         groups: Groups,

@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from tailrace.sim.virtual_time import SECOND_US
-
-if TYPE_CHECKING:
-    from tailrace.sim.virtual_time import VirtualTime
+from tailrace.sim.virtual_time import SECOND_US, VirtualTime
 
 
 class SimLoop:

@@ -54,7 +54,7 @@ def letters_in(parts: Sequence[Buffer], partition: int) -> Iterator[Letter]:
 
 
 @dataclass(slots=True)
-class SentBack:
+class RedrivenLetter:
     """A dead letter was sent back, or may have been."""
 
     letter: Letter
@@ -68,7 +68,7 @@ class SimOperator:
     def __init__(self, world: MoveWorld) -> None:
         self.world = world
         self.line = SimulatedLink(world)
-        self.sent: list[SentBack] = []
+        self.sent: list[RedrivenLetter] = []
         self.over: set[Place] = set()
         """Letters that were taken off the list, as the broker has confirmed."""
         self.idle = 0
@@ -131,7 +131,7 @@ class SimOperator:
     def _send_back(self, letter: Letter, then: Callable[[], None]) -> None:
         world, (partition, offset) = self.world, letter.origin
         copied = world.chance(0.2) and letter.value != TICK  # The ticks in the log are counted.
-        self.sent.append(SentBack(letter, world.clock.now_us(), copied))
+        self.sent.append(RedrivenLetter(letter, world.clock.now_us(), copied))
         if not copied:
             request = wire.Reopen(world.topic, partition, letter.group, [offset, offset + 1])
             self._ask(request, lambda answer: then())

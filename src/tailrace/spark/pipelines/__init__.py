@@ -3,7 +3,7 @@
 A pipeline is a module named like the pipeline, with
 
 - `NAME` and `HELP`: one line that says what it does,
-- `Options`: a frozen struct below `CommonOptions`; every field has its meaning in `msgspec.Meta`,
+- `OPTIONS`: a frozen struct below `CommonOptions`; every field has its meaning in `msgspec.Meta`,
 - `run(session, options, progress) -> Summary`: any struct. Its plain fields are printed as names and values,
   a field with a list of structs as a table.
 
@@ -21,11 +21,10 @@ import msgspec
 from msgspec import Meta
 
 from tailrace.errors import InvalidRequest, NotFound
+from tailrace.spark.pipelines.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tailrace.spark.pipelines.progress import Progress
 
 NAMES = ("archive", "backfill", "compact", "project", "traces")
 GIVEN_BY_FLAGS = ("topic", "url", "follow")
@@ -44,7 +43,7 @@ class Pipeline(Protocol):
 
     NAME: str
     HELP: str
-    Options: type[CommonOptions]
+    OPTIONS: type[CommonOptions]
 
     def run(self, session: SparkSession, options: Any, progress: Progress) -> msgspec.Struct:
         """Do the work; in the end, or when it was stopped, say what was done."""
@@ -71,7 +70,7 @@ def pipeline(name: str) -> Pipeline:
 def options_of(found: Pipeline) -> list[OptionLine]:
     """The options of a pipeline that `--option` sets."""
     lines = []
-    for field in msgspec.inspect.type_info(found.Options).fields:  # type: ignore[attr-defined]
+    for field in msgspec.inspect.type_info(found.OPTIONS).fields:  # type: ignore[attr-defined]
         if field.name in GIVEN_BY_FLAGS:
             continue
         made = field.default is msgspec.NODEFAULT and not field.required
@@ -83,7 +82,7 @@ def options_of(found: Pipeline) -> list[OptionLine]:
 
 def parse_options(found: Pipeline, texts: Mapping[str, str], **flags: Any) -> CommonOptions:
     """Options out of the texts of a command line; the error names the option."""
-    kinds = {field.name: field.type for field in msgspec.structs.fields(found.Options)}
+    kinds = {field.name: field.type for field in msgspec.structs.fields(found.OPTIONS)}
     values: dict[str, Any] = dict(flags)
     for name, text in texts.items():
         field = name.replace("-", "_")
@@ -95,7 +94,7 @@ def parse_options(found: Pipeline, texts: Mapping[str, str], **flags: Any) -> Co
     if missing:
         raise InvalidRequest(f"{found.NAME} needs --option {missing[0]}=...")
     try:
-        return msgspec.convert(values, found.Options, strict=False)
+        return msgspec.convert(values, found.OPTIONS, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"options of {found.NAME}: {error}") from None
 

@@ -40,12 +40,12 @@ from tailrace.spark.manifests import (
     staging_folder,
 )
 from tailrace.spark.pipelines import CommonOptions
+from tailrace.spark.pipelines.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tailrace.spark.link import BrokerLink
-    from tailrace.spark.pipelines.progress import Progress
 
 NAME = "archive"
 HELP = "write topics to Parquet files by date, exactly once; mode=archive reads them back"
@@ -65,7 +65,7 @@ HOUR = "lpad(cast((unix_micros(append_time) div 3600000000) % 24 as string), 2, 
 """In UTC, whatever the zone of the session is."""
 
 
-class Options(CommonOptions, frozen=True, kw_only=True):
+class ArchiveOptions(CommonOptions, frozen=True, kw_only=True):
     """Options of `archive`. Several topics have commas between them."""
 
     root: Annotated[str, Meta(description="folder of the archive; executors have to see it")]
@@ -85,6 +85,9 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     ] = False
     interval_s: Annotated[float, Meta(gt=0, description="with --follow: seconds between rounds")] = 60.0
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
+
+
+OPTIONS = ArchiveOptions
 
 
 class Archived(msgspec.Struct, frozen=True):
@@ -112,7 +115,7 @@ class ArchiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[Archived]
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> ArchiveSummary:
+def run(session: SparkSession, options: ArchiveOptions, progress: Progress) -> ArchiveSummary:
     """Archive what is there, or go on until stopped."""
     work = Archiver(session, options, progress)
     topics = list(dict.fromkeys(name.strip() for name in options.topic.split(",") if name.strip()))
@@ -132,7 +135,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> ArchiveS
 class Archiver:
     """An archive at work: rounds of its topics."""
 
-    def __init__(self, session: SparkSession, options: Options, progress: Progress) -> None:
+    def __init__(self, session: SparkSession, options: ArchiveOptions, progress: Progress) -> None:
         from tailrace.spark.link import link_to
         from tailrace.spark.options import read_options
 

@@ -25,12 +25,12 @@ from tailrace.errors import InvalidRequest
 from tailrace.spark.archives import Range, manifest_name, state_folder
 from tailrace.spark.manifests import newest, newest_version, put_version, replace_file
 from tailrace.spark.pipelines import CommonOptions
+from tailrace.spark.pipelines.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tailrace.spark.options import ReadOptions
-    from tailrace.spark.pipelines.progress import Progress
 
 NAME = "backfill"
 HELP = "write an archive, another topic or Parquet files into a topic, in order per key, exactly once"
@@ -40,7 +40,7 @@ RATE_S = 5.0
 TASK_ROWS_MIN = 20_000
 
 
-class Options(CommonOptions, frozen=True, kw_only=True):
+class BackfillOptions(CommonOptions, frozen=True, kw_only=True):
     """Options of `backfill`. `topic` is the one that is written."""
 
     archive: Annotated[str, Meta(description="folder of the archive to read from")] = ""
@@ -60,6 +60,9 @@ class Options(CommonOptions, frozen=True, kw_only=True):
         bool | None, Meta(description="into the partition of the same number; None: when there are as many")
     ] = None
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
+
+
+OPTIONS = BackfillOptions
 
 
 class BackfillChunk(msgspec.Struct, frozen=True):
@@ -114,7 +117,7 @@ def units(chunk: BackfillChunk) -> int:
     return sum(chunk.ends[part] - at for part, at in chunk.starts.items())
 
 
-def chunk_rows(options: Options, row_bytes: float) -> int:
+def chunk_rows(options: BackfillOptions, row_bytes: float) -> int:
     """How many rows a write has at most."""
     rows = min(options.chunk_rows, int(options.chunk_bytes / max(row_bytes, 1.0)))
     if options.rows_per_second:
@@ -130,7 +133,7 @@ def pause_s(rows: int, rows_per_second: float, elapsed_s: float) -> float:
 # -------------------------------------------------------------------------------------------------- running
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> BackfillSummary:
+def run(session: SparkSession, options: BackfillOptions, progress: Progress) -> BackfillSummary:
     """Write what is not written yet."""
     if options.follow:
         raise InvalidRequest("follow: a backfill has an end; `project` follows a topic")
@@ -142,7 +145,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> Backfill
     return _Backfill(session, options, progress, source).run()
 
 
-def backfill_frame(frame: DataFrame, options: Options, progress: Progress) -> BackfillSummary:
+def backfill_frame(frame: DataFrame, options: BackfillOptions, progress: Progress) -> BackfillSummary:
     """Any DataFrame with columns of messages into a topic. Rows of a key are written by `order_by`, all in
     the same chunk. The DataFrame has to give the same rows each time, as one of files does."""
     return _FrameBackfill(frame, options, progress).run()
@@ -151,7 +154,7 @@ def backfill_frame(frame: DataFrame, options: Options, progress: Progress) -> Ba
 class _Writing(ABC):
     """Chunks one after the other: planned, written, noted."""
 
-    def __init__(self, options: Options, progress: Progress, state: str, source: str) -> None:
+    def __init__(self, options: BackfillOptions, progress: Progress, state: str, source: str) -> None:
         from tailrace.spark.link import link_to
         from tailrace.spark.options import write_options
 
@@ -262,7 +265,9 @@ class _Writing(ABC):
 class _Backfill(_Writing):
     """From an archive (and the log behind it), or from another topic."""
 
-    def __init__(self, session: SparkSession, options: Options, progress: Progress, source: str) -> None:
+    def __init__(
+        self, session: SparkSession, options: BackfillOptions, progress: Progress, source: str
+    ) -> None:
         state = options.state
         if not state and options.archive:
             state = f"{options.archive}/{state_folder(source)}/backfill-{quote(options.topic, safe='')}"
@@ -335,7 +340,7 @@ class _Backfill(_Writing):
 class _FrameBackfill(_Writing):
     """From a DataFrame: chunks are the keys with the same remainder of their hash."""
 
-    def __init__(self, frame: DataFrame, options: Options, progress: Progress) -> None:
+    def __init__(self, frame: DataFrame, options: BackfillOptions, progress: Progress) -> None:
         super().__init__(options, progress, options.state, options.parquet or "a DataFrame")
         if options.order_by and "key" not in frame.columns:
             raise InvalidRequest("order_by: orders the rows of a key, and there is no column `key`")

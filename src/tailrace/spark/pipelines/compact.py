@@ -17,11 +17,10 @@ from msgspec import Meta
 
 from tailrace.errors import InvalidRequest
 from tailrace.spark.pipelines import CommonOptions, project
+from tailrace.spark.pipelines.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from tailrace.spark.pipelines.progress import Progress
 
 NAME = "compact"
 HELP = "keep the newest message of every key of a topic, in a Parquet table or in another topic"
@@ -32,7 +31,7 @@ ORDER = ("append_time", "partition", "offset")
 """Columns that say which of two messages of a key is newer."""
 
 
-class Options(CommonOptions, frozen=True, kw_only=True):
+class CompactOptions(CommonOptions, frozen=True, kw_only=True):
     """Options of `compact`; one of table and to_topic."""
 
     table: Annotated[str, Meta(description="folder of the Parquet table; executors have to see it")] = ""
@@ -52,7 +51,10 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> project.ProjectSummary:
+OPTIONS = CompactOptions
+
+
+def run(session: SparkSession, options: CompactOptions, progress: Progress) -> project.ProjectSummary:
     """Bring the table or topic up to date, or keep it so until stopped."""
     if "," in options.topic:
         raise InvalidRequest("topic: one; keys of different topics have nothing to do with each other")
@@ -62,7 +64,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> project.
         rows = min(rows or TOPIC_ROWS_MAX, TOPIC_ROWS_MAX)
     else:
         program, mode = ("newest_with_deleted" if options.keep_deleted else "newest_rows"), "replace"
-    given = project.Options(
+    given = project.ProjectOptions(
         topic=options.topic,
         url=options.url,
         follow=options.follow,

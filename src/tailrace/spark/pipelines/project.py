@@ -23,6 +23,7 @@ from tailrace.core.model.commands import EARLIEST, LATEST, TrimTopic
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.spark.pipelines import CommonOptions
 from tailrace.spark.pipelines.programs import Program
+from tailrace.spark.pipelines.progress import Progress
 from tailrace.spark.pipelines.projections import (
     Offsets,
     Position,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tailrace.spark.link import BrokerLink
-    from tailrace.spark.pipelines.progress import Progress
 
 NAME = "project"
 HELP = "turn a topic of events into a table or a topic, by a function or SQL, incrementally"
@@ -50,7 +50,7 @@ FOLDERS_MAX = 32
 """A table that grew by so many rounds is written as one folder again."""
 
 
-class Options(CommonOptions, frozen=True):
+class ProjectOptions(CommonOptions, frozen=True):
     """Options of `project`; one of function and sql, one of table and to_topic."""
 
     function: Annotated[str, Meta(description="MODULE:FUNCTION from DataFrame(s) to DataFrame")] = ""
@@ -70,6 +70,9 @@ class Options(CommonOptions, frozen=True):
     rows_per_round: Annotated[int, Meta(ge=0, description="events of one round at most; 0: all")] = 1_000_000
     interval_s: Annotated[float, Meta(gt=0, description="with --follow: seconds between looks")] = 10.0
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
+
+
+OPTIONS = ProjectOptions
 
 
 class ProjectSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +96,7 @@ class ResultReach(msgspec.Struct, frozen=True):
     end: int
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> ProjectSummary:
+def run(session: SparkSession, options: ProjectOptions, progress: Progress) -> ProjectSummary:
     """Bring a projection up to date, or keep it so until stopped."""
     _check(options)
     projection = Projection(session, options, progress)
@@ -145,7 +148,7 @@ class RoundPlan(NamedTuple):
 class Projection:
     """A projection at work: one round after another."""
 
-    def __init__(self, session: SparkSession, options: Options, progress: Progress) -> None:
+    def __init__(self, session: SparkSession, options: ProjectOptions, progress: Progress) -> None:
         from tailrace.spark.link import link_to
         from tailrace.spark.options import read_options
 
@@ -330,7 +333,7 @@ class Projection:
         return events.where(reduce(or_, planned))
 
 
-def _check(options: Options) -> None:
+def _check(options: ProjectOptions) -> None:
     if bool(options.function) == bool(options.sql):
         raise InvalidRequest(
             "project needs --option function=MODULE:FUNCTION or --option sql=QUERY, one of them"

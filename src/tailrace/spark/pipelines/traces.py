@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from tailrace.errors import InvalidRequest
 from tailrace.spark.pipelines import CommonOptions
+from tailrace.spark.pipelines.progress import Progress
 from tailrace.spark.pipelines.trace_report import (
     BUCKETS_PER_DOUBLING,
     STAGES,
@@ -39,8 +40,6 @@ from tailrace.spark.pipelines.trace_report import (
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from tailrace.spark.pipelines.progress import Progress
-
 NAME = "traces"
 HELP = "latencies, causes of retries and dead letters, slow consumers and stuck keys, as tables and a report"
 
@@ -52,7 +51,7 @@ BUILDING = ".building-"
 PLACE = ["topic", "partition", "offset"]
 
 
-class Options(CommonOptions, frozen=True, kw_only=True):
+class TraceOptions(CommonOptions, frozen=True, kw_only=True):
     """Options of `traces`."""
 
     out: Annotated[str, Meta(min_length=1, description="folder for the results")]
@@ -64,6 +63,9 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     keep: Annotated[int, Meta(ge=1, description="versions of the result that are kept")] = 3
     interval_s: Annotated[float, Meta(gt=0, description="with --follow: seconds between reports")] = 60.0
     timeout_s: Annotated[float, Meta(gt=0, description="how long a call to the broker may take")] = 30.0
+
+
+OPTIONS = TraceOptions
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +81,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     stuck: list[StuckKey]
 
 
-def run(session: SparkSession, options: Options, progress: Progress) -> TraceSummary:
+def run(session: SparkSession, options: TraceOptions, progress: Progress) -> TraceSummary:
     """Make a report, or one after the other until stopped."""
     check_times(options)
     while True:
@@ -88,7 +90,7 @@ def run(session: SparkSession, options: Options, progress: Progress) -> TraceSum
             return summary
 
 
-def _once(session: SparkSession, options: Options, progress: Progress) -> TraceSummary:
+def _once(session: SparkSession, options: TraceOptions, progress: Progress) -> TraceSummary:
     out = Path(options.out)
     building = out / f"{BUILDING}{uuid.uuid4().hex}"
     building.mkdir(parents=True)
@@ -167,7 +169,7 @@ def versions(out: Path) -> list[int]:
 class Analysis:
     """One look at a topic: the rows that Spark makes of it, and the figures."""
 
-    def __init__(self, session: SparkSession, options: Options, progress: Progress) -> None:
+    def __init__(self, session: SparkSession, options: TraceOptions, progress: Progress) -> None:
         self._session = session
         self._options = options
         self._progress = progress
@@ -460,7 +462,7 @@ def shown(key: bytes) -> str:
     return text[:120] if text.isprintable() else "0x" + key.hex()[:120]
 
 
-def check_times(options: Options) -> None:
+def check_times(options: TraceOptions) -> None:
     """Refuse bounds that are no times before anything runs."""
     for name in ("since", "until"):
         text = getattr(options, name)
