@@ -1,5 +1,7 @@
 """Groups for those who look after them: made, described, paused, reset and deleted."""
 
+import pytest
+
 from tailrace.core.model.commands import (
     EARLIEST,
     LATEST,
@@ -82,6 +84,27 @@ def test_pausing_stops_leases_and_members_are_told() -> None:
     assert group.broker.ask(PauseGroup("g", False)) == Done()
     assert group.beat("a").state == "active"
     assert len(group.lease("a", 0).grants) == 1
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_pause_is_done_when_every_partition_knows_of_it(paused: bool) -> None:
+    group = Members(2)
+    group.join("a")
+    if not paused:
+        group.broker.ask(PauseGroup("g", True))
+    group.broker.threads.holding = True
+    answers = group.broker.submit(PauseGroup("g", paused))
+    group.broker.threads.run_held(1)  # Its coordinator's log; those of the partitions are slow.
+    group.broker.pass_s(4.9)
+    assert answers == []
+    group.broker.pass_s(0.2)
+    ((reply, _),) = answers
+    assert (reply.code, reply.outcome) == ("timeout", "unknown"), "messages may go out as before"
+    group.broker.threads.holding = False
+    group.broker.threads.run_held()
+    group.broker.settle()
+    assert group.beat("a").state == ("paused" if paused else "active"), "it goes on by itself"
+    assert group.broker.ask(PauseGroup("g", paused)) == Done()
 
 
 def test_deleting_a_group_leaves_nothing_behind() -> None:

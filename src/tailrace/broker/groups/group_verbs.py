@@ -346,7 +346,10 @@ class GroupVerbs:
             if isinstance(reply, Refusal):
                 respond(reply, NOTHING)
             else:
-                self.when_settled(request.group, None, lambda settled: respond(Done(), NOTHING))
+                self.when_settled(request.group, None, answer)
+
+        def answer(settled: bool) -> None:
+            respond(Done() if settled else _unsettled(), NOTHING)
 
         self._command(request.group, SetPaused(request.group, request.paused), paused)
 
@@ -370,8 +373,7 @@ class GroupVerbs:
         """Answer with a group that every partition knows by now, or with a timeout."""
         group = self.find(name)
         if group is None or not settled:
-            text = "not every partition has the group as it is now; it goes on by itself"
-            respond(refuse(Timeout(text, outcome="unknown")), NOTHING)
+            respond(_unsettled(), NOTHING)
         else:
             respond(info_of(group, **fields), NOTHING)
 
@@ -491,6 +493,12 @@ def _no_member(group: str, member: str) -> Fenced:
 def _superseded(group: str, member: str) -> Fenced:
     text = f"another consumer has joined group {group!r} as {member[:80]!r}, and has taken over"
     return Fenced(f"{text}: each consumer needs a name of its own", superseded=True)
+
+
+def _unsettled() -> Refusal:
+    """It was decided, and not every partition has heard of it in time."""
+    text = "not every partition has the group as it is now; it goes on by itself"
+    return refuse(Timeout(text, outcome="unknown"))
 
 
 def _stranger(group: str, member: str) -> Refusal:

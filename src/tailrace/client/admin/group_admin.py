@@ -111,7 +111,8 @@ class Groups:
         return Group.of(reply)
 
     async def pause(self, group: str, *, timeout: float | None = None) -> None:
-        """Stop deliveries to the whole group; its members stay."""
+        """Stop deliveries to the whole group; its members stay. When this returns, no partition leases to it
+        any more; after `Timeout` some may still do so, and hear of it by themselves."""
         await ask(self._verbs, PauseGroup(group, True), self._time(timeout))
 
     async def resume(self, group: str, *, timeout: float | None = None) -> None:
