@@ -1,6 +1,6 @@
 """One partition as a pure state machine: `decide` reads and gives facts, `apply` is the only mutator.
 
-A publish is checked in this order, and the first refusal is the answer:
+A publish is checked in this order, and the first step that has an answer gives it:
 
 1. the producer's sequence: a retry gets its first result, whatever else the request says;
 2. limits of the batch and of its rows, and options that the topic does not support;

@@ -1,1 +1,1 @@
-"""Queues on the log: what each group has done with every message, and who gets which next."""
+"""Queues on the log: the state of every message for each group, and which messages a member gets next."""

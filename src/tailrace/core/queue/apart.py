@@ -1,8 +1,9 @@
 """Messages of one group that are set apart, because they may have ended the members that had them.
 
-They are among those that wait (`core.backlog`), and are leased one at a time to members that have nothing
-else, those that were delivered least first. When whole workers die again and again, all that they had is set
-apart: so they lie by the number of their deliveries, and finding the next one costs the same among many.
+These messages wait in the backlog (`core.queue.backlog`), and are leased one at a time to members that hold
+no other message; the least delivered go first. When whole workers die again and again, all messages that they
+held are set apart. So the messages lie by their number of deliveries, and finding the next one costs the same
+among many.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Apart:
         self.clear()
 
     def clear(self) -> None:
-        """None is set apart."""
+        """Forget all spans."""
         self._by_deliveries: dict[int, SpanSet] = {}
         self._by_due: dict[int, int] = {}
-        """How many starve from a time on: then anybody may have them, like all that are due."""
+        """How many messages starve at a time: any member may have those, like all that are due."""
         self.total = 0
 
     def __bool__(self) -> bool:
@@ -32,34 +33,34 @@ class Apart:
 
     @property
     def least(self) -> int | None:
-        """How often those were delivered that were delivered least; None: there are none."""
+        """The lowest number of deliveries; None if no message is set apart."""
         return min(self._by_deliveries, default=None)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Spans, those delivered least first, then by offset. Nothing may change meanwhile."""
+        """Spans, the least delivered first, then by offset. Nothing may change during iteration."""
         for deliveries in sorted(self._by_deliveries):
             yield from self._by_deliveries[deliveries].spans()
 
     def union(self) -> SpanSet:
-        """All of them."""
+        """All spans as one set."""
         found = SpanSet()
         for first, end in self:
             found.add(first, end)
         return found
 
     def starving_after(self, time_us: int) -> int:
-        """How many of them do not starve yet at a time."""
+        """How many messages do not starve yet at a time."""
         return sum(many for due_us, many in self._by_due.items() if due_us > time_us)
 
     def add(self, first: int, end: int, deliveries: int, due_us: int) -> None:
-        """Messages are set apart that are not yet; from `due_us` on they starve."""
+        """Set messages apart that are not yet; from `due_us` on they starve."""
         self._by_deliveries.setdefault(deliveries, SpanSet()).add(first, end)
         self._by_due[due_us] = self._by_due.get(due_us, 0) + end - first
         self.total += end - first
 
     def cut(self, first: int, end: int, deliveries: int, due_us: int) -> None:
-        """Messages with so many deliveries and that due time wait no more; harmless when they were not set
-        apart."""
+        """Messages with this number of deliveries and this due time wait no more; harmless if they were not
+        set apart."""
         spans = self._by_deliveries.get(deliveries)
         if spans is None:
             return

@@ -1,4 +1,4 @@
-"""Checks of what clients send about leases: the first problem, naming the field, or None."""
+"""Checks of clients' commands about leases: the first problem, naming the field, or None."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Checked = Ack | Nack | GiveBack | RejectMessages | Extend | Reopen | SettleOffse
 
 
 def problem_with(command: Checked) -> Refusal | None:
-    """What is wrong with a request."""
+    """Refuse a malformed command."""
     text = None
     if isinstance(command, Ack | GiveBack):
         text = _leases("leases", command.leases)

@@ -1,4 +1,4 @@
-"""What is remembered of the frames of a partition without looking into them: columns and lanes, by run."""
+"""An index of the frames of a partition: their columns and lanes, by run, without opening them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ENTRIES_MAX = 65_536
 REMEMBERED = HAS_KEY | HAS_EXPIRES_AT
 PLAIN_LANE = 1 << PRIORITY_DEFAULT
 LANES_AT = 8
-"""A trait is the columns of a run that matter, and above them a bit for each lane that is in it."""
+"""A trait holds the `REMEMBERED` columns of a run and, above them, a bit for each of its lanes."""
 PLAIN = PLAIN_LANE << LANES_AT
 _PLACES = np.arange(PRIORITY_MAX + 1)
 
 
 class FrameIndex:
-    """Runs of frames that are alike. It may say more than is there, never less: when there are too many runs,
-    neighbours become one."""
+    """Runs of frames with equal traits. The index may claim more than is there, never less: when there are
+    too many runs, neighbours are merged."""
 
     def __init__(self) -> None:
         self._starts = array("Q", (0,))
@@ -37,7 +37,7 @@ class FrameIndex:
         self._recount()
 
     def appended(self, first: int, view: BatchView) -> None:
-        """A batch took its offsets."""
+        """Add an appended batch."""
         trait = (view.columns & REMEMBERED) | PLAIN
         if view.columns & HAS_PRIORITY and view.priorities is not None:
             counts = np.bincount(view.priorities, minlength=PRIORITY_MAX + 1)
@@ -57,11 +57,11 @@ class FrameIndex:
             self._note(trait, end)
 
     def lost(self, end: int) -> None:
-        """What there was up to `end` is lost: nothing is there that could be looked at."""
+        """Messages up to `end` are lost: no frame is there to be opened."""
         self._end = end
 
     def trimmed(self, offset: int) -> None:
-        """Everything below is gone."""
+        """Forget frames below an offset."""
         gone = bisect_right(self._starts, offset) - 1
         if gone > 0:
             del self._starts[:gone], self._traits[:gone]
@@ -103,7 +103,7 @@ class FrameIndex:
         return self._starts.tobytes(), self._traits.tobytes()
 
     def load(self, starts: memoryview, traits: memoryview, end: int) -> None:
-        """The state that a snapshot holds."""
+        """Restore the state from a snapshot."""
         self._starts, self._traits, self._end = array("Q"), array("H"), end
         self._starts.frombytes(starts)
         self._traits.frombytes(traits)
@@ -134,7 +134,7 @@ class FrameIndex:
             self._note(trait, end)
 
     def _coarsen(self) -> None:
-        """Two neighbours each become one, which has what either had."""
+        """Merge runs in pairs; a merged run has the traits of both."""
         starts, traits = array("Q"), array("H")
         for at in range(0, len(self._starts), 2):
             both = self._traits[at] | (self._traits[at + 1] if at + 1 < len(self._traits) else 0)

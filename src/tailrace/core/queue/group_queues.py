@@ -1,4 +1,4 @@
-"""The groups of one partition: every delivery command is decided and every delivery fact applied here."""
+"""The groups of one partition: decides every command on queues, and applies every fact of delivery."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 DONE = Decision(NOTHING, Done())
 Settling = wire.Ack | wire.Nack | wire.GiveBack | wire.RejectMessages | wire.Extend
 ANEW_US = 1
-"""Messages that begin another life do so later than whatever was before, also where the clock stands still: a
-second death has another time than the first, by which they are told apart."""
+"""A reset or redrive is stamped 1 µs later, so that a second dead letter of the same message gets another
+dedup id even if the clock did not move."""
 
 
 class _QueuesHead(msgspec.Struct, frozen=True, array_like=True):
-    """In front of the ledgers of a snapshot."""
+    """The head of the ledgers in a snapshot."""
 
     next_number: int
 
@@ -118,25 +118,25 @@ class GroupQueues:
     # ------------------------------------------------------------------------------------------- questions
 
     def names(self) -> list[str]:
-        """The groups, in the order in which they were enlisted."""
+        """The names of the groups, in the order of enlisting."""
         return list(self._ledgers)
 
     def numbers(self) -> dict[int, str]:
-        """The names of the groups by the numbers that facts know them by."""
+        """The names of the groups by the numbers that facts have for them."""
         return {number: ledger.name for number, ledger in self._by_number.items()}
 
     def policy(self, group: str) -> GroupPolicy | None:
-        """The options of a group; None when it is not here."""
+        """The options of a group; None if it is not here."""
         ledger = self._ledgers.get(group)
         return None if ledger is None else ledger.policy
 
     def id_of(self, group: str) -> int | None:
-        """Which of the groups of that name it is; None when there is none here."""
+        """The id of a group; None if it is not here."""
         ledger = self._ledgers.get(group)
         return None if ledger is None else ledger.id
 
     def grant(self, group: str) -> tuple[str, int] | None:
-        """The member that the partition belongs to and its generation; None when the group is not here."""
+        """The owner of the partition and its generation; None if the group is not here."""
         ledger = self._ledgers.get(group)
         return None if ledger is None else (ledger.member, ledger.generation)
 
@@ -146,50 +146,51 @@ class GroupQueues:
         return ledger is not None and ledger.sharing
 
     def has_leases(self, group: str, member: str) -> bool:
-        """Whether a member has something of this partition in flight."""
+        """Whether a member has messages of this partition in flight."""
         ledger = self._ledgers.get(group)
         return ledger is not None and member in ledger.in_flight
 
     def is_paused(self, group: str) -> bool:
-        """Whether nothing is leased to the group for now."""
+        """Whether leasing is paused for a group."""
         return self._ledgers[group].paused
 
     def committed(self, group: str) -> int | None:
-        """The first unsettled offset; None when the group is not here."""
+        """The first unsettled offset; None if the group is not here."""
         ledger = self._ledgers.get(group)
         return None if ledger is None else ledger.committed()
 
     def holders(self, group: str) -> Collection[str]:
-        """The members that have messages now."""
+        """The members that have messages in flight."""
         ledger = self._ledgers.get(group)
         return () if ledger is None else ledger.in_flight.keys()
 
     def free(self, group: str, end_offset: int, time_us: int) -> int:
-        """How many messages below the committed end may go to somebody now, at the most: some of them may
-        have to wait for others of their key that are in flight."""
+        """How many messages below the committed end may be leased now, at most: some of them may have to wait
+        for others of their key that are in flight."""
         ledger = self._ledgers.get(group)
         return 0 if ledger is None or ledger.paused else ledger.free(end_offset, time_us)
 
     def apart(self, group: str) -> int | None:
-        """How often that message was delivered which is set apart and was delivered least; None: there is
-        none, or nothing is leased now."""
+        """The lowest number of deliveries among messages that are set apart; None if there are none, or the
+        group is paused."""
         ledger = self._ledgers.get(group)
         return None if ledger is None or ledger.paused else ledger.apart.least
 
     def laned(self, group: str) -> bool:
-        """Whether some message that is not settled may have another priority than the default."""
+        """Whether some unsettled message may have another priority than the default."""
         ledger = self._ledgers.get(group)
         return ledger is not None and self.traits.laned(ledger.committed())
 
     def held_back(self, group: str) -> bool:
-        """Whether, since this was asked last, somebody was not given urgent messages because their lane had
-        more than its share."""
+        """Whether, since the last call, a member was refused urgent messages because their lane had more than
+        its share."""
         ledger = self._ledgers.get(group)
         return ledger is not None and ledger.pool is not None and ledger.pool.held_back()
 
     def takers(self, group: str) -> Collection[str]:
-        """Members that could have what others may not, of a key or (with ordering=partition) of a partition
-        of which they have something in flight; of a key only those that were not named before."""
+        """Members that may have messages that others may not: with ordering=partition those with messages of
+        the partition in flight; else those with messages of a key in flight, as far as they were not named
+        before."""
         ledger = self._ledgers.get(group)
         if ledger is None:
             return ()
@@ -198,27 +199,29 @@ class GroupQueues:
         return () if ledger.pool is None else ledger.pool.takers()
 
     def figures(self, group: str) -> dict[str, Any]:
-        """All numbers of a group, for whoever describes it."""
+        """The stats of a group."""
         return figures_of(self._ledgers[group], self._partition.end_offset)
 
     def dying(self, group: str, limit: int) -> list[Dead]:
-        """The lowest messages of a group that have to be brought to the dead letters."""
+        """The first `limit` messages of a group on their way to the dead letters."""
         return dead_of(self._ledgers[group], limit)
 
     def unsettled(self, group: str, offset: int, end: int, limit: int) -> list[int]:
-        """The lowest unsettled messages of a group in [offset, end), flat: all when it is not here."""
+        """The first `limit` unsettled messages of a group in [offset, end), flat; all if the group is not
+        here."""
         ledger = self._ledgers.get(group)
         if ledger is None:
             return [offset, min(end, offset + limit)] if offset < end else []
         return unsettled_of(ledger, offset, end, limit)
 
     def next_due_us(self) -> int | None:
-        """When the next lease is over or the next message becomes available, in any group."""
+        """When the next lease times out or the next message becomes due, in any group."""
         dues = [due for ledger in self._ledgers.values() if (due := ledger.next_due_us()) is not None]
         return min(dues, default=None)
 
     def overdue(self, time_us: int) -> set[tuple[str, str]]:
-        """The groups and members whose leases are over and have not been expired yet."""
+        """The groups and members with leases whose deadline has passed, but which have not been timed out
+        yet."""
         found: set[tuple[str, str]] = set()
         for ledger in self._ledgers.values():
             next_us = ledger.receipts.next_deadline_us()
@@ -230,7 +233,7 @@ class GroupQueues:
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:
-        """What a command leads to. Only `expires_at` is compared with the wall clock."""
+        """Decide a command. Only `expires_at` is compared with the wall clock."""
         time_us = max(now_us, self._partition.append_time_us)
         try:
             if type(command) is inner.LeaseRun:
@@ -303,12 +306,12 @@ class GroupQueues:
         here = [(max(first, start), min(end, end_offset)) for first, end in pairs(command.spans)]
         here = [(first, end) for first, end in here if first < end]
         if any(ledger.backlog.dying.within(first, end) for first, end in here):
-            # Its dead letter may be readable already. Were this a success, the letter would be taken off the
-            # list, and then the message settled.
+            # Its dead letter may be readable already. If this succeeded, the dead letter would be taken off
+            # the list, and then the message would be settled.
             text = "a message is still on its way to the dead letters: try again"
             return Decision(NOTHING, Refusal(Unavailable.code, text, details={"retry_after_ms": 100}))
         known = self._originals.look(flat(here), self._partition.at_hand, keyed=ledger.keyed)
-        # What has expired would not be delivered again: it is as good as gone, unless somebody has it now.
+        # An expired message would not be delivered again: it counts as gone, unless it is leased now.
         for first, end in here if any(expires_us for _, expires_us in known.values()) else ():
             busy = [run[:2] for run in ledger.leased.within(first, end)]
             for one, other in without(first, end, busy):
@@ -392,8 +395,8 @@ class GroupQueues:
         have = ledger.member, ledger.generation, ledger.sharing
         if have == (command.member, command.generation, command.shared):
             return DONE
-        # A reset raises the generation, so nobody may have one yet: then it is free to be given. What one
-        # member has can become shared, and what is shared can become one member's, within a generation.
+        # A reset raises the generation, so no member may have this one yet: then it can be given. Within a
+        # generation, one member's partition can become shared, and a shared one can become one member's.
         same = command.generation == ledger.generation
         if command.generation < ledger.generation or (same and ledger.member and not command.shared):
             text = f"generation {command.generation} of {command.group!r} is over: it is {ledger.generation}"
@@ -447,7 +450,7 @@ class GroupQueues:
         return SettleDecision(ledger, self._lookup(ledger), time_us)
 
     def _queue(self, command: wire.Reopen | wire.SettleOffsets | inner.HoldRun) -> Ledger | Refusal:
-        """The group, whose messages must be settled one by one."""
+        """The ledger of a group that settles its messages one by one, or a refusal."""
         ledger = self._ledgers.get(command.group)
         if ledger is not None and ledger.policy.mode == "stream":
             return Refusal(InvalidRequest.code, f"group {command.group!r} is a stream: it settles nothing")
@@ -465,7 +468,7 @@ class GroupQueues:
     # ----------------------------------------------------------------------------------------------- apply
 
     def apply(self, fact: Any) -> None:
-        """Let a fact happen."""
+        """Apply a fact."""
         if fact.time_us > self._partition.append_time_us:
             self._partition.append_time_us = fact.time_us
         kind = type(fact)
@@ -484,21 +487,21 @@ class GroupQueues:
                 self._lose_again(ledger, fact.time_us)
 
     def find(self, number: int) -> Ledger | None:
-        """A group by its number."""
+        """The ledger of a group by its number."""
         return self._by_number.get(number)
 
     def missing(self, group: str, spans: Sequence[int]) -> list[tuple[int, int]]:
-        """What of spans a group has not settled; of a stream, what is still before it."""
+        """The parts of spans that a group has not settled; of a stream, those that are still ahead of it."""
         ledger = self._ledgers[group]
         return [part for first, end in pairs(spans) if first < end for part in ledger.unsettled(first, end)]
 
     def lost(self, spans: Sequence[int], time_us: int) -> None:
-        """Messages are lost: what was not settled of them counts as collected."""
+        """Messages are lost: unsettled ones among them count as collected."""
         for ledger in self._ledgers.values():
             ledger.lose(spans, time_us)
 
     def _lose_again(self, ledger: Ledger, time_us: int) -> None:
-        """A group that begins, or begins again, before what is lost."""
+        """Apply known losses to a group that begins, or begins again, before them."""
         spans = self._partition.lost.spans
         if spans and spans[-1] > ledger.committed():
             first = ledger.committed()
@@ -519,24 +522,24 @@ class GroupQueues:
             self._flights.count_in(ledger.name, ledger.in_flight)
 
     def count_in(self, flights: Flights) -> None:
-        """From now on messages in flight are part of the sums over all partitions."""
+        """Make messages in flight part of the sums over all partitions, from now on."""
         self._flights = flights
         for ledger in self._ledgers.values():
             flights.count_in(ledger.name, ledger.in_flight)
 
     def count_out(self) -> None:
-        """They are not, any more: this state is not the partition's, or the partition serves nobody."""
+        """Take them out of the sums: this state was replaced, or the partition serves nobody any more."""
         flights, self._flights = self._flights, None
         if flights is not None:
             for ledger in self._ledgers.values():
                 flights.count_out(ledger.name, ledger.in_flight)
 
     def appended(self, fact: facts.Appended) -> None:
-        """More messages are there; the columns that they have are remembered for leasing."""
+        """A batch was appended: remember its columns for leasing."""
         self.traits.appended(fact.base_offset, fact.view)
 
     def trimmed(self, offset: int) -> None:
-        """Everything below an offset is gone: what was not settled there counts as collected."""
+        """The partition was trimmed up to an offset: unsettled messages below it count as collected."""
         self.traits.trimmed(offset)
         for ledger in self._ledgers.values():
             ledger.trimmed(offset)
@@ -544,7 +547,7 @@ class GroupQueues:
     # -------------------------------------------------------------------------------------------- snapshot
 
     def freeze(self) -> Callable[[], list[Buffer]]:
-        """What gives the state as of now for a snapshot, whenever it is called."""
+        """Capture the state now; the returned function encodes it for a snapshot later."""
         small: list[Buffer] = [msgspec.msgpack.encode(_QueuesHead(self._next_number)), *self.traits.buffers()]
         images = [ledger_snapshot.freeze(ledger) for ledger in self._ledgers.values()]
         return lambda: small + [column for image in images for column in image()]
@@ -554,7 +557,7 @@ class GroupQueues:
         return self.freeze()()
 
     def load(self, columns: Sequence[memoryview]) -> None:
-        """The state that a snapshot holds; it may be from before there were groups."""
+        """Restore the state from a snapshot; it may be from before there were groups."""
         if not columns:
             return
         self._next_number = msgspec.msgpack.decode(columns[0], type=_QueuesHead).next_number

@@ -1,4 +1,4 @@
-"""Messages that an operator holds against others while something is done about them, each by its offset."""
+"""Messages that an operator reserves, offset by offset, before they are settled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tailrace.errors import InvalidRequest
 
 
 def hold(ledger: Ledger, command: HoldRun, time_us: int) -> Decision:
-    """Lease those that are free; what the member has already it keeps, so the request may be repeated."""
+    """Lease the free ones of these messages to a member, which keeps those that it has: the request may be
+    repeated."""
     if ledger.policy.ordering != "none":
         text = f"group {command.group!r} keeps an order: its messages are leased, not held one by one"
         return Decision(NOTHING, Refusal(InvalidRequest.code, text))

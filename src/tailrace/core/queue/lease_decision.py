@@ -1,4 +1,4 @@
-"""What a request for messages leads to: who may have how many, and which."""
+"""The decision on a lease request: how many messages the member may have, and which."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tailrace.core.selection.row_selector import RowSelector, Want
 from tailrace.errors import Fenced, InvalidRequest
 
 LEASE_MS_MAX = RANGES["lease_ms"][1]
-"""Of one lease and of extending it: what a group may ask for can also be kept up."""
+"""The longest time of a lease and of an extension: the same as for the option of a group."""
 EXPIRED = "expired"
 
 NOTHING_NOW = Decision(NOTHING, Done())
@@ -31,11 +31,11 @@ NOTHING_NOW = Decision(NOTHING, Done())
 Runs = list[tuple[int, int, int, int]]
 """First, end, deliveries and failures so far, in the order of delivery."""
 Told = tuple[list[tuple[int, int, int, int]], list[int]]
-"""What `RunLeased` says: runs and spans."""
+"""`runs` and `spans` of `RunLeased`."""
 
 
 def fenced(ledger: Ledger, member: str, generation: int) -> Refusal | None:
-    """Why a member may not act for the group now."""
+    """Why a member may not act for the group now; None if it may."""
     if generation == ledger.generation and (ledger.member == member or ledger.sharing):
         return None
     text = f"generation {generation} of {member!r} is over: it is {ledger.generation}"
@@ -66,7 +66,7 @@ class LeaseDecision:
         self._wall_us = wall_us
 
     def decide(self) -> Decision:
-        """Lease what the member may have now, from what is at hand."""
+        """Lease messages that the member may have now, from cached frames."""
         ledger, command, traits = self._ledger, self._command, self._traits
         problem = fenced(ledger, command.member, command.generation) or self._unfit()
         if problem is not None:
@@ -80,9 +80,9 @@ class LeaseDecision:
         if self._is_careful():
             return self._careful(room)
         if ledger.pool is not None and ledger.pool.for_keys and not ledger.divided:
-            ledger.pool = None  # One member has it all again: its keys need no account.
+            ledger.pool = None  # The partition has one member again: keys in flight do not matter.
         if command.above <= PRIORITY_DEFAULT:
-            return NOTHING_NOW  # All have the default priority, or it does not matter.
+            return NOTHING_NOW  # All messages have the default priority, or priority does not matter.
         if command.sharers > 1:
             room = min(room, self._share(ledger.free(command.end_offset, self._time_us)))
         cursor = backlog.cursor
@@ -98,7 +98,7 @@ class LeaseDecision:
         return self._decision(([(cursor, end - cursor, 1, 0)], [cursor, end]), [], [], None)
 
     def _alone(self) -> Decision:
-        """One message that is set apart, of those that order lets go the one that was delivered least."""
+        """Lease one message that is set apart: the least delivered of those that may go by the order."""
         ledger, command = self._ledger, self._command
         ledger.backlog.advance(self._time_us)
         for deliveries, offset, failures, key in ledger.suspects():
@@ -110,7 +110,8 @@ class LeaseDecision:
         return NOTHING_NOW
 
     def _is_first(self, offset: int, key: int) -> bool:
-        """Whether nothing has to go before a message that was delivered before, and nobody has its key."""
+        """Whether no message has to go before this one, which was delivered before, and no member has its
+        key."""
         ledger, backlog = self._ledger, self._ledger.backlog
         if ledger.policy.ordering == "partition":
             return ledger.committed() == offset
@@ -130,8 +131,8 @@ class LeaseDecision:
         return True
 
     def _is_mixed(self, cursor: int) -> bool:
-        """Whether anything else than the next messages of the log may have to go, be passed over or wait.
-        What came back and is not due yet does not matter, unless it holds others."""
+        """Whether any message other than the next ones of the log may have to go, be passed over or wait.
+        Messages that wait and are not due yet do not matter, unless they hold others."""
         backlog = self._ledger.backlog
         if backlog.back:
             backlog.advance(self._time_us)
@@ -146,7 +147,7 @@ class LeaseDecision:
         )
 
     def _share(self, free: int) -> int:
-        """What one of those who wait gets of what is free: at least one."""
+        """The share of one of the waiting members in the free messages: at least one."""
         return max(1, -(-free // self._command.sharers))
 
     # ------------------------------------------------------------------------------------------- who may what
@@ -165,7 +166,7 @@ class LeaseDecision:
         return None if problem is None else Refusal(InvalidRequest.code, problem)
 
     def _room(self) -> int:
-        """How many messages the member may have now."""
+        """How many more messages the member may have now."""
         ledger, policy, member = self._ledger, self._ledger.policy, self._command.member
         if ledger.paused:
             return 0
@@ -179,7 +180,7 @@ class LeaseDecision:
         )
 
     def _is_careful(self) -> bool:
-        """Whether lanes or keys in flight matter: then it has to be chosen message by message."""
+        """Whether lanes or keys in flight matter: then messages are selected row by row."""
         ledger, traits = self._ledger, self._traits
         if ledger.policy.ordering == "partition":
             return False
@@ -203,7 +204,7 @@ class LeaseDecision:
         want = Want(command.member, room, command.bytes_max, command.end_offset, *times, keyed, command.above)
         chosen = ledger.pool.select(want, ledger, self._traits, self._at_hand)
         if command.sharers > 1 and len(chosen.offsets) > 1:
-            # If it found less than it may have, that is all there is for it; else there is more.
+            # If it found fewer than the member may have, there are no more for it; else there may be.
             found = len(chosen.offsets)
             free = found if found < room else max(found, ledger.free(command.end_offset, self._time_us))
             share = self._share(free)
@@ -219,7 +220,7 @@ class LeaseDecision:
         return self._decision(told, chosen.keys, lapsed, chosen.missing)
 
     def _runs(self, offsets: list[int]) -> Runs:
-        """Offsets in the order of delivery as runs with their counters so far."""
+        """Offsets in the order of delivery, as runs with their counters so far."""
         back, runs = self._ledger.backlog.back, Runs()
         first = end = deliveries = failures = -1
         for offset in offsets:
@@ -238,7 +239,7 @@ class LeaseDecision:
     def _decision(
         self, told: Told, keys: list[int], lapsed: list[tuple[int, int]], missing: int | None
     ) -> Decision:
-        """The facts of a selection; `keys` go with the messages in the order of delivery."""
+        """The facts of a selection; `keys` are those of the messages, in the order of delivery."""
         runs, spans = told
         if not runs and not lapsed:
             return NOTHING_NOW if missing is None else Decision(NOTHING, Done(), missing=missing)
@@ -273,7 +274,8 @@ def _told(runs: Runs) -> Told:
 
 
 def _told_fresh(offsets: list[int]) -> Told:
-    """Of messages that were never delivered, at least one. From lanes they come in hundreds of runs."""
+    """`_told` for one or more messages that were never delivered. From lanes they come in hundreds of
+    runs."""
     rows = np.array(offsets, np.int64)
     firsts, ends = _edges(rows)
     runs = list(zip(firsts.tolist(), (ends - firsts).tolist(), repeat(1), repeat(0)))

@@ -1,4 +1,4 @@
-"""A ledger as columns of bytes, for snapshots: the copy is quick, however many messages wait."""
+"""A ledger as columns of bytes, for snapshots: capturing it is quick, however many messages wait."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tailrace.core.queue.ledger import LEASED, Counters, Ledger
 
 EMPTY = Struct("")
 COLUMNS = 16
-"""Buffers a ledger."""
+"""Buffers of one ledger."""
 
 
 class _LedgerHead(msgspec.Struct, frozen=True, array_like=True):
-    """All of a ledger that is small."""
+    """The small state of a ledger."""
 
     number: int
     name: str
@@ -34,11 +34,11 @@ class _LedgerHead(msgspec.Struct, frozen=True, array_like=True):
     id: int = 0
     apart: list[int] = []
     sharing: bool | None = None
-    """None: of a release that shared what the policy said, and nothing else."""
+    """None: written by a release in which the policy alone said whether a partition is shared."""
 
 
 def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
-    """What gives the state of a ledger as of now in `COLUMNS` buffers, whenever it is called."""
+    """Capture the state of a ledger now; the returned function encodes it later, as `COLUMNS` buffers."""
     head = _LedgerHead(
         ledger.number,
         ledger.name,
@@ -60,7 +60,7 @@ def freeze(ledger: Ledger) -> Callable[[], list[Buffer]]:
 
 
 def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
-    """The ledger that an image is of; raises `ValueError`."""
+    """Restore a ledger from its buffers; raises `ValueError`."""
     head = msgspec.msgpack.decode(columns[0], type=_LedgerHead)
     ledger = Ledger(head.number, head.name, head.policy, head.cursor)
     ledger.member, ledger.generation, ledger.paused = head.member, head.generation, head.paused

@@ -1,4 +1,5 @@
-"""What others are told of a ledger: the numbers of its group, and the messages that are to be buried."""
+"""Views of a ledger: the stats of its group, its unsettled messages, and those on their way to dead
+letters."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Dead(msgspec.Struct, frozen=True):
 
 
 def dead_of(ledger: Ledger, limit: int) -> list[Dead]:
-    """The lowest of the messages that are to be buried."""
+    """The first `limit` messages on their way to the dead letters."""
     found: list[Dead] = []
     texts = ledger.texts
     for first, end, value in ledger.backlog.dying:
@@ -38,7 +39,7 @@ def dead_of(ledger: Ledger, limit: int) -> list[Dead]:
 
 
 def unsettled_of(ledger: Ledger, offset: int, end: int, limit: int) -> list[int]:
-    """The lowest unsettled messages in [offset, end), so many at most, as flat spans."""
+    """The first `limit` unsettled messages in [offset, end), as flat spans."""
     backlog = ledger.backlog
     found = [(max(offset, backlog.cursor), end)]
     for runs in (backlog.fresh, ledger.leased, backlog.back, backlog.dying):
@@ -57,7 +58,7 @@ def unsettled_of(ledger: Ledger, offset: int, end: int, limit: int) -> list[int]
 
 
 def figures_of(ledger: Ledger, end_offset: int) -> dict[str, Any]:
-    """All numbers of a group on a partition that ends there."""
+    """The stats of a group on a partition that ends at `end_offset`."""
     backlog = ledger.backlog
     waiting, held, dying = backlog.back.total, backlog.fresh.total, backlog.dying.total
     unseen = max(end_offset - ledger.cursor, 0)

@@ -1,4 +1,5 @@
-"""The keys of messages, as far as somebody has to know them: from the facts, or else from the frames."""
+"""Keys and expiry times of messages, for decisions that need them: from the facts, or else from the
+frames."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tailrace.core.queue.ledger import Ledger
 
 
 class FrameMissing(Exception):
-    """A decision needs a frame that is not at hand; it is made again when it is."""
+    """A decision needs a frame that is not cached; it is made again when the frame is."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"the frame of offset {offset} is not at hand")
@@ -20,7 +21,7 @@ class FrameMissing(Exception):
 
 
 def key_at(at_hand: CachedFrames, offset: int) -> int:
-    """The key of one message, 0: none."""
+    """The key of one message; 0: none."""
     frame = at_hand.columns(offset)
     if frame is None:
         raise FrameMissing(offset)
@@ -28,7 +29,7 @@ def key_at(at_hand: CachedFrames, offset: int) -> int:
 
 
 class KeyLookup:
-    """Keys for one decision about one group; nothing is looked up where order does not go by key."""
+    """Keys for one decision about one group. Nothing is looked up if the group is not ordered by key."""
 
     def __init__(self, ledger: Ledger, traits: FrameIndex, at_hand: CachedFrames) -> None:
         self._ledger = ledger
@@ -36,7 +37,7 @@ class KeyLookup:
         self._at_hand = at_hand
 
     def of_spans(self, spans: Sequence[int]) -> dict[int, int]:
-        """The keys of messages by offset, without those that have none."""
+        """Keys by offset, without messages that have none."""
         found: dict[int, int] = {}
         if not self._ledger.keyed:
             return found
@@ -55,9 +56,9 @@ class KeyLookup:
         return found
 
     def of_lease(self, lease: LiveLease) -> dict[int, int]:
-        """The keys of what a lease still has, or more. What was found in frames is kept as long as the lease
-        lives, so that a decision about many leases gets there, even if their frames are never at hand
-        together."""
+        """Keys by offset of the messages that a lease still has, or of more. Keys found in frames are kept as
+        long as the lease lives, so that a decision about many leases succeeds even if their frames are never
+        cached together."""
         known = self._ledger.keys_of_lease.get(lease.id)
         if known is None:
             if lease.keys:
@@ -70,7 +71,7 @@ class KeyLookup:
         return known
 
     def row(self, known: dict[int, int], spans: Sequence[int]) -> list[int]:
-        """Keys as facts have them: one for each message, or nothing when none has one."""
+        """Keys as facts have them: one for each message, or none at all if no message has a key."""
         if not known:
             return []
         keys = [known.get(offset, 0) for first, end in pairs(spans) for offset in range(first, end)]
@@ -78,16 +79,16 @@ class KeyLookup:
 
 
 class RowLookup:
-    """Rows found in frames. They are kept until the decision is made, so that it gets there even if the
-    frames are never at hand together."""
+    """Rows found in frames. They are kept until the decision is made, so that it succeeds even if the frames
+    are never cached together."""
 
     def __init__(self, traits: FrameIndex) -> None:
         self._traits = traits
         self._found: dict[int, tuple[int, int]] = {}
 
     def look(self, spans: Sequence[int], at_hand: CachedFrames, *, keyed: bool) -> dict[int, tuple[int, int]]:
-        """Key (0: none) and expiry (0: never) by offset; what is not there has neither, or no key that
-        matters."""
+        """Key (0: none) and expiry (0: never) by offset. An offset that is left out has neither, or no key
+        that matters."""
         wanted = HAS_EXPIRES_AT | (HAS_KEY if keyed else 0)
         for first, end in pairs(spans):
             if not self._traits.columns(first, end) & wanted:

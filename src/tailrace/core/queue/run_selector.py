@@ -1,9 +1,10 @@
-"""Which messages a member gets next where no lanes and no keys of several members matter.
+"""The messages that a member gets next, run by run, where neither lanes nor keys of several members matter.
 
-First what was delivered before and is due, then what was never delivered, each in offset order; with
-ordering=partition everything in offset order, and nothing past a message that waits or is dying. Where
-messages of one key keep their order, those whose key is held back are set aside when they are met. Only
-what is at hand is taken: the first frame that is not ends the selection, so that nothing is overtaken unseen.
+Messages that were delivered before and are due go first, then those never delivered, each in offset order.
+With ordering=partition all go in offset order, and none passes a message that waits or is dying. If messages
+of a key keep their order, those whose key is held back are set aside when selection meets them (see
+`core.queue.backlog`, which has an example). Only messages in cached frames are taken: the first frame that is
+not cached ends the selection, so that no message is overtaken unseen.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from tailrace.core.queue.ledger import Ledger
 RETRY, NEW, AHEAD = range(3)
 
 Candidate = tuple[int, int, int, int, int, int]
-"""First, end, kind, deliveries and failures so far, key (known for retries only)."""
+"""First, end, kind, deliveries and failures so far, key (known only for retries)."""
 
 
 class RunSelector:
-    """One selection: `runs` (first, end, deliveries, failures) in the order of delivery, `lapsed` offsets
-    with their keys (0: none), and the frame that is `missing` before there can be more."""
+    """One selection: `runs` (first, end, deliveries, failures) in the order of delivery, `lapsed` offsets of
+    expired messages with their keys (0: none), and the offset of a `missing` frame without which there cannot
+    be more."""
 
     def __init__(
         self, ledger: Ledger, traits: FrameIndex, at_hand: CachedFrames, time_us: int, wall_us: int
@@ -38,11 +40,12 @@ class RunSelector:
         self._to_dead_letters = ledger.policy.expired_to_dlq
         self._looks_at_keys = ledger.keyed and bool(ledger.backlog.blockers or self._to_dead_letters)
         self._dead_keys: set[int] = set()
-        """Keys of messages that begin to die in this very decision: they hold theirs from now on."""
+        """Keys of messages that this very decision sends to the dead letters: these keys are held from now
+        on."""
         self._gone: dict[int, int] = {}
-        """By key, how many of the messages that held it back leave in this very decision."""
+        """By key: how many of the messages that held it back are leased by this very decision."""
         self._released: set[int] = set()
-        """Keys that nothing holds back after that."""
+        """Keys that no message holds back after that."""
         self._held: list[tuple[int, int]] = []
         self._count_left = 0
         self._bytes_left = 0
@@ -66,14 +69,14 @@ class RunSelector:
             backlog.scan(scanned, self._held)
 
     def only(self, offset: int, deliveries: int, failures: int, key: int, bytes_max: int) -> None:
-        """The same with one message that was delivered before."""
+        """Select one message that was delivered before."""
         self._count_left, self._bytes_left = 1, bytes_max
         self._go_through((offset, offset + 1, RETRY, deliveries, failures, key))
 
     # -------------------------------------------------------------------------------------------- candidates
 
     def _by_turn(self, end_offset: int) -> Iterator[Candidate]:
-        """Retries, then what was never delivered (what was opened again is among it, by offset)."""
+        """Retries, then messages never delivered, with redriven ones among them, by offset."""
         backlog = self._ledger.backlog
         if backlog.ready:
             for first, end in backlog.ready.spans():
@@ -99,7 +102,7 @@ class RunSelector:
                 yield start, stop, RETRY, 0, 0, BACK.unpack(value)[6]
 
     def _freed(self) -> list[Candidate]:
-        """What was set aside for keys that nothing holds back any more."""
+        """Messages that were set aside for keys that no message holds back any more."""
         backlog = self._ledger.backlog
         return sorted(
             (offset, offset + 1, NEW, 0, 0, 0)
@@ -109,7 +112,7 @@ class RunSelector:
         )
 
     def _in_line(self, end_offset: int) -> Iterator[Candidate]:
-        """Everything in offset order, up to what may not be passed."""
+        """All messages in offset order, up to the first that must not be passed."""
         backlog = self._ledger.backlog
         limit = end_offset if backlog.dying.first is None else backlog.dying.first
         for first, end, value in merge(backlog.back, backlog.fresh):
@@ -128,7 +131,8 @@ class RunSelector:
     # --------------------------------------------------------------------------------------------- looking
 
     def _go_through(self, candidate: Candidate) -> int:
-        """Take what can be taken of a candidate; how far it came. Short of its end, that is all."""
+        """Take messages of a candidate; return how far selection came. If that is not the candidate's end,
+        the selection is over."""
         at, end, kind, deliveries, _, key = candidate
         if kind == RETRY and not deliveries and key and self._older_is_held(key, at):
             return end
@@ -155,7 +159,7 @@ class RunSelector:
         return at
 
     def _plain(self, first: int, end: int, kind: int, key: int) -> bool:
-        """Whether nothing has to be known of the rows."""
+        """Whether the rows can be taken without looking at their columns."""
         columns = self._traits.columns(first, end)
         if columns & HAS_EXPIRES_AT:
             return False
@@ -164,7 +168,7 @@ class RunSelector:
         return not (columns & HAS_KEY and self._looks_at_keys)
 
     def _look(self, first: int, end: int, candidate: Candidate) -> int:
-        """Sort out the rows of one frame, one by one; returns to where it came."""
+        """Check the rows of one frame, one by one; return how far selection came."""
         _, _, kind, _, _, key = candidate
         frame = self._at_hand.columns(first)
         assert frame is not None, f"{first} is in reach and not at hand"
@@ -206,7 +210,7 @@ class RunSelector:
         return end
 
     def _waits(self, key: int, offset: int, kind: int) -> bool:
-        """Whether a message has to wait for its key; one that was never delivered is set aside then."""
+        """Whether a message has to wait for its key; then one that was never delivered is set aside."""
         if key in self._dead_keys:
             return True
         if kind == RETRY or key in self._released or not self._ledger.backlog.waits_behind(key, offset):
@@ -215,7 +219,7 @@ class RunSelector:
         return True
 
     def _older_is_held(self, key: int, offset: int) -> bool:
-        """Whether a message that was opened again has to wait for one of its key that was set aside."""
+        """Whether a redriven message has to wait for an older one of its key that was set aside."""
         backlog = self._ledger.backlog
         if any(older < offset and older in backlog.fresh for older in backlog.held.get(key, ())):
             return True
@@ -239,5 +243,5 @@ class RunSelector:
         self.runs.append((first, end, deliveries, failures))
 
     def _charge(self, frame: Columns, rows: int) -> None:
-        """Count the bytes of rows, as if all of a frame had one size."""
+        """Count the bytes of rows, by the average size of a row of their frame."""
         self._bytes_left -= frame.nbytes * rows // (frame.end_offset - frame.base_offset)

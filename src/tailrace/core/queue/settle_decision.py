@@ -1,12 +1,17 @@
-"""What becomes of leased messages: ack, nack, reject, extend, expiry, and members that are gone.
+"""Decisions on leased messages: ack, nack, reject, extend, time-out, and members that are gone.
 
-A message dies when its `max_attempts`-th failure is known, or when its `max_deliveries`-th delivery ends
-without an ack: by a nack or an expiry, or because its member is gone. What no handler got is given back
-*unstarted*, which undoes the delivery. Messages that go back only because one before them of their key does
-are counted, for their holder may have begun with them, and do not die of it.
+A message goes to the dead letters at its `max_attempts`-th failure, or when its `max_deliveries`-th delivery
+ends without an ack: by a nack, a time-out, or the end of its member. Messages that no handler got are given
+back *unstarted*, which undoes the delivery. Messages that go back only because an earlier one of their key
+does keep their delivery, because their holder may have begun with them, but do not become dead letters by it.
 
-A receipt is good for what its lease still holds, until the deadline, whether or not anybody has looked at the
-clock since. What was settled through it before is no harm; everything else is lost.
+A receipt is valid for the messages that its lease still holds, until the deadline: then the lease is over,
+even if no `ExpireLeases` was decided yet. Messages that were settled through the same lease before may be
+settled again; all others are lost.
+
+    lease 7 was of 0-99. 0-39 are acked through it, 60-99 were given back: it still holds 40-59.
+    ack (7, [30, 50])    40-49 are settled now, 30-39 were settled before: nothing is lost
+    ack (7, [50, 70])    50-59 are settled now; 60-69 are lost
 """
 
 from __future__ import annotations
@@ -34,9 +39,9 @@ EXPIRY = "the lease expired"
 MEMBER_GONE = "the member that had it was gone, or lost the partition"
 RETURNED = "it was given back"
 TOGETHER_MAX = 3
-"""So often a delivery may end with its member before the message is suspected."""
+"""From this delivery on, a message whose member ends with it is suspected and set apart."""
 FOREVER = 1 << 62
-"""Why a message dies that was delivered too often; a nack tells its own error."""
+"""No limit of deliveries or attempts."""
 
 Lost = list[tuple[int, list[int]]]
 Left = list[tuple[int, int, int, int]]
@@ -54,7 +59,7 @@ class SettleDecision:
     # ----------------------------------------------------------------------------------------- with receipts
 
     def ack(self, command: Ack) -> Decision:
-        """Settle."""
+        """Settle messages."""
         good: list[tuple[int, list[int]]] = []
         lost: Lost = []
         ledger = self._ledger
@@ -84,7 +89,7 @@ class SettleDecision:
         return many == count(spans) and all(LEASED.unpack(value)[0] == number for value in values)
 
     def nack(self, command: Nack) -> Decision:
-        """Give back, as a failure or not."""
+        """Give messages back, as a failure or not."""
         pieces, stale = self._sort_out(command.lease, command.spans)
         reply = Settled([(command.lease, stale)] if stale else [])
         if not pieces:
@@ -116,12 +121,12 @@ class SettleDecision:
         return Decision(tuple(facts), reply, soft=not (command.failure or worn))
 
     def give_back_unstarted(self, command: GiveBack) -> Decision:
-        """Give back what no handler was given."""
+        """Give back messages that no handler has got."""
         spans, lost = self._still_held(command.leases)
         return self._untouched(spans, Settled(lost))
 
     def _untouched(self, spans: list[int], reply: Settled) -> Decision:
-        """Messages that no handler was given leave their leases, and later ones of their keys with them."""
+        """Give back messages that no handler has got, and later ones of their keys with them."""
         if not spans:
             return Decision(NOTHING, reply)
         known: dict[int, int] = {}
@@ -136,7 +141,7 @@ class SettleDecision:
 
     @staticmethod
     def _apart(spans: list[int], leases: Sequence[tuple[int, list[int]]]) -> tuple[list[int], list[int]]:
-        """Which of these messages some handler was given, and the others."""
+        """Split messages into those that some handler has got and the others."""
         if not (spans and leases):
             return [], spans
         started = SpanSet()
@@ -148,7 +153,8 @@ class SettleDecision:
         return flat(mine), flat(rest)
 
     def _still_held(self, leases: Sequence[tuple[int, list[int]]]) -> tuple[list[int], Lost]:
-        """What of (lease, spans) pairs these leases still hold, ascending, and where they are stale."""
+        """The messages of (lease, spans) pairs that these leases still hold, ascending, and the stale
+        receipts."""
         held: list[tuple[int, int]] = []
         lost: Lost = []
         for number, spans in leases:
@@ -162,7 +168,7 @@ class SettleDecision:
         return flat(found.spans()), lost
 
     def reject(self, command: RejectMessages) -> Decision:
-        """Send to the dead letters."""
+        """Send messages to the dead letters."""
         pieces, stale = self._sort_out(command.lease, command.spans)
         reply = Settled([(command.lease, stale)] if stale else [])
         if not pieces:
@@ -174,7 +180,7 @@ class SettleDecision:
         return Decision((fact,), reply)
 
     def extend(self, command: Extend) -> Decision:
-        """Move deadlines; a lease that was settled to the end needs none."""
+        """Move deadlines; a lease whose messages are all settled needs none."""
         receipts = self._ledger.receipts
         deadline_us = self._time_us + command.lease_ms * 1000
         good, lost = [], []
@@ -191,7 +197,7 @@ class SettleDecision:
         return Decision((fact,), reply, soft=True)
 
     def _sort_out(self, number: int, spans: list[int]) -> tuple[Left, list[int]]:
-        """What of the spans a receipt is good for, and the spans for which it is stale."""
+        """The runs for which receipts are valid, and the spans for which they are stale."""
         ledger = self._ledger
         receipts = ledger.receipts
         lease = receipts.live.get(number)
@@ -223,7 +229,7 @@ class SettleDecision:
     # -------------------------------------------------------------------------------------- without receipts
 
     def expire(self) -> tuple[Fact, ...]:
-        """Leases whose deadline is over."""
+        """Time out leases whose deadline has passed."""
         ledger, time_us = self._ledger, self._time_us
         ledger.backlog.advance(time_us)
         next_us = ledger.receipts.next_deadline_us()
@@ -259,8 +265,9 @@ class SettleDecision:
     def give_back(
         self, leases: Iterable[LiveLease], error: str = "", *, ended: bool = True
     ) -> tuple[Fact, ...]:
-        """Everything that these leases hold, without a failure. With an error their holder had them and is
-        gone, or lost them; without, it never got them. `ended`: perhaps because of one of them."""
+        """Give back all messages of these leases without a failure. With an error, their holder had them and
+        is gone, or lost them; without one, it never got them. `ended`: one of them may have ended the
+        holder."""
         left = sorted(piece for lease in leases for piece in self._ledger.left_of(lease))
         if not left:
             return ()
@@ -273,7 +280,7 @@ class SettleDecision:
     # --------------------------------------------------------------------------------------------- internals
 
     def _bury(self, pieces: Left, known: dict[int, int], error: str, facts: list[Fact]) -> Left:
-        """Those that have failed often enough die; the others."""
+        """Send messages that have failed too often to the dead letters; return the others."""
         last = self._ledger.policy.max_attempts - 1
         dying = flat([(first, end) for first, end, _, failures in pieces if failures >= last])
         if dying:
@@ -282,16 +289,16 @@ class SettleDecision:
         return [piece for piece in pieces if piece[3] < last]
 
     def _wear_out(self, pieces: Left, error: str) -> list[Fact]:
-        """Those that were delivered often enough die. They have left their leases by the fact before: so the
-        end of the last delivery is counted and told like that of any other."""
+        """Send messages that were delivered too often to the dead letters. They have left their leases by the
+        fact before, so the end of the last delivery is recorded like that of any other."""
         limit = self._ledger.policy.max_deliveries
         dying = flat([(first, end) for first, end, deliveries, _ in pieces if 0 < limit <= deliveries])
         return [Dying(self._ledger.number, dying, MAX_DELIVERIES, self._time_us, error)] if dying else []
 
     def _suspects(self, pieces: Left, failed: int = 0) -> list[int]:
-        """Messages that may have ended their member, or were only held by it when it ended: from the third
-        time on, or when one more would be their death, each is leased alone, so that none of them dies for
-        another. The spans of those that live on."""
+        """Spans of messages that may have ended their member, or were only held by it when it ended. From the
+        third delivery on, or when one more would be the last, each is leased alone, so that none becomes a
+        dead letter because of another. Messages that become dead letters now are left out."""
         policy = self._ledger.policy
         most = policy.max_deliveries or FOREVER
         spans = []
@@ -323,7 +330,7 @@ class SettleDecision:
         }
 
     def _later(self, failed: Sequence[int], known: dict[int, int], gone: SpanSet) -> list[int]:
-        """Leased messages that have to come back with those that failed, because they come after them."""
+        """Leased messages that have to come back with those that failed, because they come later in order."""
         ledger = self._ledger
         if ledger.policy.ordering == "partition":
             return flat(
@@ -356,7 +363,7 @@ class SettleDecision:
 
 
 def all_lost(command: Ack | Nack | GiveBack | RejectMessages | Extend, time_us: int) -> Settled | Extended:
-    """The group is gone, and all receipts with it."""
+    """The reply if the group is gone, and all receipts with it."""
     if isinstance(command, Ack | GiveBack):
         return Settled(list(command.leases))
     if isinstance(command, Extend):

@@ -1,1 +1,1 @@
-"""The history of messages, as a fold over facts."""
+"""The history of messages: a fold over facts."""

@@ -1,8 +1,8 @@
-"""The life of messages as a fold over the facts that name them: there is no second store of traces.
+"""The history of messages as a fold over the facts that name them: there is no second store of traces.
 
 `MessageHistory` is one message, `MessageHistories` the messages that are followed through the log of one
-partition. Facts come in the order of the log; each adds an event to the lives that it concerns and changes
-where they stand for a group:
+partition. Facts come in the order of the log. Each fact adds an event to the messages that it concerns, and
+changes their status for a group:
 
     free ──delivered──▶ leased ──acked──▶ settled ──redriven──▶ free
      ▲                    │ ├──nacked──▶ waiting (until it is delivered again)
@@ -36,19 +36,19 @@ STATUSES = (
     MIXED,
 )
 EVENTS_MAX = 500
-"""Of one message: a message that is delivered for ever must not fill the memory of who asks for its life."""
+"""Events kept of one message: a message that is delivered for ever must not fill the memory."""
 
 TEXT_MAX = 300
-"""Characters of an error that an event shows."""
+"""Characters of an error in an event."""
 
 _APPLIED = ("applied", "scheduled")
-"""What becomes of a staged message when its version is applied."""
+"""Events of a staged message whose version is applied."""
 
 Event = dict[str, Any]
 
 
 class GroupStatus:
-    """Where a message stands for one group."""
+    """The status of a message for one group."""
 
     __slots__ = ("deliveries", "failures", "lease", "status")
 
@@ -60,7 +60,7 @@ class GroupStatus:
 
 
 class MessageHistory:
-    """One message: what is known of it, what happened to it, and where it stands for each group."""
+    """One message: its fields, its events, and its status for each group."""
 
     def __init__(
         self, known: dict[str, Any], *, offset: int | None, ref: int = -1, attempt: int = -1
@@ -69,18 +69,18 @@ class MessageHistory:
         """Fields for the answer: partition, id, key, …"""
         self.offset = offset
         self.ref = ref
-        """Of a delayed message: entry << 20 | row of its scheduled frame."""
+        """The ref of a delayed message: entry << 20 | row in its scheduled frame."""
         self.attempt = attempt
-        """Of a staged message: the number of its attempt."""
+        """The number of the attempt of a staged message."""
         self.events: list[Event] = []
         self.standings: dict[int, GroupStatus] = {}
         self.state = ""
-        """What holds for all groups: scheduled, cancelled, staged, dropped, collected; else empty."""
+        """A status for all groups: scheduled, cancelled, staged, dropped, collected; else empty."""
         self.cut = False
-        """Whether it has had more events than are kept."""
+        """Whether the message has had more events than are kept."""
 
     def event(self, time_us: int | None, what: str, **more: Any) -> None:
-        """Something happened, at a time that may be unknown; what else is empty is left out."""
+        """Add an event, at a time that may be unknown; empty details are left out."""
         if len(self.events) >= EVENTS_MAX:
             self.cut = True
             return
@@ -89,7 +89,7 @@ class MessageHistory:
         )
 
     def status(self) -> str:
-        """One word for all groups; "mixed" where they differ."""
+        """The status for all groups; "mixed" if they differ."""
         if self.state:
             return self.state
         found = {standing.status for standing in self.standings.values()}
@@ -99,7 +99,7 @@ class MessageHistory:
 
 
 class MessageHistories:
-    """The messages that are followed through one log. `names` are those of groups by number, as of now."""
+    """The messages that are followed through one log. `names` are the present names of groups by number."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self.names = dict(names)
@@ -107,9 +107,9 @@ class MessageHistories:
         self._offsets: list[int] = []
         self._by_offset: dict[int, MessageHistory] = {}
         self._members: dict[tuple[int, int], str] = {}
-        """By group and lease; only of leases that hold one of the lives."""
+        """Members by group and lease; only of leases with a message that is followed."""
         self._leases: dict[tuple[int, int], list[MessageHistory]] = {}
-        """Whom a lease was given; those whose standing names another one have left it."""
+        """Messages by group and lease; a message whose status names another lease has left this one."""
         self._do: dict[type, Callable[[Any], None]] = {
             f.Enlisted: self._enlisted,
             f.Delisted: self._delisted,
@@ -148,15 +148,16 @@ class MessageHistories:
         self._by_offset[offset] = life
 
     def concerns(self, base: int, end: int) -> bool:
-        """Whether facts about the offsets [base, end) may be about one of the lives; an empty range: any."""
+        """Whether facts about the offsets [base, end) may concern a message that is followed; an empty range:
+        all offsets."""
         if base >= end:
             return bool(self.lives)
         at = bisect_left(self._offsets, base)
         return at < len(self._offsets) and self._offsets[at] < end
 
     def apply(self, fact: Any, time_us: int) -> None:
-        """Take a fact; `time_us` is that of its frame, for facts that have no time of their own: trims. Logs
-        of older releases have 0 there; when they were trimmed is not known."""
+        """Apply a fact. `time_us` is the time of its frame, for trims, which have no time of their own. In
+        logs of older releases it is 0: the time of the trim is not known."""
         if isinstance(fact, f.Trimmed):
             self._trimmed(fact.offset, time_us or None)
             return
@@ -165,8 +166,8 @@ class MessageHistories:
             do(fact)
 
     def finish(self, committed: dict[int, int]) -> None:
-        """Where messages stand for groups that never touched them, by the first offset that each group has
-        not settled."""
+        """Set the status for groups without a fact about a message, by the first unsettled offset of each
+        group."""
         for life in self.lives:
             for group, first in committed.items():
                 if life.offset is not None and group not in life.standings:
@@ -188,7 +189,7 @@ class MessageHistories:
             yield life, self._standing(life, fact.group)
 
     def _held(self, group: int, leases: Iterable[int]) -> Iterator[tuple[MessageHistory, GroupStatus]]:
-        """Lives that are under these leases of a group."""
+        """Messages that these leases of a group hold."""
         for lease in leases:
             for life in self._leases.get((group, lease), ()):
                 standing = life.standings.get(group)
@@ -203,11 +204,11 @@ class MessageHistories:
         return standing
 
     def name(self, group: int) -> str:
-        """Name of a group; its number where nothing that is left in the log tells the name."""
+        """The name of a group; its number if the rest of the log does not have the name."""
         return self.names.get(group, f"#{group}")
 
     def _leave(self, group: int, standing: GroupStatus, status: str) -> str:
-        """Out of its lease, if it was in one; returns the member that had it."""
+        """Take a message out of its lease, if it is in one; return the member that had it."""
         member = self._members.get((group, standing.lease), "")
         standing.lease, standing.status = 0, status
         return member
@@ -395,7 +396,7 @@ class MessageHistories:
 
 
 def _places(fact: f.Buried) -> dict[int, tuple[int, int]]:
-    """Where each offset of the fact went: one (partition, offset) for each, in order."""
+    """The dead letter of each offset of the fact, as (partition, offset)."""
     places = fact.places
     offsets = [
         offset
