@@ -1,20 +1,33 @@
 """The log of a partition in segment files: one vectored write per append, group sync, never a silent cut.
 
-The order of steps is the safety argument. An append is durable when its bytes are synced in a file whose name
-is synced in its folder. Rolling syncs the old segment before the new file exists, so a segment with a
-successor is durable as a whole. Whatever takes bytes away (truncating, cutting a torn tail) first lowers the
-durable mark, then cuts, then syncs the cut, so that stale bytes can neither come back nor be missed.
+    00000000000000000000.log  .idx  .keys    sealed: entries 0 to 41, with its sparse index and its keys
+    00000000000000000042.log                 active: entries from 42 on
+    durable                                  the mark: synced up to position 8192 of the segment 42
+    snapshot-00000000000000000030.snap       the state as of entry 30; the two newest are kept
 
-Two threads work on a log: one appends, and another one may `flush` beside it. A sync that fails fences the
-log (see `log_folder`). Whoever syncs, cuts, removes or changes the active file holds the lock and looks at
-the fence when it has the lock, not before: otherwise it would sync the same file again, and the kernel would
-call that a success. An append writes without the lock. It is refused with outcome `none` as long as nothing
-of it is written, or when what was written was cut off again durably; everything later is `unknown`, also when
-it was the other thread whose sync failed.
+An append writes a barrier and its frames behind the last byte of the active segment. The order of steps is
+the safety argument; an arrow means that what stands before it is durable first:
 
-Opening reads what the disk holds, not what the page cache shows: first the cache of everything that no sync
-proves is dropped, then the log is read and judged, then what no sync proves is written again and synced, then
-the mark says so. Dropping is advice, and pages in use stay; that is why writing again is needed too.
+    append    the name of the file ──▶ the barrier and the frames ──▶ a reply that promises a sync
+    roll      the active segment ──▶ its index ──▶ the new file and its name ──▶ a mark that names it
+    cut       a lower mark, in both slots ──▶ the cut
+    trim      a higher "first segment" in the mark ──▶ files go, oldest first, each durably
+
+So a segment with a successor is durable as a whole; stale bytes behind a cut can neither come back nor be
+missed; and a crash in the middle of a trim leaves no gap.
+
+*Two threads* work on a log: one appends, and another one may `flush` beside it. A sync that fails fences the
+log (`log_folder`). Code that syncs, cuts, removes or changes the active file holds the lock, and looks at the
+fence when it has the lock, not before: otherwise it would sync the same file again, and the kernel would call
+that a success. An append writes without the lock. When it fails:
+
+    the write fails, its bytes are cut off durably     outcome `none`: the log is as it was
+    the write fails, and the cut or its sync as well   outcome `unknown`, and the log is fenced
+    the sync fails, also that of the other thread      outcome `unknown`, and the log is fenced
+
+*Opening* reads what the disk holds, not what the page cache shows: the cache of everything that no sync
+proves is dropped; the log is read and judged (`opening`); what no sync proves is written again and synced,
+because dropping a cache is only advice; then the mark says so.
 """
 
 from __future__ import annotations
@@ -50,13 +63,13 @@ from tailrace.storage.snapshots import KEPT, SnapshotShelf
 SEGMENT_BYTES = 64 * 1024 * 1024
 MARK_INTERVAL_US = 1_000_000
 CACHED_SEGMENTS = 4
-"""Sealed segments further back than this are not worth the memory that caches them: readers at the end are
-served from the hot tail, and those far behind read whole segments anyway."""
+"""Newest segments that may stay in the page cache. Readers at the end are served from the hot tail, and
+readers far behind read whole segments anyway."""
 
 
 class FileLog:
-    """See `PartitionLog`; the port is the contract. Entry indexes and offsets of appended frames must follow
-    on."""
+    """See `PartitionLog`, which is the contract. Entries and offsets of appended frames must continue those
+    of the log."""
 
     def __init__(
         self,
@@ -73,7 +86,7 @@ class FileLog:
         self._folder = LogFolder(disk, folder, clock)
         self._reader = LogReader(disk, folder, self._found)
         self._flushing = threading.Lock()
-        """Held by whoever syncs the active file, closes it, removes files, or changes which one is active."""
+        """Held to sync or close the active file, to remove files, or to change which file is active."""
         self._key_search = KeySearch(self._reader, self._folder, self._flushing)
         self._tell: Callable[[Corrupt], None] = lambda error: None
         self._segment_bytes = segment_bytes
@@ -90,7 +103,7 @@ class FileLog:
         self._end_entry = 0
         self._end_offset = 0
         self._synced = 0
-        """Position in the active segment up to which it is known to be on the disk."""
+        """Position in the active segment up to which its bytes are known to be on the disk."""
         self._allocated = 0
         self._snapshots = SnapshotShelf(self._folder)
 
@@ -143,8 +156,8 @@ class FileLog:
         self._settle(self._active, opened)
 
     def _tidy(self, opened: Opened) -> None:
-        """Remove what an interrupted step left: temporary files, stale indexes, a note whose damage is
-        gone."""
+        """Remove leftovers of an interrupted step: temporary files, stale indexes, a note about damage that
+        is gone."""
         sealed = {segment.index_name for segment in opened.segments[:-1]}
         sealed |= {segment.keys_name for segment in opened.segments[:-1]}
         for name in self._disk.list(self._folder.folder):
@@ -156,7 +169,7 @@ class FileLog:
                 self._restore_index(segment)
 
     def _restore_index(self, segment: Segment) -> None:
-        """Store an index that had to be rebuilt; without space it stays in memory, until the next time."""
+        """Store an index that had to be rebuilt; on a full disk it stays in memory until the next opening."""
         try:
             self._folder.write_whole(segment.index_name, [encode_index(segment)])
             segment.points = None
@@ -165,10 +178,7 @@ class FileLog:
                 raise
 
     def _settle(self, active: Segment, opened: Opened) -> None:
-        """Cut the torn tail and make the rest durable.
-
-        What nothing proves to be synced is written again: after a failed sync the kernel may show pages that
-        never reached the disk, and would not write them at the next sync."""
+        """Cut the torn tail and make the rest durable."""
         assert opened.last is not None
         file_bytes, size, mark = opened.last.file_bytes, active.size, opened.mark
         self._synced, self._allocated = opened.synced, size
@@ -177,15 +187,15 @@ class FileLog:
             return
         if mark is None or (mark.segment, mark.position) > here:
             self._write_mark(both=True)
-        # also when only zeros follow: the file must not keep what this crash left and the next one could show
+        # also when only zeros follow: bytes that this crash left must not show up after the next one
         self._disk.truncate(self._handle, size)
         self._write_again(self._synced, size)
         self._sync_active(active)
         self._write_mark()
 
     def _write_again(self, position: int, end: int) -> None:
-        """Write what is there once more: after a failed sync the kernel may show pages that never reached the
-        disk, and would not write them at the next sync.
+        """Write the bytes that are there once more. After a failed sync the kernel may show pages that never
+        reached the disk, and would not write them at the next sync.
         """
         while position < end:
             chunk = self._disk.read(self._handle, position, min(CHUNK, end - position))
@@ -193,7 +203,7 @@ class FileLog:
             position += len(chunk)
 
     def close(self) -> None:
-        """See `PartitionLog.close`. A log that is fenced or quarantined is only let go."""
+        """See `PartitionLog.close`. The files of a fenced or quarantined log are closed without a sync."""
         with self._flushing:
             self._close()
 
@@ -216,7 +226,7 @@ class FileLog:
 
     @property
     def closed(self) -> bool:
-        """Whether the log has been let go."""
+        """Whether the log is closed."""
         return self._state == "closed"
 
     def _require_writable(self, outcome: Outcome = "none") -> None:
@@ -227,7 +237,7 @@ class FileLog:
     # ---------------------------------------------------------------------------------- writing
 
     def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
-        """See `PartitionLog.append`. A group of frames ends within its append."""
+        """See `PartitionLog.append`. A group of frames must end within its append."""
         self._require_writable()
         if not frames:
             if sync:
@@ -276,7 +286,7 @@ class FileLog:
         return max(end - self._active.size - HEADER_BYTES, 0)
 
     def _room_for(self, size: int, entry: int, offset: int) -> Segment:
-        """The segment that takes the next bytes: rolled, and its space reserved, as needed."""
+        """The segment for the next bytes: rolled if the active one is full, with its space reserved."""
         segment = self._active
         if segment is None:
             with self._flushing:
@@ -294,7 +304,7 @@ class FileLog:
         return segment
 
     def _undo(self, segment: Segment) -> None:
-        """Take a failed write back for good, so that no part of it can appear after a crash."""
+        """Cut a failed write off and sync, so that no part of it can appear after a crash."""
         with self._flushing:
             self._require_writable("unknown")
             self._disk.truncate(self._handle, segment.size)
@@ -302,8 +312,7 @@ class FileLog:
             self._sync_active(segment)
 
     def _roll(self, old: Segment, size: int) -> Segment:
-        """Seal the active segment and start the next; when the disk is full, the active one stays as it
-        is."""
+        """Seal the active segment and start the next; on a full disk the active one stays active."""
         with self._flushing:
             self._require_writable()
             new = self._seal(old, size)
@@ -328,8 +337,8 @@ class FileLog:
         return new
 
     def _seal_keys(self, old: Segment) -> None:
-        """Store the keys of a segment, if all of them are in memory. Where they are not, or the disk is full,
-        they are read from the frames when somebody asks for one."""
+        """Store the keys of a segment if all of them are in memory. Otherwise, or on a full disk, they are
+        read from the frames when a search needs them."""
         rows = old.key_rows()
         if rows is None:
             return
@@ -381,12 +390,12 @@ class FileLog:
         """See `PartitionLog.flush`. Only what changes the active segment or its file waits for it."""
         with self._flushing:
             if self._state == "closed":
-                return  # what was there went with the close
+                return  # closing synced everything
             self._require_writable("unknown")
             active = self._active
             if active is None:
                 return
-            size = active.size  # grows only when the bytes are written, so all of it goes with the sync
+            size = active.size  # raised only after the bytes are written, so the sync covers all of it
             if self._synced >= size:
                 return
             with self._folder.guarded("syncing"):
@@ -421,8 +430,7 @@ class FileLog:
     # ---------------------------------------------------------------------------------- taking away
 
     def trim(self, offset: int, floor: int | None = None) -> None:
-        """See `PartitionLog.trim`. With fewer than two snapshots nothing goes: the previous one is the
-        fallback."""
+        """See `PartitionLog.trim`. The previous snapshot is the fallback, so nothing goes without two."""
         self._require_writable()
         known = self._snapshots.known  # a snapshot may be saved meanwhile: that only allows more
         if len(known) < KEPT:
@@ -448,7 +456,7 @@ class FileLog:
                 self._folder.remove(oldest.name, oldest.index_name, oldest.keys_name)
 
     def truncate(self, entry: int) -> None:
-        """See `PartitionLog.truncate`. Snapshots that know of later entries go too."""
+        """See `PartitionLog.truncate`. Snapshots of later entries are removed, too."""
         self._require_writable()
         segments = self._reader.segments
         if entry >= self._end_entry:
@@ -491,9 +499,8 @@ class FileLog:
     # ---------------------------------------------------------------------------------- snapshots
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        """See `PartitionLog.save_snapshot`. The log is flushed first: no snapshot knows more than the disk.
-
-        On a log that never held a frame, the snapshot sets where it begins."""
+        """See `PartitionLog.save_snapshot`. The log is flushed first: a snapshot never describes more than
+        the disk holds. On a log that never held a frame, the snapshot sets where it begins."""
         self._require_writable()
         if self._active is not None and snapshot.entry >= self._end_entry:
             raise InvalidRequest(f"a snapshot as of {snapshot.entry}: the log ends before {self._end_entry}")
@@ -521,8 +528,8 @@ class FileLog:
         self._tell = tell
 
     def _found(self, error: Corrupt) -> None:
-        """A read came upon damage: quarantine the log, if nothing has stopped it yet, and say so once. What
-        was written before is as good as it was, so it is made durable first."""
+        """A read found damage: sync what was written, quarantine the log, and report the damage once. Nothing
+        happens if the log was fenced or quarantined before."""
         with self._flushing:
             if self._folder.fault is not None or self._state != "open":
                 return
@@ -573,8 +580,7 @@ class FileLog:
     def retention_offset(
         self, *, bytes_max: int | None, append_time_us: int | None, count_max: int | None
     ) -> int:
-        """See `PartitionLog.retention_offset`. Bytes are those of whole data frames, count is that of
-        offsets."""
+        """See `PartitionLog.retention_offset`. `bytes_max` counts whole data frames, `count_max` offsets."""
         found = self._reader.retention_offset(bytes_max, append_time_us, count_max)
         return self._end_offset if found is None else found
 

@@ -1,12 +1,26 @@
-"""Messages by key in a log of segments: found through the keys of each segment, the newest first.
+"""Search by key in a log of segments: through the keys of each segment, the newest first.
 
-The keys of the segment that is written lie in memory, those of a closed one in its file (`key_rows`). What is
-in neither has still to be read from the frames: frames that were there when the log was opened, and closed
-segments whose file is missing or damaged. `KeySearch.index` does that in pieces, so that no reader thread is
-held for long; until it is done, `find` says that it does not know.
+The keys of the active segment are in memory, those of a sealed one in its `.keys` file (`key_rows`). Keys
+that are in neither have to be read from the frames: of frames that were there when the log was opened, and of
+sealed segments whose file is missing or damaged. That is done in pieces (`index`), so that no reader thread
+is held for long; until it is done, `find` answers None, which means "not known yet". Suppose the newest three
+messages of a key are wanted, and the log was opened when the last segment had 1 MiB:
 
-A file is put in place under the log's lock, and only while its segment is still there: whoever removes a
-segment removes the file under the same lock.
+    segment 0, sealed      segment 40, sealed        segment 80, active
+    0….keys                40….keys is missing       1 MiB without keys, then keys in memory
+
+    find ──▶ None          segment 80 has frames without keys
+    index, index …         they are read, and kept sorted in memory (`Segment.early`)
+    find ──▶ None          80 has two of the messages; 40 has no file, and is noted as wanted
+    index, index …         the frames of 40 are read, and its file is written
+    find ──▶ 3 places      two in 80, one in 40; segment 0 is not looked at
+
+A search costs what its answer needs: it stops when it has found enough, and of a sealed segment it reads the
+head of the file and the blocks with the hash. Two keys may share a hash, so the caller compares keys.
+
+Keys are derived data, and no sync waits for them. A file is put in place under the log's lock, and only while
+its segment is still there, because a segment and its files are removed under the same lock. Searches run
+beside the writer, which may seal a segment meanwhile: `_kept` looks until nothing has changed.
 """
 
 from __future__ import annotations
@@ -28,11 +42,11 @@ from tailrace.storage.files.scan import damaged, scan
 from tailrace.storage.files.segment import Segment
 
 _GUESS_BYTES = 4096
-"""A frame is read together with its header when it is no longer than this."""
+"""Bytes read at first for a frame; a longer one takes a second read."""
 
 
 class _Build:
-    """The keys of one segment, as far as they were read."""
+    """The keys of one segment that were read from its frames so far."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -41,12 +55,12 @@ class _Build:
 
     @property
     def end(self) -> int:
-        """Up to where they have to be read: the rest of an open segment is in memory."""
+        """Position up to which keys have to be read; the rest of an active segment is in memory."""
         return self.segment.size if self.segment.sealed else self.segment.unkeyed
 
 
 class KeySearch:
-    """Searches beside the writer of a log."""
+    """Searches a log by key, beside its writer."""
 
     def __init__(self, reader: LogReader, folder: LogFolder, lock: threading.Lock) -> None:
         self._reader = reader
@@ -55,7 +69,7 @@ class KeySearch:
         self._building = threading.Lock()
         self._build: _Build | None = None
         self._wanted: Segment | None = None
-        """A closed segment whose keys somebody asked for, and whose file cannot be used."""
+        """A sealed segment that a search needs, and whose file cannot be used."""
 
     def find(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
         """See `PartitionLog.find_key`."""
@@ -104,7 +118,7 @@ class KeySearch:
         return parts[0] if parts else Places(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def _in_file(self, segment: Segment, key_hash: int) -> Places | None:
-        """None when the file is not there, or is not good: it is derived data, the frames are asked."""
+        """Search the file of a sealed segment; None when it is missing or damaged."""
         disk = self._reader.disk
         try:
             handle = disk.open(f"{self._reader.folder}/{segment.keys_name}")
@@ -154,7 +168,7 @@ class KeySearch:
         return frames
 
     def _frame(self, segment: Segment, handle: int, offset: int, position: int) -> Frame:
-        """The frame at a position, which holds a message."""
+        """The checked frame at a position, which must hold the message at `offset`."""
         disk, limit, path = self._reader.disk, segment.size, self._reader.path(segment)
         try:
             chunk = disk.view(handle, position, min(_GUESS_BYTES, max(limit - position, 0)))
@@ -201,7 +215,7 @@ class KeySearch:
         return self._build is None
 
     def _next(self) -> _Build | None:
-        """What to read next: of the open segment what was there before, or a closed one that is wanted."""
+        """The segment to read next: a wanted sealed one, or the active one up to where keys are missing."""
         segments = self._reader.segments
         wanted, self._wanted = self._wanted, None
         if wanted is not None and wanted in segments:
@@ -211,7 +225,7 @@ class KeySearch:
         return None
 
     def _finish(self, build: _Build) -> None:
-        """Let the keys be found from now on. A segment that was sealed meanwhile is read on to its end."""
+        """Publish the keys of a segment. One that was sealed meanwhile is read on to its end first."""
         with self._lock:
             segment = build.segment
             if build.position < build.end and segment in self._reader.segments:
@@ -232,14 +246,14 @@ class KeySearch:
                     raise StorageFault(
                         f"writing {segment.keys_name} failed: {error}", outcome="none"
                     ) from error
-                # Without space they stay in memory, until the next time.
+                # On a full disk they stay in memory, until the next opening.
                 segment.early = rows
                 segment.unkeyed = 0
 
 
 def _kept(segment: Segment) -> tuple[bool, int, Rows | None, KeyRows | None]:
-    """Whether a segment is sealed, and what of its keys is in memory, as of one moment: the writer may seal
-    it meanwhile, and lets go of them one after the other. So it is looked at until nothing has changed."""
+    """Whether a segment is sealed, and its keys in memory, as of one moment. The writer that seals a segment
+    changes these values one after the other, so they are read until two readings agree."""
     while True:
         seen = segment.sealed, segment.unkeyed, segment.early, segment.keys
         sealed, unkeyed, early, late = segment.sealed, segment.unkeyed, segment.early, segment.keys

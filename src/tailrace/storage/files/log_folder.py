@@ -1,10 +1,27 @@
-"""The folder of one log: every change of its files, and the fence that a failed sync leaves.
+"""The folder of one log: all changes of its files, and the fence that a failed sync leaves.
 
-After a failed sync the kernel forgets the pages that it could not write, and the next sync succeeds without
-them. So the first failure fences the log for good: nothing is synced or written again until somebody opens it
-anew. Every sync of a log goes through `LogFolder.sync` or `sync_names`, which refuse once the fence is there;
-two syncs of one file never run side by side, because the kernel tells only one of them (`FileLog` has a lock
-for that, and looks at the fence when it holds it).
+*The fence.* When a sync fails, the kernel drops the pages that it could not write, and the next sync succeeds
+without them:
+
+    write b ──▶ sync: error              b is in the page cache only, and counts as clean
+    write c ──▶ sync: ok                 c is on the disk, b is not, and never will be
+    a broker that believed the second sync would acknowledge c, and b with it
+
+So the first failed sync fences the log for good: nothing is written or synced again until the log is opened
+anew, which reads what is really on the disk. Every sync goes through `LogFolder.sync` or `sync_names`, which
+refuse behind the fence. Two syncs of one file never run side by side, because the kernel reports an error to
+one of them only; `FileLog` has a lock for that.
+
+*Small files* beside the frames are written in one of three ways:
+
+    save           temporary file, sync, rename, sync of the folder: whole or not at all. Snapshots, repairs
+    write_whole    synced in place; its name becomes durable with the next `sync_names`. Indexes
+    put_derived    temporary file and rename, without a sync. Keys: they have checksums of their own, and
+                   can be made again from the frames
+
+*Quarantine* is the other end of a log's writing life: damage was found. Writes are refused from then on, the
+damaged file stays as it is, and a note beside it names the file and the position, so that the next opening
+does not take the place for a torn tail.
 """
 
 from __future__ import annotations
@@ -24,7 +41,7 @@ QUARANTINE_NAME = "quarantine"
 
 
 class LogFolder:
-    """Steps on the disk that keep the fence and the figures."""
+    """Changes the files of one log; keeps the fence and counts syncs."""
 
     def __init__(self, disk: Disk, folder: str, clock: Clock) -> None:
         self.disk = disk
@@ -39,14 +56,14 @@ class LogFolder:
         return f"{self.folder}/{name}"
 
     def sync(self, handle: int) -> None:
-        """Sync a file; failing fences the log."""
+        """Sync a file; a failure fences the log."""
         began = self.clock.now_us()
         self._fencing(lambda: self.disk.sync(handle))
         self.syncs += 1
         self.sync_us += self.clock.now_us() - began
 
     def sync_names(self) -> None:
-        """Make creations, renames and removals durable; failing fences the log."""
+        """Make creations, renames and removals durable; a failure fences the log."""
         self._fencing(lambda: self.disk.sync_folder(self.folder))
 
     def _fencing(self, step: Callable[[], None]) -> None:
@@ -59,8 +76,8 @@ class LogFolder:
 
     @contextmanager
     def guarded(self, act: str, *, untouched: bool = False) -> Iterator[None]:
-        """Fence the log on any OSError that was not handled closer by: nobody knows what it left. With
-        `untouched` the step can be begun anew, and that no space was left for it is told as such."""
+        """Fence the log on an OSError that the block did not handle: nobody knows what the step left behind.
+        With `untouched` the step can be begun anew, and a full disk is reported as `Full`."""
         try:
             yield
         except OSError as error:
@@ -68,19 +85,19 @@ class LogFolder:
             raise (refused(f"{act} {self.folder}", error) if untouched else fault) from error
 
     def fence(self, act: str, error: OSError) -> StorageFault:
-        """Refuse everything from now on; returns what to raise."""
+        """Refuse everything from now on; returns the error to raise."""
         self.fault = StorageFault(f"{act} {self.folder} failed: {error}; open the log again")
         return self.fault
 
     def require_usable(self, *, outcome: Outcome) -> None:
-        """Raise what fenced or quarantined the log, if anything did. The outcome is none only where nothing
-        of the request has been written yet."""
+        """Raise the error that fenced or quarantined the log, if any. Pass outcome `none` only if nothing of
+        the request has been written."""
         fault = self.fault
         if fault is not None:
             raise type(fault)(fault.message, outcome=outcome, **fault.details)
 
     def write_whole(self, name: str, parts: Sequence[Buffer]) -> None:
-        """A small file in one go, synced; its name becomes durable with `sync_names`."""
+        """Write and sync a small file; its name becomes durable with `sync_names`."""
         handle = self.disk.open(self.path(name), create=True)
         try:
             self.disk.truncate(handle, 0)
@@ -90,7 +107,7 @@ class LogFolder:
             self.disk.close(handle)
 
     def save(self, name: str, parts: Sequence[Buffer]) -> None:
-        """A file that appears whole or not at all, durably; a full disk leaves nothing behind."""
+        """Store a file durably, whole or not at all; a full disk leaves nothing behind."""
         temporary = name + TEMPORARY
         try:
             self.write_whole(temporary, parts)
@@ -102,8 +119,8 @@ class LogFolder:
         self.sync_names()
 
     def put_derived(self, name: str, parts: Sequence[Buffer]) -> None:
-        """A file that can be made again, and knows by checksums of its own whether it is whole: it is not
-        synced. A failure leaves nothing behind."""
+        """Store a derived file without a sync: its own checksums tell whether it is whole. A failure leaves
+        nothing behind."""
         temporary = self.path(name + TEMPORARY)
         handle = self.disk.open(temporary, create=True)
         try:
@@ -117,7 +134,7 @@ class LogFolder:
         self.disk.rename(temporary, self.path(name))
 
     def remove(self, *names: str) -> None:
-        """Remove those of the files that exist, durably."""
+        """Remove the files that exist, durably."""
         present = set(self.disk.list(self.folder))
         for name in names:
             if name in present:
@@ -125,8 +142,8 @@ class LogFolder:
         self.sync_names()
 
     def quarantine(self, error: Corrupt) -> None:
-        """Refuse writes from now on and leave a note beside the damaged file, which stays as it is. A folder
-        that is missing is not made for it."""
+        """Refuse writes from now on, and leave a note beside the damaged file. A missing folder is not made
+        for it."""
         self.fault = error
         if not self.disk.list(self.folder):
             return
@@ -143,7 +160,7 @@ class LogFolder:
                 self.disk.close(handle)
             self.disk.sync_folder(self.folder)
         except OSError as trouble:
-            # the damage counts, not the note: it will be found again
+            # the note is not needed: the damage will be found again
             self.fault = Corrupt(f"{error.message}; it could not be noted: {trouble}", **error.details)
 
 
@@ -159,9 +176,9 @@ class MarkFile:
             folder.disk.allocate(self._handle, 2 * SLOT_BYTES)
 
     def write(self, mark: Mark, *, both: bool = False) -> None:
-        """State durably what is synced. `both` replaces both slots: needed before bytes go, when the mark
-        goes back."""
-        anew = both and not self._sequence  # there is no older statement that a torn write could take
+        """Store a mark durably. `both` replaces both slots, which is needed when the mark goes back, before
+        bytes are cut."""
+        anew = both and not self._sequence  # there is no older mark that a torn write could destroy
         for _ in range(2 if both else 1):
             self._sequence += 1
             raw, position = encode(self._sequence, mark)
@@ -173,12 +190,12 @@ class MarkFile:
         self.written_us = self._folder.clock.now_us()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._folder.disk.close(self._handle)
 
 
 def refused(act: str, error: OSError) -> StorageFault:
-    """The error for a step that was taken back whole."""
+    """The error for a step that was undone as a whole."""
     if error.errno in NO_SPACE:
         return Full(f"{act}: no space is left")
     return StorageFault(f"{act} failed: {error}", outcome="none")

@@ -1,25 +1,34 @@
-"""Lost ranges of a log: found without a change, and accepted in an order of steps that a crash cannot hurt.
+"""Lost ranges of a log: found without a change, and accepted in steps that a crash may interrupt anywhere.
 
-`find_losses` walks through every segment. At a bad place it goes on behind the frame, when its header is
-well; else at the next barrier of the segment, which carries the segment's number, so that no message body can
-pose as one. What lies between is a *lost range*: so many entries, so many offsets. Every frame outside of it
-stays byte for byte where it is. A LOST frame takes the place of the range, so the log has no gap in its
-numbers, and no offset is ever used again. Where nothing says how many messages there were (the end of the log
-is gone), an upper bound is taken: what the durable mark and the snapshots know of, and as many as a segment
-can hold. The mark alone is none, for it lags behind the last appends; but it names each segment before that
-has frames, so there was none behind the one that it names.
+*Finding.* `find_losses` walks through every segment. At a bad place it continues behind the frame, if the
+frame's header is good; otherwise at the next barrier of the segment. A barrier carries the number of its
+segment, so that no message body can pose as one. Everything between is a *lost range* of entries and offsets.
+Suppose the header of entry 2 is damaged; entries 2 to 4 held the offsets 20 to 34:
 
-`accept_losses` is durable step by step:
+    before    B  F0  F1  ✗✗✗✗✗✗✗✗✗✗✗✗  B  F5  F6        the barrier says: entry 5 and offset 35 come next
+    after     B  F0  F1  LOST [2, 5)   B  F5  F6        LOST: 3 entries, up to offset 35
 
-1. the damaged bytes are copied aside (`lost-…`), for whoever wants to save more than this can;
+The LOST frame takes exactly the place of the damaged bytes. So every other frame stays byte for byte where it
+is, the log has no gap in its numbers, and no offset is ever used again. Where only a body is damaged, the
+header tells the numbers, and the loss is one frame.
+
+At the end of the log nothing may tell how many messages there were. Then an upper bound is taken: the numbers
+that the durable mark and the snapshots know, plus as many as a segment can hold. The mark alone is no bound,
+because it lags behind the last appends; but it names each new segment before that segment gets frames, so
+there was no segment after the one that it names.
+
+*Accepting.* `accept_losses` makes each step durable before the next:
+
+1. the damaged bytes are copied aside (`lost-…`), for somebody who can save more from them;
 2. the file `loss` says which offsets are lost: the intent;
-3. each damaged segment is replaced by its repaired copy, one rename each, after its index is gone;
-4. the durable mark follows, where the end of the log is another; a snapshot that cannot be used is renamed;
-5. the quarantine note goes.
+3. each damaged segment is replaced by its repaired copy, in one rename, after its index was removed;
+4. the durable mark is replaced if the log has another end now; unusable snapshots are renamed;
+5. the quarantine note is removed.
 
-Before step 5 ends the log opens as damaged, or it opens well with `Recovery.lost` set; nothing is lost from
-sight either way, and accepting again goes on. The owner of the log then appends a fact about the loss; when
-that is durable, `loss` goes (`PartitionLog.loss_recorded`).
+A crash before the end of step 5 leaves a log that opens as damaged, or one that opens well with
+`Recovery.lost` set. Either way the loss stays known, and accepting again completes the work. The owner of the
+log then appends a fact about the loss; when that is durable, `loss` is removed
+(`PartitionLog.loss_recorded`).
 """
 
 from __future__ import annotations
@@ -55,7 +64,7 @@ from tailrace.storage.snapshots import load_snapshot, snapshot_entry
 LOSS_NAME = "loss"
 ENTRIES_MAX = 1 << 26
 OFFSETS_MAX = 1 << 42
-"""More than a segment of 4 GiB can hold: a frame takes 128 bytes at least, and 192 bytes may be 100,000
+"""More than a segment of 4 GiB can hold: a frame has 128 bytes at least, and 192 bytes may hold 100,000
 messages."""
 
 
@@ -66,11 +75,11 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class Hole(msgspec.Struct):
-    """Bytes of a segment file that are to be replaced."""
+    """Bytes of a segment file that have to be replaced."""
 
     position: int
     end: int
-    """Of the bytes that are there."""
+    """End of the bytes; may lie behind the end of the file."""
     why: str
     first_entry: int
     end_entry: int
@@ -78,11 +87,11 @@ class Hole(msgspec.Struct):
     end_offset: int
     exact: bool = True
     barrier: bool = False
-    """Only a barrier is damaged: nothing is lost."""
+    """Whether only a barrier is damaged: then nothing is lost."""
 
 
 class Walked(msgspec.Struct):
-    """One segment file as it was found."""
+    """One segment file after the walk."""
 
     first: int
     file_bytes: int
@@ -90,25 +99,25 @@ class Walked(msgspec.Struct):
     offset: int
     holes: list[Hole]
     base: int = 0
-    """The offset with which it begins."""
+    """First offset of the segment."""
     nonce: int = 0
     origin: int = 0
     end: int = 0
-    """Behind the last thing that is well."""
+    """Position behind the last good frame or barrier."""
     used: int = 0
-    """Behind the last byte that is not zero."""
+    """Position behind the last byte that is not zero."""
     synced: int = 0
     open_end: str = ""
-    """Why it could not be read to its end, if so."""
+    """Why the file could not be read to its end; empty if it could."""
 
 
 class RepairPlan(msgspec.Struct):
-    """What is wrong with a log, and what its files are to become."""
+    """The damage of a log, and the files that replace the damaged ones."""
 
     segments: list[Walked]
     ranges: list[LostRange]
     snapshots: list[str]
-    """Names of snapshot files that are put aside."""
+    """Names of snapshot files to be put aside."""
     mark: Mark | None = None
     new_end: bool = False
 
@@ -116,8 +125,9 @@ class RepairPlan(msgspec.Struct):
 def find_losses(
     disk: Disk, folder: str, entries: Collection[int], snapshots: Collection[int], bound: int
 ) -> RepairPlan:
-    """What of a log is lost; reads only. `entries` are frames that are whole and of no use, `snapshots` those
-    of snapshots; an offset `bound` is above everything that the log can have had, should nothing be left."""
+    """Find the lost ranges of a log; changes nothing. `entries` name frames that are whole but cannot be
+    applied, `snapshots` such snapshots. `bound` is an offset above all that the log can have had, for a log
+    of which nothing is left."""
     names = disk.list(folder)
     firsts = sorted(entry for name in names if (entry := first_entry(name)) is not None)
     mark = read_mark(disk, folder) if MARK_NAME in names else None
@@ -148,7 +158,7 @@ def find_losses(
 
 
 def accept_losses(disk: Disk, folder: LogFolder, plan: RepairPlan, nonce: int) -> Losses:
-    """Repair a log that nobody has open, as planned."""
+    """Repair a closed log as planned."""
     if not disk.list(folder.folder):
         disk.make_folder(folder.folder)
     kept = []
@@ -178,7 +188,7 @@ def accept_losses(disk: Disk, folder: LogFolder, plan: RepairPlan, nonce: int) -
 
 
 def read_intent(disk: Disk, folder: str) -> list[int]:
-    """The offsets whose loss was accepted and is not a fact yet, flat."""
+    """Offsets, as flat spans, whose loss was accepted and is not a fact in the log yet."""
     if LOSS_NAME not in disk.list(folder):
         return []
     handle = disk.open(f"{folder}/{LOSS_NAME}")
@@ -205,8 +215,7 @@ def _good_snapshots(disk: Disk, folder: str, names: Sequence[str]) -> Iterator[t
 
 
 def _base_offset(disk: Disk, folder: str, first: int) -> int | None:
-    """The offset with which a segment begins, as its first barrier or its index says; None when neither can
-    be read."""
+    """The first offset of a segment, from its first barrier or its index; None when neither can be read."""
     handle = disk.open(f"{folder}/{log_name(first)}")
     try:
         header = parse(disk.read(handle, 0, HEADER_BYTES))
@@ -289,14 +298,14 @@ def _walk_frames(
 
 
 def _after(header: Header, offset: int) -> tuple[int, int]:
-    """Entry and offset behind a frame."""
+    """The entry and the offset that follow a frame."""
     if header.kind == LOST:
         return header.entry + header.producer_id, header.timestamp_max_us
     return header.entry + 1, header.end_offset if header.kind == DATA else offset
 
 
 def _resumed(disk: Disk, handle: int, bad: int, walked: Walked, why: str) -> Hole | None:
-    """The hole between a bad place and where the segment can be read again; None when nowhere."""
+    """The hole from a bad place to the next place that can be read; None when there is none."""
     raw = disk.read(handle, bad, HEADER_BYTES)
     entry, offset = walked.entry, walked.offset
     header = _parsed(raw)
@@ -333,7 +342,7 @@ def _parsed(raw: bytes) -> Header | None:
 
 
 def _close(walked: Walked, following: int, base: int | None) -> None:
-    """A segment with a successor has to reach up to it."""
+    """Add a hole at the end of a segment that does not reach its successor."""
     offset = max(walked.offset, base) if base is not None else walked.offset
     if walked.entry < following or walked.open_end:
         why = walked.open_end or f"entries {walked.entry} to {following - 1} are missing"
@@ -348,7 +357,7 @@ def _close(walked: Walked, following: int, base: int | None) -> None:
 
 
 def _in_front(plan: RepairPlan, known: Sequence[tuple[int, int]]) -> None:
-    """Segments that are missing in front: a file of nothing but a LOST frame stands for them."""
+    """If segments are missing in front, add one that holds nothing but a LOST frame."""
     mark, segments = plan.mark, plan.segments
     if not segments:
         return
@@ -367,7 +376,7 @@ def _made(entry: int, end_entry: int, offset: int, end_offset: int, why: str, or
 
 
 def _at_the_end(plan: RepairPlan, known: Sequence[tuple[int, int]], bound: int) -> None:
-    """The last segment has to reach as far as the durable mark and the snapshots say."""
+    """If the last segment ends before what the durable mark and the snapshots know of, add a hole."""
     mark, segments = plan.mark, plan.segments
     entry = max((at + 1 for at, _ in known), default=0)
     offset = max((at for _, at in known), default=0)
@@ -391,8 +400,8 @@ def _at_the_end(plan: RepairPlan, known: Sequence[tuple[int, int]], bound: int) 
         here = mark.segment == last.first
         synced = max(synced, mark.position if here else last.end + 1)
         entry, offset = max(entry, mark.entry), max(offset, mark.offset)
-        # All of its frames are known when it was synced whole and goes just as far: where it ends in zeros or
-        # is cut short before that, nobody knows what was appended since.
+        # The numbers are exact if the segment was synced whole and ends just there. If it ends earlier, in
+        # zeros or at the end of the file, nobody knows what was appended after the mark was written.
         whole = here and mark.entry > mark.segment and padded(used) == mark.position
         exact = synced <= last.end or whole
     else:
@@ -414,7 +423,7 @@ def _at_the_end(plan: RepairPlan, known: Sequence[tuple[int, int]], bound: int) 
 
 
 def _repaired(disk: Disk, folder: LogFolder, walked: Walked, nonce: int) -> list[bytes]:
-    """The bytes of a segment with LOST frames in its holes; everything else stays where it is."""
+    """The bytes of a segment with LOST frames in its holes."""
     path, parts, at = folder.path(log_name(walked.first)), [], 0
     for hole in walked.holes:
         if hole.position > at:

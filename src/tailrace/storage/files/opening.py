@@ -1,7 +1,35 @@
-"""Opening a log: read what a crash or damage left, decide where the log ends, change nothing yet.
+"""Opening a log: read what a crash or damage left, and judge where the log ends; change nothing yet.
 
-`inspect_folder` reads only. `FileLog.recover` then acts on what it found: it cuts a torn tail, or it
-quarantines.
+`inspect_folder` only reads. `FileLog.recover` then acts on the verdict: it cuts a torn tail, or it
+quarantines the log.
+
+A crash may leave any subset of the sectors that were not synced, so bytes that do not pass their checks prove
+nothing by themselves. The question is always whether something *says* that they had been synced:
+
+    sealed segment   synced whole before its successor was made: every bad frame in it is damage
+    last segment     synced up to the highest position that the durable mark or a barrier states
+    missing files    the mark names the first segment that was not trimmed and the one written last; a
+                     snapshot names an entry up to which the log was synced
+
+Each append begins with a barrier, which states up to where the segment was synced before that append
+(`scan`). Suppose the last segment reads well up to position 2048, and the frame there is bad:
+
+    0         1024      2048      3072      4096
+    │ B F F F │ B F F   │ ✗✗✗✗✗✗✗ │ B F     │ zeros: reserved space
+
+    the mark says 1024, the barrier at 3072 says 1024    nobody was told that 2048 is durable:
+                                                         a torn tail, cut at 2048
+    the mark says 1024, the barrier at 3072 says 3072    2048 to 3072 had been synced when the barrier
+                                                         was written: damage, the log is quarantined
+
+A torn tail may hold whole frames behind the bad place, as here: they go, too, because the log has to be
+without gaps, and no reply promised that they were synced. Zeros up to the end of the file are reserved space,
+and no bad frame. A group of frames (MORE) that lacks its end is cut like a torn tail: a group is there whole
+or not at all.
+
+Reading every file at every start would take minutes, so a sealed segment is taken from its index when the
+index fits the file and its neighbours; its frames are checked when they are replayed, read or scrubbed. Only
+the last segment is read whole.
 """
 
 from __future__ import annotations
@@ -22,15 +50,15 @@ from tailrace.storage.snapshots import load_snapshot, snapshot_entry
 
 
 class Checked(msgspec.Struct, eq=False):
-    """A segment file read from its start: `segment` covers the whole groups of good frames."""
+    """A segment file that was read from its start; `segment` covers the good frames, in whole groups."""
 
     segment: Segment
     position: int
-    """Where reading stopped: the first bad place, or the end of the file."""
+    """End of the readable part: the first bad place, or the end of the file."""
     file_bytes: int
     reason: Corrupt | None = None
     synced: int = 0
-    """What the barriers up to there say about syncs."""
+    """Highest synced position that a barrier in the file states."""
     used: int = 0
     """Position behind the last byte that is not zero."""
     nonce: int | None = None
@@ -38,7 +66,7 @@ class Checked(msgspec.Struct, eq=False):
 
 
 class Opened(msgspec.Struct, eq=False):
-    """What stands in the folder of a log."""
+    """The contents of a log's folder, judged."""
 
     segments: list[Segment]
     end_entry: int
@@ -48,19 +76,19 @@ class Opened(msgspec.Struct, eq=False):
     """The good ones, newest first."""
     last: Checked | None = None
     leftover: str | None = None
-    """A segment file that was made and never written."""
+    """Name of a segment file that was created and never written."""
     origin: int | None = None
     synced: int = 0
-    """Position in the last segment up to which something proves that it was synced."""
+    """Position in the last segment up to which a mark or barrier proves a sync."""
     fault: Corrupt | None = None
     lost: Corrupt | None = None
-    """Segments are missing in front: what lies below the first that is there cannot be read."""
+    """Set when segments are missing in front; raised for reads below the first segment."""
     untouched: bool = False
-    """Nothing is there but the mark that was synced when the log was made."""
+    """Whether the folder holds only the mark that was synced when the log was made."""
 
     @property
     def follows(self) -> bool:
-        """Whether the segments go on where the newest good snapshot, or the beginning of the log, ends."""
+        """Whether the segments continue where the newest good snapshot ends, or begin where the log began."""
         start = self.snapshots[0].entry + 1 if self.snapshots else self.origin or 0
         return not self.segments or self.segments[0].first_entry <= start
 
@@ -126,7 +154,7 @@ def _check_frames(disk: Disk, handle: int, path: str, checked: Checked, base_off
 
 
 def shortened(disk: Disk, path: str, segment: Segment, entry: int) -> tuple[Segment, int | None]:
-    """The figures of a segment without the frames from `entry` on, and the number in its barriers."""
+    """Describe a segment without the frames from `entry` on; also returns the number in its barriers."""
     short, nonce = Segment(segment.first_entry, segment.base_offset), None
     handle = disk.open(path)
     try:
@@ -144,12 +172,13 @@ def shortened(disk: Disk, path: str, segment: Segment, entry: int) -> tuple[Segm
 
 
 def drop_cache(disk: Disk, folder: str) -> None:
-    """Let what is read next come from the disk: after a failed sync the page cache shows what never got
-    there, until it forgets. Of the segments only the last one can hold such pages, behind the durable mark:
-    all others were synced before they had a successor."""
+    """Drop the page cache of everything that no sync proves, so that it is read from the disk.
+
+    After a failed sync the page cache shows bytes that never got to the disk. Of the segments only the last
+    one can hold such pages, behind the durable mark: all others were synced before they had a successor."""
     names = disk.list(folder)
     if names == [MARK_NAME]:
-        return  # Nothing was ever acknowledged that could be missing on the disk.
+        return  # The log is empty: nothing was acknowledged that could be missing on the disk.
     for name in names:
         if name == MARK_NAME or first_entry(name) is None:
             disk.uncache(f"{folder}/{name}")
@@ -161,8 +190,8 @@ def drop_cache(disk: Disk, folder: str) -> None:
 
 
 def inspect_folder(disk: Disk, folder: str, *, known: bool = False) -> Opened:
-    """Everything that a log's folder holds, judged; reads only. A log that is `known` was made durably
-    before: where nothing of it is left it is lost, not new."""
+    """Read and judge everything in a log's folder; changes nothing. A log that is `known` was made durably
+    before: if nothing of it is left, it is lost and not new."""
     names = disk.list(folder)
     entries = sorted(entry for name in names if (entry := first_entry(name)) is not None)
     opened = Opened(
@@ -200,15 +229,15 @@ def inspect_folder(disk: Disk, folder: str, *, known: bool = False) -> Opened:
 
 
 def _never_written(disk: Disk, folder: str, entries: list[int], opened: Opened) -> bool:
-    """Whether the only segment is one whose making a crash interrupted: the mark does not know of it yet, and
-    no frame is written before the mark knows."""
+    """Whether a crash interrupted the making of the only segment: the mark does not name it yet, and no frame
+    is written before the mark does."""
     if len(entries) != 1 or opened.snapshots or opened.mark is None or opened.mark.nonce:
         return False
     return check_segment(disk, f"{folder}/{log_name(entries[0])}", entries[0], None, None).used == 0
 
 
 class _Damage(Exception):
-    """Damage that ends the readable part of a log; `segment` is what is good of the damaged file."""
+    """Damage that ends the readable part of a log; `segment` covers the good part of the damaged file."""
 
     def __init__(self, error: Corrupt, segment: Segment | None = None) -> None:
         super().__init__(error.message)
@@ -233,7 +262,7 @@ def _load_snapshots(disk: Disk, folder: str, names: list[str]) -> list[Snapshot]
         try:
             found.append(load_snapshot(disk, f"{folder}/{name}"))
         except Corrupt:
-            continue  # the previous one is there for this; `verify_log` reports it
+            continue  # the previous snapshot serves instead; `verify_log` reports the damaged one
     return found
 
 
@@ -251,8 +280,8 @@ def _suspect(disk: Disk, folder: str) -> tuple[str, int]:
 def _sealed(
     disk: Disk, folder: str, entry: int, following: int, offset: int | None, suspect: str | None
 ) -> Segment:
-    """A segment that has a successor: from its index, or checked whole. It was synced before the successor
-    was made."""
+    """A segment that has a successor: taken from its index, or checked whole. It was synced before the
+    successor was made, so nothing in it can be a torn tail."""
     path = f"{folder}/{log_name(entry)}"
     if suspect != log_name(entry):
         handle = disk.open(path)
@@ -274,7 +303,7 @@ def _sealed(
                 segment.points = None
                 return segment
         except (Corrupt, FileNotFoundError):
-            pass  # derived data: the frames decide
+            pass  # the index is derived data: read the frames
     checked = check_segment(disk, path, entry, offset, None)
     if checked.reason is not None:
         raise _Damage(checked.reason, checked.segment)
@@ -286,8 +315,8 @@ def _sealed(
 
 
 def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened, noted: int) -> None:
-    """The last segment: tell a torn tail from damage. What is `noted` was found by a running broker, so it is
-    none, whether or not anything proves a sync."""
+    """Judge the last segment: torn tail or damage. A running broker found the damage at position `noted`, so
+    that is no torn tail, whether or not anything proves a sync."""
     path = f"{folder}/{log_name(entry)}"
     mark = opened.mark if opened.mark and opened.mark.segment == entry else None
     if opened.segments:
@@ -310,7 +339,7 @@ def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened, noted: int)
 
 
 def _judge_whole(folder: str, opened: Opened) -> None:
-    """Is anything missing in front or behind?"""
+    """Raise `_Damage` if segments are missing in front or behind."""
     mark, segments = opened.mark, opened.segments
     if mark and mark.nonce and mark.first is not None and segments and segments[0].first_entry > mark.first:
         path = f"{folder}/{log_name(mark.first)}"
