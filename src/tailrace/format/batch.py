@@ -1,9 +1,9 @@
-"""Bodies of data and scheduled frames: everything that is done with them, and the check of every foreign one.
+"""Bodies of data and scheduled frames: making, checking and reading them.
 
-`encode`, `encode_one`, `encode_table` and `make_ids` are the producer's side. `open_body` is the broker's: it
-proves that a foreign body is exactly what its columns say, measures it and gives the core its `BatchView`.
-`view_of` makes the same view of a stored frame, `decode` and `with_positions` are for readers, `take` keeps
-some of the rows.
+`encode`, `encode_one`, `encode_table` and `make_ids` are for producers. `open_body` is for the broker: it
+proves that a foreign body is exactly what its columns say, measures it, and makes the `BatchView` for the
+core. `view_of` makes the same view of a stored frame. `decode` and `with_positions` are for readers; `take`
+keeps some of the rows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 TIME_US_END = 253_402_300_800_000_000
-"""The year 10000: times of a batch lie in [0, TIME_US_END), which every reader can represent."""
+"""The year 10000. Times of a batch lie in [0, TIME_US_END), which every reader can represent."""
 
 Numbers = npt.NDArray[Any]
 
@@ -78,7 +78,7 @@ class _Opened:
         try:
             self.batch = pa.ipc.read_record_batch(body, schema)
             self.batch.validate(full=True)
-        except MemoryError:  # ours, not the sender's: all sizes are bounded by now
+        except MemoryError:  # Not the sender's fault: all sizes are limited by now.
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise InvalidRequest(f"batch: {error}") from None
@@ -86,17 +86,17 @@ class _Opened:
             if self.message.nodes[2 * node + 1]:
                 raise InvalidRequest(f"{name}: a row is null")
         self.flat: list[Any] | None = None
-        if self.message.compressed:  # the buffers of the body are not the columns'
+        if self.message.compressed:  # The buffers of the body are not those of the columns.
             self.flat = [buffer for column in self.batch.columns for buffer in column.buffers()]
 
     def numbers(self, buffer: int, dtype: str, count: int) -> Numbers:
-        """The first `count` numbers of a buffer, not copied; `validate` has proved that they are there."""
+        """The first `count` numbers of a buffer, not copied; `validate` has proved that they exist."""
         if self.flat is not None:
             return np.frombuffer(self.flat[buffer], dtype, count)
         return np.frombuffer(self.body, dtype, count, self.message.start + self.message.buffers[2 * buffer])
 
     def valid(self, name: str) -> npt.NDArray[np.bool_] | None:
-        """Which rows of a column are not null; None when all are."""
+        """Which rows of a column are not null; None if no row is null."""
         node, buffer = buffers_of(self.columns)[name]
         if not self.message.nodes[2 * node + 1]:
             return None
@@ -105,11 +105,11 @@ class _Opened:
         return np.unpackbits(bits, count=rows, bitorder="little").view(np.bool_)
 
     def column(self, name: str, dtype: str, extra: int = 0) -> Numbers:
-        """The numbers of a column, or, with `extra` = 1, the offsets of one of variable length."""
+        """The numbers of a column or, with `extra` = 1, the offsets of a column of variable length."""
         return self.numbers(buffers_of(self.columns)[name][1] + 1, dtype, self.message.rows + extra)
 
     def hashes(self, name: str) -> Hashes:
-        """What `hash128` gives for the items of a column: only a null is all zero, an empty item is not."""
+        """`hash128` of the items of a column: only a null is all zero, an empty item is not."""
         hashes = hashes_of(self.batch.column(name).to_pylist())
         empty = (hashes[:, 0] == 0) & (hashes[:, 1] == 0)
         if empty.any():
@@ -127,13 +127,13 @@ def never_null(columns: int) -> list[tuple[str, int]]:
 
 
 def decode(body: Buffer, columns: int) -> pa.RecordBatch:
-    """The rows of a body for a reader, not copied; raises `Corrupt` when it is not what its header says."""
+    """The rows of a body for a reader, not copied; raises `Corrupt` if the body does not fit its header."""
     return _reopen(body, columns).batch
 
 
 def stored(body: Buffer, columns: int) -> pa.RecordBatch:
-    """The rows of a body that was proved when it was published and whose checksum held when it was read back:
-    the proof, which costs several times as much as opening it, is not made again."""
+    """The rows of a body that was proved when it was published, and whose checksum was right when it was read
+    back. The proof, which costs several times as much as opening the body, is not repeated."""
     try:
         return pa.ipc.read_record_batch(body, schema_of(columns))
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -148,12 +148,12 @@ def _reopen(body: Buffer, columns: int) -> _Opened:
 
 
 def take(body: Buffer, columns: int, rows: Sequence[int] | npt.NDArray[np.int64]) -> Buffer:
-    """A body that holds only these rows, in this order."""
+    """A body of only these rows, in this order."""
     return body_of(decode(body, columns).take(numbers_of(rows)), columns)
 
 
 def view_of(header: Header, body: Buffer, want_keys: bool = False, want_ids: bool = False) -> BatchView:
-    """The view of a stored, checked frame; the body is opened only for what is wanted and there."""
+    """The view of a stored, checked frame; the body is opened only for wanted columns that it has."""
     columns = header.columns
     keys = dedup_ids = deliver_at = ids = priorities = None
     wanted = HAS_PRIORITY | HAS_DEDUP_ID | (HAS_KEY if want_keys else 0)
@@ -180,7 +180,8 @@ def view_of(header: Header, body: Buffer, want_keys: bool = False, want_ids: boo
 
 
 def _delays(opened: _Opened) -> tuple[Times | None, Hashes]:
-    """When each row is due, and its id as two big-endian halves; copies, because they outlive the body."""
+    """The due time of each row, and its id as two big-endian halves; copies, because they outlive the
+    body."""
     ids = opened.numbers(buffers_of(opened.columns)["id"][1] + 1, ">u8", 2 * opened.message.rows)
     deliver_at = None
     if opened.columns & HAS_DELIVER_AT:
@@ -196,7 +197,7 @@ def open_body(
     bytes_max: int = BATCH_BYTES_MAX,
     header_bytes_max: int = HEADER_BYTES_MAX,
 ) -> tuple[BatchView, pa.RecordBatch]:
-    """Prove that a foreign body is sound and within all limits; raises `InvalidRequest` or `TooLarge`."""
+    """Prove that a foreign body is valid and within all limits; raises `InvalidRequest` or `TooLarge`."""
     if columns & HAS_OFFSET_DELTA:
         raise InvalidRequest("offset_delta: only compaction writes this column")
     opened = _Opened(body, columns, bytes_max)
@@ -230,7 +231,7 @@ def open_body(
 
 
 def _longest(opened: _Opened, name: str, limit: int) -> int:
-    """Length of the longest item; refuses what is above the limit."""
+    """Length of the longest item; refuses a longer one than the limit."""
     offsets = opened.column(name, "<i4", 1)
     return _within(offsets[1:] - offsets[:-1], name, limit)
 
@@ -244,7 +245,7 @@ def _within(lengths: Numbers, name: str, limit: int) -> int:
 
 
 def _check_times(opened: _Opened, name: str) -> int:
-    """The greatest time; every one that is not null must be one that calendars know."""
+    """The greatest time; refuses times outside of the years 1970 to 9999. Nulls are fine."""
     times = opened.column(name, "<i8")
     valid = opened.valid(name)
     if valid is not None:
@@ -258,7 +259,7 @@ def _check_times(opened: _Opened, name: str) -> int:
 
 
 def _check_keys(opened: _Opened, want: bool) -> Hashes | None:
-    """A hash must stand exactly where a key is; where keys are hashed anyway, it must be the right one."""
+    """Check that each key has a hash, and no other row. If keys are hashed anyway, check the hashes, too."""
     valid, hashed = opened.valid("key"), opened.valid("key_hash")
     if (valid is None) != (hashed is None) or not (valid is None or np.array_equal(valid, hashed)):  # type: ignore[arg-type]
         raise InvalidRequest("key_hash: must be there exactly where a key is")
@@ -266,7 +267,7 @@ def _check_keys(opened: _Opened, want: bool) -> Hashes | None:
         return None
     hashes = opened.hashes("key")
     plain = hashes[:, 0].copy()
-    plain[(hashes == _EMPTY).all(axis=1)] = 0  # what murmur3 gives for an empty key, and what is stored
+    plain[(hashes == _EMPTY).all(axis=1)] = 0  # The murmur3 hash of an empty key, which is what is stored.
     wrong = plain != opened.column("key_hash", "<u8")
     if valid is not None:
         wrong &= valid
@@ -286,7 +287,7 @@ def _check_tombstones(opened: _Opened) -> None:
 
 
 def _check_headers(opened: _Opened, limit: int) -> int:
-    """Bytes of the largest headers of a row, names and values together."""
+    """Size of the largest headers of a row, names and values together."""
     node, buffer = buffers_of(opened.columns)["headers"]
     _, _, entries, entry_nulls, _, name_nulls, _, value_nulls = opened.message.nodes[2 * node : 2 * node + 8]
     if entry_nulls or name_nulls or value_nulls:

@@ -1,4 +1,4 @@
-"""Messages into bodies: the producer's side, written for batches of one and for batches of thousands."""
+"""Messages into bodies, for producers: fast for batches of one message and for batches of thousands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _TIME = struct.Struct("<q")
 
 
 def make_ids(count: int, unix_ms: int, random_bits_62: int, head_bits_12: int) -> bytes:
-    """`count` UUIDv7 of one millisecond, 16 bytes each: one head, a random tail that counts up and wraps."""
+    """`count` UUIDv7 of one millisecond, 16 bytes each: one head, and a random tail that counts up and
+    wraps."""
     high = unix_ms << 16 | 0x7000 | head_bits_12
     if count == 1:
         return struct.pack(">QQ", high, 1 << 63 | random_bits_62)
@@ -62,7 +63,8 @@ def encode(
     dedup_ids: Sequence[Buffer | None] | None = None,
     compression: str | None = None,
 ) -> tuple[int, Buffer]:
-    """The columns and the body of a batch; a column of Nones is left out, one int of time is for all rows."""
+    """The columns and the body of a batch. A column of Nones is left out; a time given as one int is for all
+    rows."""
     rows = len(values)
     if not 0 < rows <= BATCH_ROWS_MAX or len(ids) != 16 * rows:
         raise InvalidRequest(f"batch: {rows} values, {len(ids) // 16} ids; 1 to {BATCH_ROWS_MAX} are allowed")
@@ -94,18 +96,18 @@ def encode(
 
 
 def encode_one(value: bytes, message_id: bytes, timestamp_us: int) -> bytes:
-    """The body of one message that is nothing but a value: what `encode` gives for it, sooner."""
+    """The body of one message that has only a value: the same as from `encode`, faster."""
     before, between, behind, end = _mould(len(value))
     return b"".join((before, message_id, between, value, behind, _TIME.pack(timestamp_us), end))
 
 
 @lru_cache(maxsize=256)
 def _mould(size: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """What lies around the id, the value and the time in the body of one message: it depends on the length of
-    the value alone, and messages that are sent one by one mostly have few different ones."""
+    """The pieces around the id, the value and the time in the body of one message. They depend only on the
+    length of the value, and messages that are sent one by one mostly have few different lengths."""
     body = bytes(encode([bytes(size)], ids=_ZERO, timestamps=0)[1])
     message = inspect(body, 0)
-    # Per column: validity and data of the id, validity, offsets and data of the value, those of the time.
+    # Per column: validity and data of the id; validity, offsets and data of the value; those of the time.
     at_id, at_value, at_time = (message.start + message.buffers[2 * number] for number in (1, 4, 6))
     return body[:at_id], body[at_id + 16 : at_value], body[at_value + size : at_time], body[at_time + 8 :]
 
@@ -128,7 +130,7 @@ def _validity(present: list[bool] | npt.NDArray[np.bool_]) -> bytes:
 
 
 def _offsets(lengths: list[int]) -> tuple[int, bytes]:
-    """The total and the packed Arrow offsets of pieces of these lengths."""
+    """The total and the packed Arrow offsets of items of these lengths."""
     if len(lengths) == 1:
         return lengths[0], struct.pack("<ii", 0, lengths[0])
     offsets = np.zeros(len(lengths) + 1, np.int64)
@@ -140,7 +142,7 @@ def _add_binary(items: Sequence[Buffer | None], nodes: list[int], parts: list[Pa
     rows, nulls, validity = len(items), 0, b""
     try:
         lengths = list(map(len, items))  # type: ignore[arg-type]
-    except TypeError:  # a None among them
+    except TypeError:  # There is a None among them.
         present = [item is not None for item in items]
         nulls, validity = rows - sum(present), _validity(present)
         items = [b"" if item is None else item for item in items]
@@ -180,7 +182,7 @@ def _add_keys(keys: Sequence[Buffer | None], nodes: list[int], parts: list[Part]
 
 
 def _add_headers(headers: Sequence[Headers | None], nodes: list[int], parts: list[Part]) -> None:
-    """A map is a list of entries: offsets, then the names and the values of all rows in two columns."""
+    """Add a map column: a list of entries, that is offsets, then the names and the values of all rows."""
     rows, nulls, validity = len(headers), 0, b""
     names: list[bytes] = []
     values: list[bytes] = []
@@ -202,10 +204,10 @@ def _add_headers(headers: Sequence[Headers | None], nodes: list[int], parts: lis
 
 
 def hashes_of(items: Sequence[Buffer | None]) -> Hashes:
-    """murmur3 x64 128, seed 0, in halves, one row each; zero for None."""
+    """murmur3 x64 128, seed 0, as two halves per row; zero for None."""
     try:
         packed = b"".join(map(_digest, items))  # type: ignore[arg-type]
-    except TypeError:  # a None among them
+    except TypeError:  # There is a None among them.
         packed = b"".join([_ZERO if item is None else _digest(item) for item in items])
     return np.frombuffer(packed, "<u8").reshape(-1, 2)
 
@@ -218,7 +220,7 @@ def body_of(batch: pa.RecordBatch, columns: int, compression: str | None = None)
 
 
 def join_columns(columns: int, rows: int, pieces: Mapping[str, Sequence[pa.Array]]) -> bytes:
-    """A body of columns that come in pieces, each byte copied once."""
+    """A body of columns given in pieces; each byte is copied once."""
     nodes: list[int] = []
     parts: list[Part] = []
     for field in schema_of(columns):
@@ -257,14 +259,14 @@ def _add_arrays(kind: pa.DataType, arrays: Sequence[pa.Array], nodes: list[int],
 
 
 def _ends(array: pa.Array) -> npt.NDArray[np.int32]:
-    """Where each value of a column of bytes begins, and where the last one ends."""
+    """The offsets of a column of bytes: where each value begins, and where the last one ends."""
     if not len(array):
         return np.zeros(1, np.int32)
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
 
 
 def _joined(ends: Sequence[npt.NDArray[np.int32]]) -> Part:
-    """The offsets of all pieces, which each begin anywhere, as those of one."""
+    """The offsets of all pieces as those of one column; each piece may begin anywhere."""
     joined = np.zeros(sum(map(len, ends)) - len(ends) + 1, np.int32)
     at, total = 1, 0
     for end in ends:
@@ -279,7 +281,8 @@ def _bytes(buffer: pa.Buffer | None, start: int, end: int) -> memoryview:
 
 
 def _compressed(batch: pa.RecordBatch, compression: str) -> Buffer:
-    """pyarrow compresses only streams: the second message of one, behind the schema, is the body."""
+    """A compressed body. pyarrow compresses only streams; the second message of one, behind the schema, is
+    the body."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(
         sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)

@@ -1,8 +1,8 @@
-"""Topic cards: what a topic is, as a small checksummed file in the topic's own folder.
+"""Topic cards: the entry of a topic, as a small checksummed file in the topic's own folder.
 
-The catalog is one file; each topic's card says the same of that topic a second time, where its data lies. So
-a lost catalog can be rebuilt, and one that is older than its topics is noticed. The text is readable JSON;
-the checksum is over the card's bytes as they stand.
+The catalog is one file. The card of a topic repeats its entry where the data lies. So a lost catalog can be
+rebuilt, and a catalog that is older than its topics is noticed. The text is readable JSON; the checksum
+covers the bytes of the card as they are.
 """
 
 from __future__ import annotations

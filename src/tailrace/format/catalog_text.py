@@ -1,8 +1,8 @@
-"""The catalog as a file: readable JSON with a checksum over the catalog's own bytes as they stand.
+"""The catalog as a file: readable JSON with a checksum over the bytes of the catalog as they are.
 
-Most topics have most options as they are by default. So the file has the defaults once, those of the release
-that wrote it, and of each topic only what differs: with a thousand topics it is a fifth as long, and it is
-written whole at every change. What the defaults are in the release that reads it does not matter.
+Most options of most topics have their defaults. So the file has the defaults of the release that wrote it
+once, and of each topic only the options that differ. With a thousand topics this makes it five times shorter,
+and it is written whole at every change. The defaults of the release that reads it do not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION = 2
 
 
 class _StoredCatalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file: a version, a checksum of the catalog's own text, and that text."""
+    """The file: a version, the checksum of the catalog's text, and that text."""
 
     version: int
     crc: int
@@ -28,7 +28,7 @@ class _StoredCatalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A topic, with the options that are not the default."""
+    """A topic, with the options that differ from the defaults."""
 
     name: str
     id: int
@@ -37,7 +37,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _PlainCatalog(msgspec.Struct, frozen=True):
-    """The catalog with its topics as they stand; each of them is text already when it is written."""
+    """The catalog with its topics as text."""
 
     topics: dict[str, msgspec.Raw]
     defaults: dict[str, Any] = {}
@@ -69,12 +69,12 @@ class CatalogText:
 
 
 def decode_catalog(data: bytes) -> Catalog:
-    """The catalog in a file, of an earlier release too; raises `Corrupt` when its checksum is wrong, and
-    `msgspec.DecodeError` when it is something else."""
+    """The catalog in a file, also of an earlier release; raises `Corrupt` if its checksum is wrong, and
+    `msgspec.DecodeError` if it is no catalog."""
     stored = msgspec.json.decode(data, type=_StoredCatalog)
     if crc32c(bytes(stored.catalog)) != stored.crc:
         raise Corrupt("the checksum is wrong")
-    if stored.version == 1:  # Every topic has all its options.
+    if stored.version == 1:  # All options of every topic are in the file.
         return msgspec.json.decode(stored.catalog, type=Catalog)
     if stored.version != VERSION:
         raise Corrupt(f"it is of version {stored.version}, this release reads {VERSION}")

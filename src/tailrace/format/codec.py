@@ -1,7 +1,7 @@
 """Values as bytes: requests, replies and facts in MessagePack, by the types that msgspec already knows.
 
-Decoding is total: any bytes give a value of the type asked for, or an error that says what is wrong:
-`InvalidRequest`, and `Corrupt` for what lies in a log.
+Decoding is total: any bytes give a value of the expected type, or an error that says what is wrong:
+`InvalidRequest`, or `Corrupt` for facts from a log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def decoder_of(union: Any, what: str) -> Callable[[Buffer], Any]:
 
 
 def encode_value(value: Any, what: str) -> bytes:
-    """Pack a value; `InvalidRequest` when an option in it has a type that does not travel."""
+    """Pack a value; raises `InvalidRequest` if an option in it has a type that cannot be encoded."""
     try:
         return _encoder.encode(value)
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
@@ -47,7 +47,7 @@ _PLACE = re.compile(r"(?s)request: (.*) - at `\$\[(\d+)\](.*)`")
 
 
 def encode_request(request: Request) -> bytes:
-    """A request as the header of a native message; `InvalidRequest` names the field that does not travel."""
+    """A request as the header of a native message; `InvalidRequest` names a field that cannot be encoded."""
     try:
         return encode_value(request, "request")
     except InvalidRequest:
@@ -57,7 +57,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(data: Buffer) -> Request:
-    """The request that a header holds; `InvalidRequest` names the field that is wrong."""
+    """The request in a header; `InvalidRequest` names the field that is wrong."""
     try:
         request: Request = _decode_request(data)
     except InvalidRequest as error:
@@ -66,8 +66,8 @@ def decode_request(data: Buffer) -> Request:
 
 
 def checked(request: Request) -> Request:
-    """A request that was made in this process, as a broker on the network would have received it: fields of
-    a wrong type are refused, and nothing in it is shared with who made it."""
+    """A request made in this process, as a broker on the network would have received it: fields of a wrong
+    type are refused, and no value in it is shared with the caller."""
     return decode_request(encode_request(request))
 
 
@@ -78,7 +78,7 @@ class _Kind(msgspec.Struct, array_like=True):
 
 
 def _with_name(text: str, data: Buffer) -> str:
-    """What msgspec says of an element of a request by number, with the name of the field: `request:
+    """An error of msgspec about an element by number, with the name of the field instead: `request:
     nack.error: expected str, got bytes`."""
     found = _PLACE.fullmatch(text)
     if found is None:
@@ -101,7 +101,7 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(data: Buffer) -> Reply:
-    """The reply that a header holds."""
+    """The reply in a header."""
     reply: Reply = _decode_reply(data)
     return reply
 
@@ -112,9 +112,9 @@ def encode_facts(facts: Sequence[Any]) -> bytes:
 
 
 def facts_decoder(fact: Any) -> Callable[[Buffer], list[Any]]:
-    """A decoder of the bodies of facts frames; `fact` is the union of all facts, which the caller knows.
+    """A decoder of the bodies of facts frames; `fact` is the union of the facts that they may hold.
 
-    They come out of a log and nowhere else: what cannot be read is damage, `Corrupt`.
+    Facts come only from a log, so a body that cannot be read is damaged: `Corrupt`.
     """
     decode = decoder_of(list[fact], "facts")
 

@@ -1,12 +1,12 @@
 """The frame: the unit of the log and of reads; a fixed header of 128 bytes, then a padded body.
 
-A frame is `HEADER_BYTES` of header, `length` bytes of body and zeros up to the next multiple of 64, so
-that the Arrow buffers in the body stay aligned in the file. All numbers are little-endian.
+A frame has `HEADER_BYTES` of header, `length` bytes of body, and zeros up to the next multiple of 64, so that
+the Arrow buffers in the body stay aligned in the file. All numbers are little-endian.
 
-Two checksums (CRC32C) with different owners: `body_crc` covers the body and comes from the producer, so
-it proves the payload end to end; `header_crc` covers the header (with body_crc in it) and comes from
-whoever leads the partition, because only the leader knows index, offset, epoch and append time. `parse`
-checks header_crc before it trusts a length.
+There are two checksums (CRC32C) with different owners. `body_crc` covers the body and comes from the
+producer, so it proves the payload end to end. `header_crc` covers the header, `body_crc` included, and comes
+from the leader of the partition, because only the leader knows entry, offset, epoch and append time. `parse`
+checks `header_crc` before it trusts a length.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SNAPSHOT_MARK = 5
 BARRIER = 6
 STAGED = 7
 LOST = 8
-"""Stands for entries that were lost: `producer_id` is how many, `timestamp_max_us` the offset behind them."""
+"""Replaces lost entries: `producer_id` is their number, `timestamp_max_us` the offset behind them."""
 KINDS = frozenset((DATA, SCHEDULED, FACTS, EPOCH_START, SNAPSHOT_MARK, BARRIER, STAGED, LOST))
 
 MORE = 1 << 15
 """Flag: the next frame belongs to the same group; a group applies whole or not at all."""
 RELEASED = 1 << 8
-"""Flag of a data frame: its rows were delayed or staged before, and their dedup ids counted then."""
+"""Flag of a data frame: its rows were delayed or staged before, and their dedup ids were counted then."""
 
 #        magic version kind flags | length body_crc | entry base | span count | epoch time | pid | pepoch pseq
 # | max ts wall
@@ -74,7 +74,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     producer_sequence: int = 0
     timestamp_max_us: int = 0
     wall_us: int = 0
-    """What the wall clock showed when the frame was decided; 0: the same as the append time."""
+    """The wall time of the decision; 0: the same as the append time."""
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end_offset(self) -> int:
-        """The offset after the last that this frame uses."""
+        """The offset behind the last one of this frame."""
         return self.base_offset + self.span
 
 
@@ -99,8 +99,7 @@ class Frame(msgspec.Struct, frozen=True, eq=False):
     head: bytes
     body: Buffer
     keys: npt.NDArray[np.uint64] | None = None
-    """Beside what is stored: the `key_hash` of each message, 0 where there is no key; None where nobody
-    indexes keys."""
+    """The `key_hash` of each message, 0: no key; None if keys are not indexed. Not stored."""
 
     @property
     def size(self) -> int:
@@ -119,9 +118,9 @@ def padded(length: int) -> int:
 
 
 def crc32c(data: Buffer) -> int:
-    """CRC32C of any contiguous buffer; memoryviews go through numpy because the library refuses them."""
+    """CRC32C of a contiguous buffer. Memoryviews go through numpy, because the library refuses them."""
     if not isinstance(data, bytes):
-        # up to here a copy costs less than numpy's wrapping
+        # Up to this size a copy costs less than wrapping by numpy.
         data = bytes(data) if len(data) < _COPIED_MAX else np.frombuffer(data, np.uint8)  # type: ignore[assignment]
     value: int = google_crc32c.value(data)
     return value
@@ -153,13 +152,13 @@ def pack(header: Header) -> bytes:
 
 
 def make(header: Header, body: Buffer = b"") -> Frame:
-    """A frame of a header whose `length` and `body_crc` already describe the body."""
+    """A frame with a header whose `length` and `body_crc` already describe the body."""
     assert header.length == len(body), f"header says {header.length} bytes, the body has {len(body)}"
     return Frame(header, pack(header), body)
 
 
 def parse(data: Buffer, position: int = 0) -> Header:
-    """Decode and check the header at `position`; raises `Corrupt` with the reason, never anything else."""
+    """Decode and check the header at `position`; raises only `Corrupt`, with the reason."""
     raw = bytes(data[position : position + HEADER_BYTES])
     if len(raw) < HEADER_BYTES:
         raise Corrupt(
@@ -183,7 +182,7 @@ def parse(data: Buffer, position: int = 0) -> Header:
 
 
 def check_body(header: Header, data: Buffer, position: int = 0) -> memoryview:
-    """The body of the frame whose header stands at `position`, checked against its CRC and zero padding."""
+    """The body of the frame at `position`; its CRC and the zeros behind it are checked."""
     start = position + HEADER_BYTES
     view = memoryview(data)
     body = view[start : start + header.length]
@@ -199,7 +198,7 @@ def check_body(header: Header, data: Buffer, position: int = 0) -> memoryview:
 
 
 def walk(data: Buffer, *, check: bool = True) -> Iterator[tuple[Header, memoryview]]:
-    """Every frame of contiguous bytes, in order; raises `Corrupt` at the first that does not hold."""
+    """All frames of contiguous bytes, in order; raises `Corrupt` at the first damaged one."""
     view, position, end = memoryview(data), 0, len(data)
     while position < end:
         header = parse(view, position)

@@ -1,8 +1,8 @@
-"""Rows out of stored frames for delivery: the columns that decisions look at, and the frames of an answer.
+"""Rows out of stored frames for delivery: the columns that decisions need, and the frames of an answer.
 
-A delivery is the stored frames as they are when at least half of their rows are delivered, in the order in
-which they are stored: nothing is copied and the receiver skips the others. Otherwise the rows are gathered
-into one frame of their own.
+If at least half of the rows of the stored frames are delivered, in stored order, the answer is the stored
+frames as they are: nothing is copied, and the receiver skips the other rows. Otherwise the rows are gathered
+into one new frame.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tailrace.format.schema import buffers_of, numbers_of, schema_of
 _LOOKED_AT = HAS_KEY | HAS_PRIORITY | HAS_EXPIRES_AT | HAS_OFFSET_DELTA
 _SPAN_END = 1 << 32
 COPIED_BYTES_MAX = 1024 * 1024
-"""Frames up to that size together are copied whole to pick rows from them, which takes fewer calls."""
+"""Up to this size together, frames are copied whole to pick rows from them, which takes fewer calls."""
 
 Run = tuple[int, int, int, int]
-"""First offset, count, and what does not matter here: see `core.delivery_commands.Grant`."""
+"""First offset, count, and two numbers that do not matter here: see `core.model.queue_commands.Grant`."""
 
 
 Offsets = npt.NDArray[np.int64]
@@ -50,7 +50,8 @@ def _opened(item: Frame) -> pa.RecordBatch:
 
 
 def columns_of(header: Header, body: Buffer) -> Columns:
-    """What decisions look at of a stored data frame: copies, so that they do not keep the body in memory."""
+    """The columns of a stored data frame that decisions need: copies, which do not keep the body in
+    memory."""
     base, end, time_us = header.base_offset, header.end_offset, header.append_time_us
     columns = header.columns
     if not columns & _LOOKED_AT:
@@ -69,8 +70,7 @@ def columns_of(header: Header, body: Buffer) -> Columns:
 
 
 def stored_hashes(keys: Hashes) -> npt.NDArray[np.uint64]:
-    """From hashes of the core to what `key_rows_of` finds in the stored body: 0 only where there is no
-    key."""
+    """Hashes of the core as `key_rows_of` finds them in a stored body: 0 only if there is no key."""
     low = keys[:, 0]
     if low.all():
         return low
@@ -78,13 +78,13 @@ def stored_hashes(keys: Hashes) -> npt.NDArray[np.uint64]:
 
 
 def hash_of_key(key: bytes) -> int:
-    """What `key_rows_of` finds for a message with this key."""
+    """The hash that `key_rows_of` finds for a message with this key."""
     return hash128(key)[0] or HASH_OF_EMPTY[0]
 
 
 def key_rows_of(header: Header, body: Buffer) -> list[tuple[int, npt.NDArray[np.uint64]]]:
-    """The `key_hash` of the messages of a stored data frame, as runs that follow on from an offset; 0 stands
-    for no key. Nothing where no message has one."""
+    """The `key_hash` of the messages of a stored data frame, as runs of consecutive offsets; 0 stands for no
+    key. Empty if no message has a key."""
     columns = header.columns
     if not columns & HAS_KEY:
         return []
@@ -97,7 +97,7 @@ def key_rows_of(header: Header, body: Buffer) -> list[tuple[int, npt.NDArray[np.
 
 
 class _PlainRows:
-    """The numbers of a stored body, which was proved when it was published: no second proof."""
+    """The numbers of a stored body. It was proved when it was published, and is not proved again."""
 
     def __init__(self, body: Buffer, columns: int) -> None:
         self._body = body
@@ -106,7 +106,7 @@ class _PlainRows:
         self._batch = decode(body, columns) if self._message.compressed else None
 
     def numbers(self, name: str, dtype: str, instead_of_zero: int | None = None) -> npt.NDArray[Any]:
-        """A column. With `instead_of_zero`: 0 stands only where there is nothing, in an array of its own."""
+        """A column. With `instead_of_zero`, a copy in which only nulls are 0."""
         message, (node, buffer) = self._message, self._places[name]
         if self._batch is None:
             places = (
@@ -129,8 +129,8 @@ class _PlainRows:
 def gather(
     frames: Sequence[Frame], runs: Sequence[Run], opened: Callable[[Frame], pa.RecordBatch] = _opened
 ) -> Sequence[Frame]:
-    """The frames of a delivery of these runs, in this order, out of the stored frames that hold them, which
-    come by ascending offset and each hold some of them. `opened` gives the rows of a frame."""
+    """The frames of a delivery of these runs, in this order. `frames` are the stored frames that hold them,
+    by ascending offset; each holds some of them. `opened` gives the rows of a frame."""
     rows = 0
     for item in frames:
         rows += item.header.count
@@ -148,7 +148,7 @@ def gather(
 
 
 def _slice(item: Frame, first: int, count: int, opened: Callable[[Frame], pa.RecordBatch]) -> Frame:
-    """A run of rows of one frame: no list of offsets is needed."""
+    """A frame with a run of rows of one frame; it needs no column of offsets."""
     columns, row = item.header.columns, first - item.header.base_offset
     body = body_of(opened(item).slice(row, count), columns)
     return _frame((item,), columns, body, first, count, count)
@@ -157,7 +157,7 @@ def _slice(item: Frame, first: int, count: int, opened: Callable[[Frame], pa.Rec
 def pick(
     frames: Sequence[Frame], offsets: Offsets, opened: Callable[[Frame], pa.RecordBatch] = _opened
 ) -> Frame:
-    """Rows from anywhere, in any order, with their offsets beside them."""
+    """A frame with rows from anywhere, in any order, with a column of their offsets."""
     columns = 0
     for item in frames:
         columns |= item.header.columns
@@ -180,7 +180,7 @@ def _picked(
     rows: Offsets,
     opened: Callable[[Frame], pa.RecordBatch],
 ) -> pa.RecordBatch:
-    """Rows of these frames, in the order of their places."""
+    """Rows of these frames: for each, the frame (`at`) and the row in it (`rows`)."""
     batches = []
     for item in frames:
         batch = opened(item)
@@ -237,7 +237,7 @@ def offsets_of(runs: Sequence[Run]) -> Offsets:
 
 
 def widened(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
-    """Rows with more columns than they have: what is not there is empty."""
+    """Add missing columns to a batch: nulls, or the default priority."""
     schema = schema_of(columns)
     have = set(batch.schema.names)
     rows = batch.num_rows
@@ -253,7 +253,7 @@ def widened(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
 
 
 def _frame(frames: Sequence[Frame], columns: int, body: Buffer, base: int, span: int, count: int) -> Frame:
-    """A frame that is in no log. Its one append time is the earliest of where the rows come from."""
+    """A frame that is in no log. Its append time is the earliest of the frames from which its rows come."""
     header = Header(
         frame.DATA,
         columns,

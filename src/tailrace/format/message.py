@@ -2,9 +2,8 @@
 
 An encapsulated message is `FF FF FF FF`, the length of the metadata, the metadata (a flatbuffer) and the
 buffers. For a given set of columns the flatbuffer has a constant shape in which only numbers vary, so
-`assemble` packs it in one call: pyarrow's way through arrays costs several times as much for a small batch.
-`inspect` reads the metadata of any writer just far enough to know every length before pyarrow allocates or
-inflates anything.
+`assemble` packs it in one call; pyarrow takes several times as long for a small batch. `inspect` reads the
+metadata of any writer just far enough to know every length before pyarrow allocates or inflates anything.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ Part = tuple[int, Sequence[Buffer]]
 def _template(columns: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
     """The layout of the head for a set of columns, and its constant pieces.
 
-    All positions count from the start of the metadata, 8 bytes into the message, so alignment is the same.
-    Two tables, each behind its vtable, then two vectors of pairs of int64; nothing optional is written.
+    Positions count from the start of the metadata, 8 bytes into the message, so alignment is the same. There
+    are two tables, each behind its vtable, then two vectors of pairs of int64. Optional fields are not
+    written.
     """
     nodes, buffers = counts(columns)
     nodes_at = 76  # the length word of a vector; its elements are aligned to 8
@@ -57,7 +57,7 @@ def _template(columns: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, b
 
 @cache
 def head_bytes(columns: int) -> int:
-    """Length of the head that `assemble` writes: everything before the buffers."""
+    """Length of the head that `assemble` writes, up to the buffers."""
     return _template(columns)[0].size
 
 
@@ -84,17 +84,17 @@ def assemble(columns: int, rows: int, nodes: Sequence[int], parts: Sequence[Part
 
 
 class MessageLayout(NamedTuple):
-    """What the metadata of a message says, every length of it checked against the bytes that are there."""
+    """The metadata of a message, every length of it checked against the bytes that are there."""
 
     rows: int
     nodes: tuple[int, ...]
     buffers: tuple[int, ...]
     """Pairs of position (from the start of the body of the message) and length."""
     start: int
-    """Where the buffers begin."""
+    """The position at which the buffers begin."""
     compressed: bool
     own: bool = False
-    """Whether the metadata is, but for its numbers, what `assemble` writes."""
+    """Whether the metadata equals, except for its numbers, that of `assemble`."""
 
 
 def inspect(data: Buffer, columns: int, *, bytes_max: int = BATCH_BYTES_MAX) -> MessageLayout:
@@ -130,7 +130,7 @@ def _inspect(data: memoryview, columns: int, bytes_max: int) -> MessageLayout:
 
 
 def _own(data: memoryview, columns: int) -> MessageLayout | None:
-    """The short way for what `assemble` wrote: one unpack shows whether the head is ours."""
+    """The quick way for messages that `assemble` wrote: one unpack shows whether the head is ours."""
     layout, constants = _template(columns)
     if len(data) < layout.size:
         return None
@@ -142,7 +142,7 @@ def _own(data: memoryview, columns: int) -> MessageLayout | None:
 
 
 def _foreign(data: memoryview, columns: int) -> MessageLayout:
-    """The long way, through the tables of the flatbuffer."""
+    """The slow way, through the tables of the flatbuffer."""
     marker, size = struct.unpack_from("<II", data)
     start = size + 8
     if marker != CONTINUATION or size % 8 or start > len(data):
@@ -168,7 +168,8 @@ def _foreign(data: memoryview, columns: int) -> MessageLayout:
 
 
 def _check_inflated(body: memoryview, buffers: tuple[int, ...], bytes_max: int) -> None:
-    """Bound what inflating will allocate: a buffer starts with its inflated length, or -1 for "stored"."""
+    """Limit the bytes that inflating will allocate. A buffer starts with its inflated length, or -1:
+    stored."""
     total = 0
     numbers = iter(buffers)
     for at, length in zip(numbers, numbers, strict=True):
@@ -198,20 +199,20 @@ class _Table:
         self.slots = (size - 4) // 2
 
     def place(self, slot: int) -> int:
-        """Where a field stands; 0 when it is absent."""
+        """The position of a field; 0 if it is absent."""
         if slot >= self.slots:
             return 0
         (offset,) = struct.unpack_from("<H", self.meta, self.vtable + 4 + 2 * slot)
         return self.at + offset if offset else 0
 
     def number(self, form: str, slot: int) -> int:
-        """A scalar field; absent ones are 0."""
+        """A scalar field; 0 if it is absent."""
         place = self.place(slot)
         value: int = struct.unpack_from(form, self.meta, place)[0] if place else 0
         return value
 
     def target(self, slot: int) -> int:
-        """What an offset field points to; an absent field is malformed."""
+        """The position to which an offset field points; refuses an absent field."""
         place = self.place(slot)
         if not place:
             raise InvalidRequest("batch: the metadata lacks a field")

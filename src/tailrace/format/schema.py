@@ -1,4 +1,4 @@
-"""The columns of a batch: which there are, in which order, and how many Arrow nodes and buffers they take.
+"""The columns of a batch: their order, their types, and the Arrow nodes and buffers that they take.
 
 The schema is never stored: it follows from the format version and the column bits of the frame header.
 """
@@ -56,8 +56,8 @@ def schema_of(columns: int) -> pa.Schema:
 
 
 def numbers_of(values: Sequence[int] | npt.NDArray[Any]) -> pa.Array:
-    """Numbers as a column. `pa.array` looks whether they are of pandas, and imports it for that where it is
-    installed: half a second in which nothing else happens."""
+    """Numbers as a column. `pa.array` is avoided: it checks for pandas objects and imports pandas for that,
+    if it is installed, which blocks everything else for half a second."""
     array = np.ascontiguousarray(values, getattr(values, "dtype", np.int64))
     kind = pa.from_numpy_dtype(array.dtype)
     return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])
@@ -65,7 +65,7 @@ def numbers_of(values: Sequence[int] | npt.NDArray[Any]) -> pa.Array:
 
 @cache
 def buffers_of(columns: int) -> dict[str, tuple[int, int]]:
-    """For each column the index of its first field node and of its first buffer, the validity bitmap."""
+    """For each column: the index of its first field node, and of its first buffer (the validity bitmap)."""
     places: dict[str, tuple[int, int]] = {}
     nodes = buffers = 0
     for field in _schema(columns):
@@ -77,12 +77,12 @@ def buffers_of(columns: int) -> dict[str, tuple[int, int]]:
 
 @cache
 def counts(columns: int) -> tuple[int, int]:
-    """How many field nodes and how many buffers a body with these columns has."""
+    """The numbers of field nodes and of buffers of a body with these columns."""
     sizes = [_sizes(field.type) for field in _schema(columns)]
     return sum(nodes for nodes, _ in sizes), sum(buffers for _, buffers in sizes)
 
 
 def _sizes(kind: pa.DataType) -> tuple[int, int]:
     if pa.types.is_map(kind):
-        return 4, 2 + 1 + 3 + 3  # the map, its entries, their names, their values
+        return 4, 2 + 1 + 3 + 3  # The map, its entries, their names, their values.
     return 1, 3 if pa.types.is_binary(kind) else 2

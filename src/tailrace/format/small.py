@@ -1,9 +1,9 @@
-"""The check of a foreign body of a few rows in plain Python: the same answer as `batch.open_body`, sooner.
+"""The check of a foreign body of a few rows in plain Python: the same answer as `batch.open_body`, faster.
 
-Opening a batch in pyarrow and looking at it with numpy costs the same for one row as for hundreds, so a
-client that publishes one message at a time would pay mostly for that. Bodies of few rows with nothing but
-ids, values, times and keys, written as this SDK writes them, are proved here; whatever else there is, or
-whatever seems wrong, goes the long way, which then also finds the words for a refusal.
+Opening a batch in pyarrow and checking it with numpy costs the same for one row as for hundreds, so a client
+that publishes one message at a time would pay mostly for that. Bodies of few rows with only ids, values,
+times and keys, as this SDK writes them, are proved here. All others, and all that seem wrong, go through
+`batch.open_body`, which also words the refusal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BYTES_MAX = 64 * 1024
 
 
 def measure(body: Buffer, columns: int, *, want_keys: bool = False) -> BatchView:
-    """Prove that a foreign body is sound and within all limits; raises `InvalidRequest` or `TooLarge`."""
+    """Prove that a foreign body is valid and within all limits; raises `InvalidRequest` or `TooLarge`."""
     if columns & ~HAS_KEY == 0 and not want_keys and len(body) <= BYTES_MAX:
         view = _quick(body, columns)
         if view is not None:
@@ -32,8 +32,8 @@ def measure(body: Buffer, columns: int, *, want_keys: bool = False) -> BatchView
 
 @lru_cache(maxsize=1024)
 def _shape(head: bytes, size: int, columns: int) -> MessageLayout | None:
-    """What the head of a body of `size` bytes says, if it is one for this module. It says the same each time:
-    a producer's messages have few different shapes, and each is looked at once.
+    """The layout of a body of `size` bytes by its head; None if it is not one for this module. The messages
+    of a producer have few different heads, so each is inspected once.
     """
     try:
         message = inspect(head + bytes(size - len(head)), columns)
@@ -43,7 +43,7 @@ def _shape(head: bytes, size: int, columns: int) -> MessageLayout | None:
     if rows > ROWS_MAX or not message.own or message.nodes != (rows, 0) * (len(message.nodes) // 2):
         return None
     lengths = message.buffers[1::2]
-    # Per column: validity and data for the id, validity, offsets and data for what has a length of its own.
+    # Per column: validity and data of the id; validity, offsets and data of columns of variable length.
     if lengths[1] < 16 * rows or lengths[6] < 8 * rows:
         return None
     if columns & HAS_KEY and lengths[11] < 8 * rows:
@@ -72,7 +72,7 @@ def _quick(body: Buffer, columns: int) -> BatchView | None:
 
 
 def _longest(body: Buffer, message: MessageLayout, buffer: int) -> int:
-    """Length of the longest item of a column whose offsets are this buffer; -1 when they do not hold."""
+    """Length of the longest item of the column with these offsets; -1 if the offsets are invalid."""
     buffers = message.buffers
     if buffers[2 * buffer + 1] < 4 * message.rows + 4:
         return -1

@@ -1,4 +1,4 @@
-"""Whole tables: a user's pyarrow table into a body, and a body with its positions out to readers."""
+"""Whole tables: a user's pyarrow table into a body, and a body with positions for readers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TAKEN: dict[str, tuple[int, pa.DataType]] = {
     "expires_at": (HAS_EXPIRES_AT, TIME),
     "dedup_id": (HAS_DEDUP_ID, pa.binary()),
 }
-"""The columns that a user's table may have, with their bits and the types that they are cast to."""
+"""The columns that a user's table may have, with their bits and the types to which they are cast."""
 
 POSITIONED = pa.schema(
     {
@@ -53,15 +53,16 @@ POSITIONED = pa.schema(
         "expires_at": TIME,
     }
 )
-"""What readers get: always all columns, in types that Spark has too (nothing unsigned or of fixed size), all
-nullable, because Spark refuses batches whose nullability differs from its own schema. `priority` is never
-null all the same: a message without one has the default, also where its batch does not store the column."""
+"""The schema for readers. All columns are always present, in types that Spark has, too (none unsigned or of
+fixed size). All are nullable, because Spark refuses batches whose nullability differs from its own schema.
+`priority` is still never null: a message without one has the default, also if its batch does not store the
+column."""
 
 
 def encode_table(
     table: pa.Table | pa.RecordBatch, *, ids: bytes, timestamp: int, compression: str | None = None
 ) -> tuple[int, Buffer]:
-    """The columns and the body of a table with a `value` column; `timestamp` is for rows that have none."""
+    """The columns and the body of a table with a `value` column; `timestamp` is for rows without one."""
     rows = table.num_rows
     if not 0 < rows <= BATCH_ROWS_MAX or len(ids) != 16 * rows:
         raise InvalidRequest(f"batch: {rows} rows, {len(ids) // 16} ids; 1 to {BATCH_ROWS_MAX} are allowed")
@@ -88,7 +89,7 @@ def encode_table(
 
 
 def _cast(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
-    """The columns by name, in the types of a batch; what cannot be one is refused by its name."""
+    """The columns by name, in the types of a batch; refuses a column that cannot be cast, by its name."""
     names = table.schema.names
     unknown = sorted(set(names) - _TAKEN.keys())
     if unknown or "value" not in names or len(set(names)) != len(names):
@@ -110,7 +111,7 @@ def _cast(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
 
 
 def with_positions(batch: pa.RecordBatch, header: Header, topic: str, partition: int) -> pa.RecordBatch:
-    """A decoded batch with the place of every row, as `POSITIONED`."""
+    """A decoded batch with the topic, partition and offset of every row, as `POSITIONED`."""
     rows = batch.num_rows
     columns = header.columns
     if rows != header.count or header.base_offset + header.span >= 1 << 63:
@@ -147,11 +148,11 @@ def default_priorities(rows: int) -> pa.Array:
 
 
 def all_default(priorities: pa.Array) -> bool:
-    """Whether a column without nulls says no more than its absence would."""
+    """Whether all priorities are the default, so that the column can be left out."""
     return bool((np.asarray(priorities) == PRIORITY_DEFAULT).all())
 
 
 def _repeated(text: bytes, rows: int) -> pa.Array:
-    """The same string in every row; pyarrow's own `repeat` takes twenty times as long."""
+    """A column with the same string in every row; pyarrow's own `repeat` takes twenty times as long."""
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(text * rows)])

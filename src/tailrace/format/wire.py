@@ -4,10 +4,10 @@
     header   a tagged msgpack array: a request, a reply, or one of the two greetings below
     body     an Arrow batch on publish, raw frames on fetch, else empty
 
-A client opens with the four bytes of `PREAMBLE` and a `Hello`; the broker answers `Welcome` or a refusal.
-`WireReader` takes the bytes of a socket without copying large bodies: it offers a small scratch buffer
-for prefixes and headers, and each large body gets a buffer of its own, which the socket fills directly. A
-length is checked against its limit before anything is allocated for it.
+A client begins with the four bytes of `PREAMBLE` and a `Hello`; the broker answers with `Welcome` or a
+refusal. `WireReader` takes the bytes of a socket without copying large bodies: it offers a small scratch
+buffer for prefixes and headers, and gives each large body a buffer of its own, which the socket fills
+directly. Each length is checked against its limit before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _BUFFER_BYTES = 2 * 1024 * 1024
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First words of a client: the protocol versions that it speaks and what it calls itself."""
+    """The greeting of a client: the protocol versions that it speaks, and its name."""
 
     versions: list[int]
     client: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The broker's answer: the version chosen and the limits that it will enforce."""
+    """The answer of the broker: the chosen version, and the limits that it enforces."""
 
     version: int
     node: str
@@ -52,12 +52,12 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 def prefix(header: bytes, body_bytes: int, request_id: int) -> bytes:
-    """Prefix and header of one message, ready to be written before its body."""
+    """The prefix and header of one message, to be written before its body."""
     return PREFIX.pack(len(header), body_bytes, request_id) + header
 
 
 class WireReader:
-    """Incremental decoder: `window()` says where to put bytes, `filled(n)` gives whole messages."""
+    """An incremental decoder: `window()` is where to put bytes, `filled(n)` gives complete messages."""
 
     def __init__(
         self, body_bytes_max: int, *, preamble: bytes = b"", header_bytes_max: int = HEADER_BYTES_MAX
@@ -70,7 +70,7 @@ class WireReader:
         self._start = 0
         self._end = 0
         self._small = False
-        # A body on its way: its header, the request id, the buffer and how much of it is there.
+        # An incomplete body: its header, the request id, the buffer, and how much of it is filled.
         self._header: bytes | None = None
         self._request_id = 0
         self._body: memoryview | None = None
@@ -78,41 +78,41 @@ class WireReader:
 
     @property
     def partial(self) -> bool:
-        """Whether a message has begun and is not complete."""
+        """Whether a message has begun but is not complete."""
         return self._header is not None or self._end > self._start
 
     @property
     def expected_bytes(self) -> int:
-        """Length of the body that is on its way; 0 when none is."""
+        """Length of the incomplete body; 0 if there is none."""
         return 0 if self._body is None else len(self._body)
 
     @property
     def partial_bytes(self) -> int:
-        """Memory held by a body that is not complete: what has arrived, or the first pages that its buffer
-        takes whatever arrives.
+        """Memory held by the incomplete body: the bytes that have arrived, at least the first pages of its
+        buffer.
         """
         return 0 if self._body is None else max(self._filled, min(len(self._body), _BUFFER_BYTES))
 
     def window(self) -> memoryview:
-        """Where the next bytes of the socket belong; never empty."""
+        """The buffer for the next bytes of the socket; never empty."""
         if self._body is not None:
             return self._body[self._filled :]
         if self._start == self._end:
             if self._end == len(self._scratch) < SCRATCH_BYTES and not self._small:
-                # Many small messages at once: from now on take more of them per read.
+                # Many small messages come at once: from now on, take more of them per read.
                 self._scratch = bytearray(SCRATCH_BYTES)
                 self._view = memoryview(self._scratch)
             self._start = self._end = 0
         elif self._end == len(self._scratch):
             self._compact()
         if self._small and self._end + _SMALL_WINDOW < len(self._scratch):
-            # After a large message another is likely: read little more than its header, so that its body is
-            # not copied.
+            # After a large message another one is likely: read little more than its header, so that its body
+            # is not copied.
             return self._view[self._end : self._end + _SMALL_WINDOW]
         return self._view[self._end :]
 
     def filled(self, count: int) -> Iterator[tuple[int, bytes, Buffer]]:
-        """Note `count` new bytes; yields (request id, header, body) of every message that is now complete."""
+        """Take note of `count` new bytes; yield (request id, header, body) of every complete message."""
         if self._body is not None:
             self._filled += count
             if self._filled < len(self._body):
@@ -157,7 +157,7 @@ class WireReader:
         self, request_id: int, header: bytes, at: int, have: int, body_bytes: int
     ) -> tuple[int, bytes, Buffer] | None:
         # Untouched pages of a fresh buffer cost nothing, so a peer that announces much and sends little holds
-        # little (see `partial_bytes`). Arrow's pool reuses pages, where malloc would map and fault new ones
+        # little memory (see `partial_bytes`). Arrow's pool reuses pages; malloc would map and fault new ones
         # for each large body.
         body = memoryview(pa.allocate_buffer(body_bytes)).cast("B")
         body[:have] = self._view[at : at + have]
@@ -182,7 +182,7 @@ class WireReader:
         return True
 
     def _reserve(self, need: int) -> None:
-        """Make room for a header that is larger than what the scratch buffer has left."""
+        """Make room for a header that does not fit into the rest of the scratch buffer."""
         if self._start:
             self._compact()
         if need > len(self._scratch):

@@ -25,7 +25,7 @@ class Apart:
         """Forget all spans."""
         self._by_deliveries: dict[int, SpanSet] = {}
         self._by_due: dict[int, int] = {}
-        """How many messages starve at a time: any member may have those, like all that are due."""
+        """By time: how many messages starve from then on, and may go to any member like all that are due."""
         self.total = 0
 
     def __bool__(self) -> bool:
