@@ -400,3 +400,23 @@ def test_damage_found_by_a_reader_stops_the_partition_and_shows(caplog: pytest.L
     assert isinstance(group, GroupInfo)
     assert [(row["fault"], row["lag"]) for row in group.partitions] == [(fault.message, 3), (None, 1)]
     assert values_of(broker.submit(Fetch("t", [(0, 0)], 1, 0))[0][1]) == [b"a"]
+
+
+def test_while_the_disk_lets_a_sync_wait_nothing_is_written_on_the_loop() -> None:
+    broker = HeldEngine()
+    broker.create("slow", durability="fsync")
+    broker.create("quick", durability="interval")
+    for topic in ("slow", "quick"):
+        broker.publish(b"first", topic=topic)
+    broker.threads.holding = True
+    synced = broker.publish(b"x", topic="slow")
+    assert broker.publish(b"at once", topic="quick"), "a sync takes a moment: that is no reason"
+    broker.clock.set_us(broker.clock.now_us() + 20_000)
+    waits = broker.publish(b"later", topic="quick")
+    assert (synced, waits, len(broker.threads.held)) == ([], [], 2)
+    broker.threads.run_held()
+    broker.settle()
+    assert synced
+    assert waits
+    assert broker.publish(b"at once again", topic="quick")
+    assert not broker.engine.pump.writing

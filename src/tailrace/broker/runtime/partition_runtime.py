@@ -41,7 +41,7 @@ from tailrace.broker.runtime.frame_cache import COLD_BYTES, FrameCache
 from tailrace.broker.runtime.framing import TurnFrames
 from tailrace.broker.runtime.hot_tail import HotTail
 from tailrace.broker.runtime.maintenance import Maintenance
-from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.pump import SLOW_WRITE_US, Pump
 from tailrace.broker.runtime.recovery import Rebuilt, rebuild
 from tailrace.broker.runtime.repair import record_loss
 from tailrace.broker.runtime.state_machines import DATA_PARTITION, MachineKind
@@ -66,7 +66,6 @@ INLINE_BYTES_MAX = 32 * 1024
 INLINE_FRAME_BYTES = 2 * 1024
 """Many small frames are written on the loop up to this average size, and the bound on their sum below."""
 INLINE_TOGETHER_BYTES_MAX = 256 * 1024
-SLOW_WRITE_US = 10_000
 THREADS_ONLY_US = 1_000_000
 
 _ILL = frozenset((Corrupt.code, StorageFault.code))
@@ -284,7 +283,8 @@ class PartitionRuntime:
         """Write a turn: on the storage threads, or at once if the write is small, is next and needs no sync.
 
         Waking a thread and being woken by it costs about 20 times as much as such a write. A disk that cannot
-        keep up would stall the loop, so after one slow write the threads do all writes for a while."""
+        keep up would stall the loop, so while the threads have a slow write under way, and for a while after
+        a slow one here, they do all writes."""
         frames, pump = turn.frames, self.pump
         sync = turn.synced = turn.hard and self.options.durability == "fsync"
         size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
@@ -294,10 +294,11 @@ class PartitionRuntime:
             or size > max(INLINE_BYTES_MAX, together)
             or self._outstanding
             or len(self._turns) > 1
-            or turn.started_us < pump.threads_only_until_us
+            or pump.is_slow(turn.started_us)
             or size > self.log.room()
         ):
             self._outstanding += 1
+            pump.writing[turn] = turn.started_us
             pump.threads.append(self.log, turn.frames, sync, turn.stored)
             return
         error: Exception | None = None

@@ -41,6 +41,7 @@ from typing import Protocol
 
 from tailrace.ports import Clock, Threads
 
+SLOW_WRITE_US = 10_000
 PRUNE_MIN = 1024
 """Cancelled timers are removed from the heap when it has this size or more."""
 
@@ -85,6 +86,8 @@ class Pump:
         """Hook: a write found no space on the disk."""
         self.threads_only_until_us = 0
         """Until this steady time nothing is written on the loop, because a write there was slow."""
+        self.writing: dict[object, int] = {}
+        """Writes of the storage threads under way, the oldest first, and since when."""
         self._wake = wake
         self._arm = arm
         self._ready: list[Turnable] = []
@@ -135,6 +138,12 @@ class Pump:
                 problem = problem or error
         if problem is not None:
             raise problem
+
+    def is_slow(self, now_us: int) -> bool:
+        """Whether a write on the loop may take long: one did lately, or the disk lets another one wait now,
+        be it of another log. The whole broker would stand still in it, and it may be for seconds."""
+        since_us = next(iter(self.writing.values()), now_us)
+        return now_us < self.threads_only_until_us or now_us - since_us > SLOW_WRITE_US
 
     def drain(self) -> bool:
         """Run the callbacks of finished storage work; true when there were any."""

@@ -62,6 +62,7 @@ class Turn:
 
     def stored(self, result: object, error: Exception | None) -> None:
         """Storage has finished the write. Nothing waits for a turn that an earlier failure dropped."""
+        self._shard.pump.writing.pop(self, None)
         self._shard.landed()
         if not self.dropped:
             self._shard.stored(self, error)
