@@ -1,1 +1,1 @@
-"""Engines behind `LogStore`: segments in files (the default) and memory, and the threads that drive them."""
+"""Storage engines behind `LogStore`: segment files (the default) and memory; and their threads."""

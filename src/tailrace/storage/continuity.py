@@ -1,4 +1,4 @@
-"""What every engine asks of an append: indexes and offsets follow on, and groups of frames are not split."""
+"""Checks on appends, for every engine: entries and offsets continue the log, groups of frames are whole."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from tailrace.format.frame import DATA, MORE, Frame
 
 
 def first_numbers(frames: Sequence[Frame]) -> tuple[int, int]:
-    """Entry and offset with which a log begins that never held a frame: its first append sets them."""
+    """Entry and offset at which a log begins that never held a frame: its first append sets them."""
     offset = next((frame.header.base_offset for frame in frames if frame.header.kind == DATA), 0)
     return frames[0].header.entry, offset
 
 
 def numbers_after(name: str, frames: Sequence[Frame], entry: int, offset: int) -> tuple[int, int]:
-    """Entry and offset behind `frames`, which have to begin with the given ones.
+    """Entry and offset that follow `frames`, which must begin with the given ones.
 
-    A gap is a `StorageFault` with outcome none: it is what happens to appends that wait behind one that
-    failed.
+    A gap raises `StorageFault` with outcome none: appends that wait behind a failed one end so.
     """
     for frame in frames:
         header = frame.header

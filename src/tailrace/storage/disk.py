@@ -22,15 +22,14 @@ from tailrace.format.frame import Buffer
 
 _PARTS_MAX = os.sysconf("SC_IOV_MAX")
 _CALL_BYTES_MAX = 1024 * 1024
-"""Of one system call. For larger ones the kernel takes large pieces of memory, which in a virtual machine it
-mostly has to ask for first: that is 13 times as slow."""
+"""Bytes of one system call. For larger ones the kernel allocates large pieces of memory, which in a virtual
+machine it mostly has to request first: that is 13 times as slow."""
 _BULK_BYTES = 32 * 1024 * 1024
-"""A write from here on would take the place of everything else in the page cache."""
+"""Writes from this size on do not stay in the page cache: they would evict everything else."""
 _DONTCACHE = 0x80
-"""RWF_DONTCACHE: pages are let go as soon as they are on the disk. Linux has it since 6.14, on some file
-systems."""
+"""RWF_DONTCACHE: drop pages as soon as they are on the disk. In Linux since 6.14, on some file systems."""
 _POPULATE_READ = 22
-"""MADV_POPULATE_READ, of Linux since 5.14: it reads pages and says so when it cannot."""
+"""MADV_POPULATE_READ: read pages, with an error if that fails. In Linux since 5.14."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
@@ -39,7 +38,7 @@ SYNCS_AT_ONCE = 8
 
 
 class RealDisk:
-    """Files below `root`, which is created when it is missing."""
+    """Files below `root`, which is created if it is missing."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = os.path.abspath(root)
@@ -61,7 +60,7 @@ class RealDisk:
         os.close(handle)
 
     def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
-        """One pwritev for what is small; goes on after short writes."""
+        """One pwritev for a small write; continues after short writes."""
         total = sum(map(len, parts))
         written = 0
         if total <= _CALL_BYTES_MAX and len(parts) <= _PARTS_MAX:
@@ -85,7 +84,7 @@ class RealDisk:
         return b"".join(pieces) if len(pieces) > 1 else pieces[0]
 
     def view(self, handle: int, position: int, length: int) -> memoryview:
-        """Into memory of Arrow's pool, which reuses pages where malloc would map and fault new ones."""
+        """Read into memory of Arrow's pool, which reuses pages where malloc would map and fault new ones."""
         view = memoryview(pa.allocate_buffer(length)).cast("B")
         got = 0
         while got < length:
@@ -96,8 +95,8 @@ class RealDisk:
         return view[:got]
 
     def map(self, handle: int, position: int, length: int) -> memoryview:
-        """A mapping of the pages; it goes with the last view of it. A page that the disk cannot read would
-        end the process when it is touched, so all of them are fetched before."""
+        """Map the pages; the mapping ends with its last view. Touching a page that the disk cannot read would
+        kill the process, so all of them are read first."""
         length = min(length, os.fstat(handle).st_size - position)
         if length <= 0:
             return memoryview(b"")
@@ -120,7 +119,7 @@ class RealDisk:
         os.fdatasync(handle)
 
     def allocate(self, handle: int, length: int) -> None:
-        """posix_fallocate; where the file system cannot, the file is only extended."""
+        """posix_fallocate; if the file system does not support it, the file is only extended."""
         try:
             os.posix_fallocate(handle, 0, length)
         except OSError as error:
@@ -142,8 +141,7 @@ class RealDisk:
         os.replace(self._path(old), self._path(new))
 
     def uncache(self, path: str, position: int = 0) -> None:
-        """posix_fadvise(DONTNEED), where the system has it. It drops whole pages, and none that is dirty:
-        those are still going to be written."""
+        """posix_fadvise(DONTNEED), if the system has it. It drops whole pages, and none that is dirty."""
         if hasattr(os, "posix_fadvise"):
             handle = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -161,7 +159,7 @@ class RealDisk:
             os.unlink(full)
 
     def list(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; empty when there is no such folder."""
+        """Names in a folder, sorted; empty if there is no such folder."""
         try:
             return sorted(os.listdir(self._path(folder)))
         except (FileNotFoundError, NotADirectoryError):
@@ -183,12 +181,12 @@ class RealDisk:
         return os.path.exists(self._path(path))
 
     def add_folder(self, folder: str) -> None:
-        """mkdir; the name waits for a sync of the parent."""
+        """mkdir; the name becomes durable with a sync of the parent."""
         with suppress(FileExistsError):
             os.mkdir(self._path(folder), _FOLDER_MODE)
 
     def sync_all(self, handles: Sequence[int], folders: Sequence[str]) -> None:
-        """In threads: the file system writes its journal once for all that wait."""
+        """Sync in threads: the file system writes its journal once for all that wait."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(SYNCS_AT_ONCE, "storage-sync")
         begun = [self._pool.submit(self.sync, handle) for handle in handles]
@@ -211,7 +209,7 @@ class RealDisk:
 
 
 def _write_rest(handle: int, parts: Sequence[Buffer], position: int, written: int, *, bulk: bool) -> None:
-    """Write what is missing of `parts` when `written` bytes of them are in place."""
+    """Write the rest of `parts` after their first `written` bytes."""
     rest = deque(memoryview(part).cast("B") for part in parts)
     flags = _DONTCACHE if bulk else 0
     while True:
@@ -227,14 +225,14 @@ def _write_rest(handle: int, parts: Sequence[Buffer], position: int, written: in
         except OSError as error:
             if not flags or error.errno not in _UNSUPPORTED:
                 raise
-            written = flags = 0  # Then through the cache.
+            written = flags = 0  # Unsupported here: through the cache.
             continue
         if written == 0:
             raise OSError(errno.EIO, "pwritev wrote nothing")
 
 
 def _first(parts: Iterable[memoryview]) -> list[memoryview]:
-    """As many of the parts as one system call shall take."""
+    """The first parts, as much as one system call takes."""
     taken: list[memoryview] = []
     room = _CALL_BYTES_MAX
     for part in islice(parts, _PARTS_MAX):

@@ -1,4 +1,4 @@
-"""The lock on a data folder: two brokers on one folder would destroy each other's logs."""
+"""The lock on a data folder, because two brokers on one folder would destroy each other's logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOCK_NAME = "LOCK"
 
 
 class FolderLock:
-    """Holds `LOCK` in a folder until `release`, or until the process ends."""
+    """Holds the file `LOCK` of a folder until `release`, or until the process ends."""
 
     def __init__(self, root: str) -> None:
         self.path = f"{root}/{LOCK_NAME}"
@@ -28,7 +28,7 @@ class FolderLock:
         os.pwrite(self._handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let go; safe to call twice."""
+        """Release the lock; may be called twice."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -1,6 +1,6 @@
-"""Logs in memory: the same port without a disk, for topics that promise nothing and for tests.
+"""Logs in memory: the same port without a disk, for topics that promise no durability, and for tests.
 
-What a log holds belongs to its store: a log that is closed and taken again finds its frames, as after a
+The content of a log belongs to its store: a log that is closed and taken again finds its frames, as after a
 restart.
 """
 
@@ -22,8 +22,8 @@ MEMORY_ROOM = 1 << 62
 
 
 class _Content:
-    """What one log holds; `frames` is replaced when it shrinks, so readers in other threads keep what they
-    have."""
+    """The content of one log. `frames` is replaced when the log shrinks, so readers in other threads keep
+    their list."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[Header, bytes]] = []
@@ -34,15 +34,15 @@ class _Content:
         self.end_entry = 0
         self.end_offset = 0
         self.damaged: set[int] = set()
-        """Entries that cannot be read any more."""
+        """Entries that tests have made unreadable."""
         self.keys = KeyRows()
         """Keys of the messages; a frame's position is its entry."""
         self.generation = 0
         self.lost: list[int] = []
-        """Offsets whose loss was accepted and is not a fact in the log yet."""
+        """Offsets, as flat spans, whose loss was accepted and is not a fact in the log yet."""
 
     def index_again(self) -> None:
-        """After frames went: the keys of those that are left."""
+        """Frames were removed: collect the keys of the others."""
         self.generation += 1
         if not self.keys.count:
             return
@@ -73,7 +73,7 @@ class MemoryLog:
         self._tell = tell
 
     def damage(self, entry: int) -> None:
-        """Let the frame with this index be unreadable, as if its bytes had changed on a disk."""
+        """Make the frame with this entry unreadable, as if its bytes had changed on a disk."""
         self._content.damaged.add(entry)
 
     def _checked(self, header: Header, raw: bytes) -> bytes:
@@ -86,13 +86,13 @@ class MemoryLog:
         raise error
 
     def fail_next(self, error: StorageFault) -> None:
-        """Let the next append or sync fail with `error`; an outcome other than `none` fences the log, as on a
-        disk."""
+        """Make the next append or sync fail with `error`; an outcome other than `none` fences the log, as on
+        a disk."""
         self._next_error = error
 
     @property
     def closed(self) -> bool:
-        """Whether the log has been let go."""
+        """Whether the log is closed."""
         return self._state == "closed"
 
     def recover(self) -> Recovery:
@@ -300,7 +300,7 @@ class MemoryLog:
             content.start_offset = newest.offset
 
     def scrub(self, entry: int, bytes_max: int) -> Scrubbed:
-        """See `PartitionLog.scrub`; memory has nothing closed, so everything is looked at."""
+        """See `PartitionLog.scrub`; there are no sealed segments, so all frames are checked."""
         read = 0
         for header, raw in self._content.frames:
             if header.entry >= entry:
@@ -348,8 +348,7 @@ class MemoryLog:
 
 
 def _first_data(frames: list[tuple[Header, bytes]], offset: int) -> int:
-    """A place at or before the data frame that holds `offset`; only data frames carry the log's own
-    offsets."""
+    """An index at or before the data frame that holds `offset`; only data frames have offsets."""
     low, high = 0, len(frames)
     while low < high:
         middle = (low + high) // 2
@@ -375,7 +374,7 @@ class MemoryStore:
         self._notes: dict[str, bytes] = {}
 
     def fail_next(self, error: StorageFault) -> None:
-        """Let the next append or sync of any log fail with `error`; see `MemoryLog.fail_next`."""
+        """Make the next append or sync of any log fail with `error`; see `MemoryLog.fail_next`."""
         self._errors.append(error)
 
     def log(self, name: str) -> MemoryLog:
@@ -388,7 +387,7 @@ class MemoryStore:
         return log
 
     def known_log(self, name: str) -> MemoryLog:
-        """See `LogStore.known_log`: this engine promises nothing, so a log that is not there is new."""
+        """See `LogStore.known_log`; this engine keeps nothing across restarts, so a missing log is new."""
         return self.log(name)
 
     def find_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
@@ -446,7 +445,7 @@ class MemoryStore:
         return sorted(self._contents)
 
     def close(self) -> None:
-        """See `LogStore.close`; the content stays for whoever opens the store's logs again."""
+        """See `LogStore.close`; the content stays for the next opening of a log."""
         for log in self._open.values():
             log.close()
         self._open.clear()

@@ -1,4 +1,4 @@
-"""Snapshot files: opaque state with a checksum over everything; whole or not there."""
+"""Snapshot files: opaque state with one checksum over everything; each is whole or does not count."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _checksum(parts: Sequence[Buffer]) -> int:
 
 
 def encode_snapshot(snapshot: Snapshot) -> list[Buffer]:
-    """The parts of a snapshot file, chunks uncopied: head, lengths of the chunks, the chunks, checksum."""
+    """The parts of a snapshot file: head, lengths of the chunks, the chunks (not copied), checksum."""
     chunks = [chunk for chunk in snapshot.chunks if len(chunk)]
     head = _HEAD.pack(_MAGIC, _VERSION, snapshot.entry, snapshot.offset, len(chunks))
     lengths = struct.pack(f"<{len(chunks)}Q", *map(len, chunks))
@@ -53,7 +53,7 @@ def encode_snapshot(snapshot: Snapshot) -> list[Buffer]:
 
 
 def decode_snapshot(raw: bytes) -> Snapshot:
-    """The snapshot in a file; raises `Corrupt`. Chunks are views, empty chunks are not kept."""
+    """Decode a snapshot file; raises `Corrupt`. Chunks are views; empty chunks are not stored."""
     view = memoryview(raw)
     if len(raw) < _HEAD.size + _CRC.size:
         raise Corrupt(f"the snapshot is cut short: {len(raw)} bytes")
@@ -72,7 +72,7 @@ def decode_snapshot(raw: bytes) -> Snapshot:
 
 
 def load_snapshot(disk: Disk, path: str) -> Snapshot:
-    """Read and check one file; raises `Corrupt` or OSError."""
+    """Read and check a snapshot file; raises `Corrupt` or OSError."""
     handle = disk.open(path)
     try:
         return decode_snapshot(disk.read(handle, 0, disk.size(handle)))
@@ -81,7 +81,7 @@ def load_snapshot(disk: Disk, path: str) -> Snapshot:
 
 
 class SnapshotShelf:
-    """The good snapshots of a log: the two newest are kept."""
+    """The good snapshots of a log; the two newest are kept."""
 
     def __init__(self, folder: LogFolder) -> None:
         self._folder = folder
@@ -89,7 +89,7 @@ class SnapshotShelf:
         """Entry and offset, newest first."""
 
     def save(self, snapshot: Snapshot) -> None:
-        """Store one durably, then remove what is neither it nor the one before."""
+        """Store a snapshot durably, then remove all but this and the one before."""
         self._folder.save(snapshot_name(snapshot.entry), encode_snapshot(snapshot))
         others = [other for other in self.known if other[0] != snapshot.entry]
         self.known = sorted([(snapshot.entry, snapshot.offset), *others], reverse=True)[:KEPT]
@@ -97,7 +97,7 @@ class SnapshotShelf:
         self.drop(lambda entry: entry not in kept)
 
     def drop(self, unwanted: Callable[[int], bool]) -> None:
-        """Remove those whose entry is unwanted, damaged ones too."""
+        """Remove snapshots whose entry is unwanted, damaged ones included."""
         names = self._folder.disk.list(self._folder.folder)
         gone = [name for name in names if (at := snapshot_entry(name)) is not None and unwanted(at)]
         self.known = [known for known in self.known if not unwanted(known[0])]

@@ -1,9 +1,10 @@
-"""Room of a data folder: how much its file system has left, and a file that holds some of it back.
+"""Room of a data folder: the free space of its file system, and a file that holds some of it in reserve.
 
-A broker on a full disk needs a little room to help itself: acknowledgements are facts to write, and what
-retention or a trim gives back goes only when a snapshot says so. The file `reserve` keeps that room. It is
-let go when a write finds no space, and made again when there is plenty: that this succeeds is also the proof
-that quotas allow it, of which the free bytes of a file system say nothing. Losing the file costs nothing.
+A broker on a full disk needs a little space to help itself: acknowledgements are facts to write, and segments
+that retention or a trim frees are removed only after a snapshot is stored. The file `reserve` keeps that
+space. It is released part by part when a write finds no space, and made again when there is plenty. Making it
+also proves that quotas allow it, about which the free bytes of a file system say nothing. Losing the file
+costs nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from tailrace.storage.files.log_folder import NO_SPACE
 RESERVE_NAME = "reserve"
 RESERVE_BYTES_MAX = 8 * 1024 * 1024
 RESERVE_SHARE = 50
-"""On a small file system no more than one part of so many is held back."""
+"""The reserve takes at most one part in this many of a file system."""
 
 PARTS = 8
-"""It is let go in so many parts: who else fills the disk does not get all of it at once."""
+"""Parts in which the reserve is released, so that other programs that fill the disk do not get all of it."""
 
 
 class SpareSpace:

@@ -1,9 +1,17 @@
-"""Threads between the event loop and the disks: a queue per log, group commit, one wake-up per batch.
+"""Storage threads between the event loop and the disks: a queue per log, group commit, one wake-up per batch.
 
-The owner submits from its loop; workers run; results gather until the owner fetches them. `notify` is called
-from a worker when there is something to fetch, and not again before `completed` was called, so it may be
-`lambda: loop.call_soon_threadsafe(drain)` with `for done, result, error in threads.completed(): done(result,
-error)`.
+    loop                       writer thread                            loop
+    append a, b, c to log 1    takes a: write, sync
+      (b and c wait)           takes b and c: one write, one sync       completed(): a
+                                                                        completed(): b, c
+
+Each log has a queue, which one worker at a time empties; so appends to one log are in order, and up to
+`count` logs are written side by side. Appends that wait together become one write and at most one sync: the
+group commit. Reads have threads of their own and never delay appends.
+
+Results collect until the owner fetches them. `notify` is called from a worker when there is something to
+fetch, and not again before `completed` was called, so it may be `lambda: loop.call_soon_threadsafe(drain)`
+with `for done, result, error in threads.completed(): done(result, error)`.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from tailrace.format.frame import Frame
 from tailrace.ports import PartitionLog
 
 Done = Callable[[Any, Exception | None], None]
-"""Called by the owner with a result (None for appends) or the error."""
+"""The owner calls it with a result (None for appends) or the error."""
 
 
 class Completion(NamedTuple):
@@ -43,7 +51,7 @@ class _Act(NamedTuple):
 
 
 class _Results:
-    """Completions on their way to the owner; one `notify` per batch."""
+    """Completions for the owner; one `notify` per batch."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
@@ -66,8 +74,7 @@ class _Results:
 
 
 class _Lane:
-    """The work that waits for one log. `busy` is true from the moment it is handed to a worker until it is
-    empty."""
+    """The queue of one log. `busy` from the moment the queue is given to a worker until it is empty."""
 
     __slots__ = ("busy", "lock", "log", "waiting")
 
@@ -79,7 +86,7 @@ class _Lane:
 
 
 class StorageThreads:
-    """`count` threads that write, so up to that many logs sync side by side, and `readers` that read."""
+    """`count` threads that write, so that as many logs may sync side by side, and `readers` that read."""
 
     def __init__(self, notify: Callable[[], None], *, count: int = 8, readers: int = 2) -> None:
         self._results = _Results(notify)
@@ -97,8 +104,7 @@ class StorageThreads:
         return thread
 
     def append(self, log: PartitionLog, frames: Sequence[Frame], sync: bool, done: Done) -> None:
-        """Append when the log's turn comes, joined with whatever else waits for it; the owner's thread
-        only."""
+        """Append when the log's turn comes, joined with the appends that wait for it. Owner's thread only."""
         self._submit(log, _Append(frames, sync, done))
 
     def run(self, log: PartitionLog, work: Callable[[], Any], done: Done) -> None:
@@ -112,7 +118,7 @@ class StorageThreads:
         self._reads.put(_Act(work, done))
 
     def tell(self, done: Done, result: object) -> None:
-        """Let the owner call `done`; from any thread."""
+        """Make the owner call `done`; from any thread."""
         self._results.add([Completion(done, result, None)])
 
     def completed(self) -> list[Completion]:
@@ -120,19 +126,19 @@ class StorageThreads:
         return self._results.take()
 
     def forget(self, log: PartitionLog) -> None:
-        """Drop the empty queue of a log that was closed."""
+        """Drop the queue of a closed log."""
         lane = self._lanes.get(id(log))
         if lane is not None and not lane.busy:
             del self._lanes[id(log)]
 
     def close(self) -> None:
-        """Finish what was submitted, then end the threads; results can still be fetched."""
+        """Finish all submitted work, then end the threads; results can still be fetched."""
         if self._closed:
             return
         self._closed = True
         for _ in self._readers:
             self._reads.put(None)
-        # the last act of each lane says that everything before it is done
+        # the last act of each lane tells that everything before it is done
         ended = threading.Semaphore(0)
         lanes = list(self._lanes.values())  # The loop may still forget logs that were closed.
         for lane in lanes:
@@ -164,7 +170,7 @@ class StorageThreads:
             self._empty(lane)
 
     def _empty(self, lane: _Lane) -> None:
-        """Do what waits; what was written is not held on to until there is more."""
+        """Do the work that waits, and keep no reference to it afterwards."""
         with lane.lock:
             batch = list(lane.waiting)
             lane.waiting.clear()
@@ -181,11 +187,11 @@ class StorageThreads:
 
 
 def _nobody(result: Any, error: Exception | None) -> None:
-    """Takes a completion that no owner waits for."""
+    """Ignore a completion."""
 
 
 class InlineThreads:
-    """The same interface without threads: everything runs at once in the caller, for virtual time and
+    """The same interface without threads: all work runs at once in the caller, for virtual time and
     simulation."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
@@ -228,7 +234,8 @@ class InlineThreads:
 
 
 def _run_batch(log: PartitionLog, batch: list[_Append | _Act]) -> Iterator[list[Completion]]:
-    """Run what waited for a log in order, appends joined; each result is out before the next work starts."""
+    """Run the waiting work of a log in order, appends joined; each result is out before the next work
+    begins."""
     for is_append, items in groupby(batch, lambda item: isinstance(item, _Append)):
         if is_append:
             yield _run_appends(log, [item for item in items if isinstance(item, _Append)])
@@ -239,7 +246,7 @@ def _run_batch(log: PartitionLog, batch: list[_Append | _Act]) -> Iterator[list[
 
 
 def _run_appends(log: PartitionLog, joined: list[_Append]) -> list[Completion]:
-    """Group commit: one write and at most one sync for all; when it fails, it failed for all."""
+    """Group commit: one write and at most one sync for all; a failure is the failure of all."""
     error: Exception | None = None
     try:
         if len(joined) == 1:
@@ -247,7 +254,7 @@ def _run_appends(log: PartitionLog, joined: list[_Append]) -> list[Completion]:
         else:
             frames = [frame for item in joined for frame in item.frames]
             log.append(frames, sync=any(item.sync for item in joined))
-    except Exception as caught:  # whatever it is, the owner has to hear of it
+    except Exception as caught:  # of any kind: the owner has to hear of it
         error = caught
     return [Completion(item.done, None, error) for item in joined]
 
@@ -255,5 +262,5 @@ def _run_appends(log: PartitionLog, joined: list[_Append]) -> list[Completion]:
 def _run_act(act: _Act) -> Completion:
     try:
         return Completion(act.done, act.work(), None)
-    except Exception as caught:  # whatever it is, the owner has to hear of it
+    except Exception as caught:  # of any kind: the owner has to hear of it
         return Completion(act.done, None, caught)

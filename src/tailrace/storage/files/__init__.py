@@ -1,1 +1,1 @@
-"""Logs in segment files: appended, synced, opened after a crash, searched, scrubbed, repaired."""
+"""Logs in segment files: append, sync, open after a crash, search, scrub, repair."""

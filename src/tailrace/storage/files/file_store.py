@@ -23,7 +23,7 @@ def _random_number() -> int:
 
 
 INTERNAL_SEGMENT_BYTES = 4 * 1024 * 1024
-"""Logs of the broker's own topics are small and many: they reserve less."""
+"""Segment size of internal logs, which are many and small."""
 
 
 class FileStore:
@@ -51,7 +51,7 @@ class FileStore:
         self.folders = FolderShelf(self._disk)
 
     def log(self, name: str) -> FileLog:
-        """See `LogStore.log`. A log that is open already is refused: two writers would destroy it."""
+        """See `LogStore.log`. Refused while the log is open, because two writers would destroy it."""
         return self._log(name, known=False)
 
     def known_log(self, name: str) -> FileLog:
@@ -79,7 +79,7 @@ class FileStore:
             return Losses(find_losses(self._disk, name, entries, snapshots, self._clock.now_us()).ranges)
 
     def accept_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
-        """See `LogStore.accept_losses`; `storage.lost_ranges` says in which order."""
+        """See `LogStore.accept_losses`; `lost_ranges` gives the order of steps."""
         _check_name(name)
         known = self._open.get(name)
         if known is not None and not known.closed:
@@ -147,7 +147,7 @@ class FileStore:
             yield from self._walk(f"{folder}/{name}" if folder else name)
 
     def close(self) -> None:
-        """See `LogStore.close`; logs that are still open are closed."""
+        """See `LogStore.close`; closes the logs that are still open."""
         try:
             for log in self._open.values():
                 if not log.closed:

@@ -1,7 +1,7 @@
-"""Walking through a log by entry, headers first: bodies are read only when somebody asks for one.
+"""The walk through a log by entry, headers first: a body is read only on request.
 
-For searches that look at little of what they pass. Small frames come in pieces of `GLANCE` bytes; what lies
-beyond a piece is not read at all, so large bodies cost nothing.
+For searches that need few of the frames that they pass. Small frames are read in pieces of `GLANCE` bytes;
+the part of a body beyond a piece is not read at all, so large bodies cost nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.storage.files.segment import last_false
 GLANCE = 64 * 1024
 
 Glanced = tuple[Header, Callable[[], Buffer]]
-"""A header, and how to read its checked body while the walk stands there."""
+"""A header, and a function that reads the checked body while the walk stands there."""
 
 
 def scan_frames(reader: LogReader, entry: int, end: int) -> Iterator[Glanced]:
@@ -35,7 +35,7 @@ def scan_frames(reader: LogReader, entry: int, end: int) -> Iterator[Glanced]:
             handle = reader.disk.open(path)
         except OSError as error:
             if segment not in reader.segments:
-                continue  # It was trimmed since the walk began.
+                continue  # Trimmed since the walk began.
             raise StorageFault(f"opening {path} failed: {error}", outcome="none") from error
         try:
             start = points[last_false(points, lambda point: point.entry > entry)].position
@@ -45,7 +45,7 @@ def scan_frames(reader: LogReader, entry: int, end: int) -> Iterator[Glanced]:
                 if header.kind != BARRIER and header.entry >= entry:
                     yield header, partial(_told, reader, body)
         except Corrupt as error:
-            if segment in reader.segments:  # Else it was trimmed or cut since the walk began.
+            if segment in reader.segments:  # Else trimmed or cut since the walk began.
                 reader.found(error)
             raise
         except OSError as error:
@@ -55,7 +55,7 @@ def scan_frames(reader: LogReader, entry: int, end: int) -> Iterator[Glanced]:
 
 
 def entry_at(reader: LogReader, append_time_us: int) -> int | None:
-    """See `PartitionLog.entry_at`; None when nothing is that new."""
+    """See `PartitionLog.entry_at`; None when no frame is that new."""
     for segment in reader.segments:
         if segment.frames and segment.last_append_us >= append_time_us:
             try:

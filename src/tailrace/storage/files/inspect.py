@@ -1,4 +1,4 @@
-"""Looking at the files of a log without opening it: reads only, needs no lock, changes nothing."""
+"""Inspection of the files of a log without opening it: reads only, needs no lock, changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.storage.snapshots import load_snapshot, snapshot_entry
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a log. What does not apply to its kind is zero or empty."""
+    """One file of a log. Fields that do not apply to its kind are zero or empty."""
 
     kind: str
     """`segment`, `snapshot` or `mark`."""
@@ -36,12 +36,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     last_append_us: int = 0
     sealed: bool = False
     position: int = 0
-    """Of the mark: up to where the segment `first_entry` is durable."""
+    """Of the mark: position up to which the segment `first_entry` is durable."""
     problem: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something in the files of a log that is not as it should be."""
+    """Something wrong in the files of a log."""
 
     file: str
     position: int
@@ -145,7 +145,7 @@ def _snapshot_row(disk: ViewedDisk, name: str, file: str, entry: int) -> Row:
 
 
 def verify_log(folder: str | Path) -> list[Problem]:
-    """Read and check every file of a log; an empty list means that all is well.
+    """Read and check every file of a log; an empty list means no problems.
 
     A torn tail of the last segment is reported as not fatal: the broker cuts it when it opens the log.
     """

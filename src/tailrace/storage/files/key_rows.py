@@ -1,14 +1,17 @@
-"""The keys of a segment's messages: rows in memory while it is written, a sorted file when it is closed.
+"""Keys of a segment's messages: rows in memory while the segment is active, a sorted file once it is sealed.
 
-A row says that a message whose key has this hash has this offset, and at which position of the segment its
-frame begins. The hash is the stored `key_hash`, 64 bits: two keys may share one, so readers compare the key
-itself. Messages without a key have no row.
+A row gives, for one message, the hash of its key, its offset, and the position of its frame in the segment.
+The hash is the stored `key_hash`, 64 bits: two keys may share one, so readers compare the key itself.
+Messages without a key have no row.
 
-The file of a closed segment, `00000000000000000042.keys`, has its rows sorted by hash, then by offset, in
-blocks with a checksum each. A search reads the head with the first hash of every block, and then the blocks
-in which the hash lies: what it costs does not depend on how long the segment is, but for eight bytes per
-block. The file is derived from the frames. It is written without a sync: one that a crash left torn or empty
-does not pass its checksums, and is made again from the frames.
+The file of a sealed segment, `00000000000000000042.keys`, has its rows sorted by hash, then by offset, in
+blocks of 128 rows with a checksum each. Its head holds the first hash of every block:
+
+    head      block 0: 0x03…    block 1: 0x41…    block 2: 0x41…    block 3: 0x97…
+    search    0x41… may begin in block 0 and ends in block 2: three blocks are read
+
+So a search costs a few blocks, and eight bytes of head per block. The file is derived from the frames and
+written without a sync: one that a crash left torn or empty does not pass its checksums, and is made again.
 
 `KeyRows` has one writer. Readers in other threads see the rows up to `count`, which is raised last.
 """
@@ -50,7 +53,7 @@ class Places(NamedTuple):
 
 
 class KeyRows:
-    """Rows of frames in the order of the log: 8 bytes a message and 24 a frame."""
+    """Rows in the order of the log: 8 bytes per message and 24 per frame."""
 
     __slots__ = ("_frame_count", "_frames", "_hashes", "count")
 
@@ -62,7 +65,7 @@ class KeyRows:
         self.count = 0
 
     def note(self, hashes: Hashes, base_offset: int, position: int) -> None:
-        """Take the messages of a frame, whose offsets follow on; a hash of 0 stands for no key."""
+        """Add the messages of a frame, which have consecutive offsets; a hash of 0 stands for no key."""
         count, frames = self.count, self._frame_count
         end = count + len(hashes)
         if end > len(self._hashes):
@@ -75,7 +78,7 @@ class KeyRows:
         self.count = end
 
     def find(self, key_hash: int) -> Places:
-        """The messages with this hash."""
+        """Places of the messages with this hash."""
         count = self.count
         rows = np.flatnonzero(self._hashes[:count] == np.uint64(key_hash))
         return Places(*self._located(rows))
@@ -88,7 +91,7 @@ class KeyRows:
         return found[:, 1] + rows - found[:, 0], found[:, 2]
 
     def rows(self) -> Rows:
-        """All of them as the file has them."""
+        """All rows, as the file has them."""
         count = self.count
         keyed = np.flatnonzero(self._hashes[:count])
         offsets, positions = self._located(keyed)
@@ -105,12 +108,12 @@ def _larger(array: Any, used: int, needed: int) -> Any:
 
 
 def in_order(rows: Rows) -> Rows:
-    """Rows of ascending offset, sorted by hash."""
+    """Sort rows by hash; rows of one hash keep their order."""
     return rows[np.argsort(rows["hash"], kind="stable")]
 
 
 def find_rows(rows: Rows, key_hash: int) -> Places:
-    """The messages with this hash among sorted rows."""
+    """Places of the messages with this hash among sorted rows."""
     hashes, wanted = rows["hash"], np.uint64(key_hash)
     found = rows[hashes.searchsorted(wanted, "left") : hashes.searchsorted(wanted, "right")]
     return _places(found)
@@ -121,12 +124,12 @@ def _places(rows: Rows) -> Places:
 
 
 def keys_name(first_entry: int) -> str:
-    """File name of the keys of the segment that begins with this entry."""
+    """File name of the keys of the segment that begins at this entry."""
     return f"{first_entry:020d}{KEYS_SUFFIX}"
 
 
 def encode_keys(first_entry: int, size: int, rows: Rows) -> list[Buffer]:
-    """The file for the first `size` bytes of a segment, in parts."""
+    """Encode the file for the first `size` bytes of a segment, in parts."""
     blocks = [rows[at : at + BLOCK_ROWS].tobytes() for at in range(0, len(rows), BLOCK_ROWS)]
     head = _HEAD.pack(_MAGIC, _VERSION, first_entry, size, len(rows))
     head += rows["hash"][::BLOCK_ROWS].tobytes()
@@ -136,8 +139,7 @@ def encode_keys(first_entry: int, size: int, rows: Rows) -> list[Buffer]:
 
 
 class KeyFile:
-    """The file of a closed segment, opened for one search; raises `Corrupt` where a checksum does not
-    hold."""
+    """The file of a sealed segment, opened for one search; raises `Corrupt` if a checksum is wrong."""
 
     def __init__(self, disk: Disk, handle: int) -> None:
         self._disk, self._handle = disk, handle
@@ -155,15 +157,15 @@ class KeyFile:
         self._start = _HEAD.size + len(rest)
 
     def find(self, key_hash: int) -> Places:
-        """The messages with this hash."""
+        """Places of the messages with this hash."""
         wanted = np.uint64(key_hash)
-        # Rows of a hash may begin in the block before the first that begins with it.
+        # Rows of a hash may begin in the block before the first block that begins with the hash.
         first = max(int(self._fences.searchsorted(wanted, "left")) - 1, 0)
         end = int(self._fences.searchsorted(wanted, "right"))
         return find_rows(self.rows(first, end), key_hash)
 
     def rows(self, first: int = 0, end: int | None = None) -> Rows:
-        """The rows of some blocks, or all."""
+        """The rows of blocks [first, end), by default of all."""
         end = len(self._fences) if end is None else end
         if first >= end:
             return np.empty(0, ROW)
@@ -180,7 +182,7 @@ class KeyFile:
 
 
 def check_keys(disk: Disk, path: str, size: int | None = None) -> int:
-    """Check the whole file, which covers `size` bytes of its segment where that is known; how long it is."""
+    """Check a whole file, and that it covers `size` bytes of its segment if given; returns its length."""
     handle = disk.open(path)
     try:
         file = KeyFile(disk, handle)
@@ -193,7 +195,7 @@ def check_keys(disk: Disk, path: str, size: int | None = None) -> int:
 
 
 def _checked(raw: bytes, what: str) -> bytes:
-    """The bytes before the checksum that ends them."""
+    """Check the trailing checksum; returns the bytes before it."""
     if len(raw) < _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-_CRC.size :])[0]:
         raise Corrupt(f"the checksum of the keys is wrong in the {what}")
     return raw[: -_CRC.size]

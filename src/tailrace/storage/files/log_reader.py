@@ -1,9 +1,14 @@
-"""Reading a log of segments: by offset, by time, for retention and for replay, beside its writer.
+"""Reads of a log of segments, beside its writer: by offset, by time, for retention and for replay.
 
-Readers open the file themselves and look at nothing beyond `Segment.size`, which the writer raises when bytes
-are in place. When the writer takes bytes away (truncate, trim) it publishes the smaller view first and raises
-`generation`: a reader that stumbles over missing bytes tries again when the generation has changed, and only
-otherwise reports trouble.
+Readers open the files themselves and read nothing beyond `Segment.size`, which the writer raises when the
+bytes are in place. Before the writer removes bytes (truncate, trim), it publishes the smaller view and raises
+`generation`. A reader that fails looks whether the generation has changed: then it begins anew; otherwise it
+reports damage (`steady`).
+
+    reader                              writer
+    sees segments 0, 40, 80             trim: publishes 40, 80; generation 7 ──▶ 8
+    opens segment 0: no such file       removes segment 0
+    generation was 7, is 8: again, with 40 and 80
 """
 
 from __future__ import annotations
@@ -23,12 +28,12 @@ from tailrace.storage.files.segment import INDEX_STEP, Point, Points, Segment, d
 
 _INDEXES_KEPT = 8
 COPIED_BYTES_MAX = 8 * 1024 * 1024
-"""So much of the frames that somebody asks for is copied into memory; the others are mapped."""
+"""Bytes of frames that one read copies into memory; further frames are mapped."""
 T = TypeVar("T")
 
 
 class LogReader:
-    """What readers see of a log: the segments in order, the last being the one that is written."""
+    """The readers' view of a log: its segments in order, the active one last."""
 
     def __init__(
         self, disk: Disk, folder: str, found: Callable[[Corrupt], None] = lambda error: None
@@ -36,16 +41,16 @@ class LogReader:
         self.disk = disk
         self.folder = folder
         self.found = found
-        """Called with the damage that a read finds, before the reader hears of it."""
+        """Hook: a read found damage; called before the error is raised."""
         self.segments: tuple[Segment, ...] = ()
         self.generation = 0
         self.lost: Corrupt | None = None
-        """Told to whoever reads below the first segment, when that was not trimmed but is missing."""
+        """Raised for reads below the first segment, if segments in front are missing and were not trimmed."""
         self._indexes: OrderedDict[tuple[int, int], Points] = OrderedDict()
         self._lock = threading.Lock()
 
     def publish(self, segments: tuple[Segment, ...], *, shrunk: bool = False) -> None:
-        """Replace the view; `shrunk` before bytes disappear."""
+        """Replace the view; with `shrunk` before bytes are removed."""
         self.segments = segments
         if shrunk:
             self.generation += 1
@@ -55,15 +60,14 @@ class LogReader:
         return f"{self.folder}/{segment.name}"
 
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
-        """See `PartitionLog.read`; each buffer holds whole frames, the first and the last of each is a data
-        frame."""
+        """See `PartitionLog.read`; each buffer holds whole frames and begins and ends with a data frame."""
         if self.lost is not None and self.segments and offset < self.segments[0].base_offset:
             raise self.lost
         return self.steady(lambda: self._read(offset, end, bytes_max))
 
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
-        """See `PartitionLog.read_entries`; bodies are views into larger pieces of the file: copies of few, or
-        the pages of the file itself."""
+        """See `PartitionLog.read_entries`; bodies are views into larger pieces of the file, which are copied
+        up to `COPIED_BYTES_MAX` and mapped beyond."""
 
         def find() -> list[tuple[Header, Buffer]]:
             wanted = sorted(set(entries))
@@ -85,7 +89,7 @@ class LogReader:
     def _find_entries(
         self, segment: Segment, wanted: list[int], found: dict[int, tuple[Header, Buffer]], room: int
     ) -> int:
-        """Add frames of a segment; returns how much of the room for copies is left."""
+        """Add frames of a segment to `found`; returns the room that is left for copies."""
         limit, points, path = segment.size, self.points(segment), self.path(segment)
         handle = self.disk.open(path)
         try:
@@ -124,8 +128,7 @@ class LogReader:
     def retention_offset(
         self, bytes_max: int | None, append_time_us: int | None, count_max: int | None
     ) -> int | None:
-        """See `PartitionLog.retention_offset`; bytes are those of whole data frames, count is that of
-        offsets."""
+        """See `PartitionLog.retention_offset`; `bytes_max` counts whole data frames, `count_max` offsets."""
 
         def find() -> int | None:
             segments = self.segments
@@ -143,9 +146,9 @@ class LogReader:
         return self.steady(find)
 
     def replay(self, after: int) -> Iterator[tuple[Header, Buffer]]:
-        """Frames with an index above `after`, as of now, and a LOST one that goes beyond it: its loss was
-        accepted later than the snapshot was taken. Sealed segments are checked on the way. The last segment
-        was checked when the log was opened."""
+        """The frames with an entry above `after`, as of now; also a LOST frame that only ends above it,
+        because its loss was accepted after the snapshot was taken. Sealed segments are checked on the way;
+        the last one was checked when the log was opened."""
         parts = [(segment, segment.size) for segment in self.segments if segment.frames]
         for segment, size in parts:
             if segment.end_entry <= after + 1:
@@ -167,7 +170,7 @@ class LogReader:
                 self.disk.close(handle)
 
     def points(self, segment: Segment) -> Points:
-        """The sparse index of a segment: from memory, from its file, or rebuilt."""
+        """The sparse index of a segment, from memory, from its file, or rebuilt."""
         points = segment.points
         if points is not None:
             return points
@@ -194,7 +197,7 @@ class LogReader:
             if stored.points and (stored.end_entry, stored.size) == (segment.end_entry, segment.size):
                 return stored.points
         except (Corrupt, FileNotFoundError):
-            pass  # derived data: the frames themselves are asked below
+            pass  # the index is derived data: rebuild it from the frames
         rebuilt = Segment(segment.first_entry, segment.base_offset)
         handle = self.disk.open(self.path(segment))
         try:
@@ -207,7 +210,7 @@ class LogReader:
         return rebuilt.points or Points()
 
     def steady(self, work: Callable[[], T]) -> T:
-        """Run a read again when the log shrank beneath it."""
+        """Run a read; run it again if it failed because the log shrank meanwhile."""
         while True:
             generation = self.generation
             try:
@@ -246,8 +249,8 @@ class LogReader:
     def _read_segment(
         self, segment: Segment, offset: int, end: int, room: int, strict: bool
     ) -> tuple[memoryview, bool]:
-        """The frames of one segment in one view, and whether the next segment may follow; `strict` refuses to
-        exceed `room`."""
+        """The frames of one segment in one view, and whether the next segment may follow; with `strict` not
+        even the first frame may exceed `room`."""
         limit = segment.size
         points = self.points(segment)
         base = points[last_false(points, lambda point: point.base_offset > offset)].position
@@ -297,7 +300,7 @@ class LogReader:
             self.disk.close(handle)
 
     def _first(self, segment: Segment, holds: Callable[[Point], bool]) -> Point | None:
-        """The first data frame of a segment for which a condition that turns true once holds."""
+        """The first data frame of a segment for which a condition holds; the condition turns true once."""
         limit = segment.size
         points = self.points(segment)
         if not points:
@@ -354,9 +357,8 @@ class LogReader:
 
 
 def _pieces(points: Sequence[Point], wanted: list[int], limit: int) -> list[tuple[int, int]]:
-    """The parts of a segment between points of its index in which the wanted entries lie, neighbours joined.
-
-    A point stands where a frame begins, so each part holds whole frames.
+    """The pieces of a segment, from point to point of its index, that hold the wanted entries; neighbouring
+    pieces are joined. A point stands where a frame begins, so each piece holds whole frames.
     """
     pieces: list[tuple[int, int]] = []
     for entry in wanted:

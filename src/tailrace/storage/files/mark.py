@@ -1,7 +1,7 @@
-"""The durable mark: a small file that says up to where a log had certainly been synced.
+"""The durable mark: a small file that says how far a log was certainly synced.
 
-Two slots in different sectors are written in turn, so that a torn write never loses the older statement. The
-mark may lag behind, never lead: it is what tells damage from a torn tail when no barrier does.
+Two slots in different sectors are written in turn, so that a torn write never destroys the older mark. The
+mark may lag behind the log but never leads it. It tells damage from a torn tail where no barrier does.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ class Mark(msgspec.Struct, frozen=True):
     offset: int
     """All offsets below this one are durable; exact in the same case."""
     nonce: int
-    """The number that the barriers of that segment carry; 0 when there is no segment yet."""
+    """The number in the barriers of that segment; 0 before the first segment."""
     origin: int
-    """The entry with which the log began."""
+    """The entry at which the log began."""
     first: int | None = None
-    """The first entry that was not trimmed, raised before a trim removes files: a log whose files begin
-    behind it has lost some. None: written by a release that did not say so."""
+    """The first entry that was not trimmed. A trim raises it before it removes files, so a log whose files
+    begin behind it has lost some. None in marks of the first version."""
 
     @property
     def first_of_all(self) -> bool:
-        """Whether it says that the log holds nothing, and that it begins with entry 0."""
+        """Whether the mark says that the log is empty and begins at entry 0."""
         return not any(msgspec.structs.astuple(self)[1:])
 
 
 def encode(sequence: int, mark: Mark) -> tuple[bytes, int]:
-    """The bytes of the mark with that number, and the position of the slot they belong to."""
+    """The bytes of a mark with this sequence number, and the position of its slot."""
     assert mark.first is not None, "only marks of older releases lack it"
     raw = _LAYOUTS[_VERSION].pack(_MAGIC, _VERSION, sequence, *msgspec.structs.astuple(mark)[1:])
     return raw + _CRC.pack(crc32c(raw)), sequence % 2 * SLOT_BYTES
 
 
 def first_slots() -> list[tuple[bytes, int]]:
-    """Both slots of a log that holds nothing yet, each with its position."""
+    """Both slots of an empty log, each with its position."""
     return [encode(sequence, Mark(sequence, 0, 0, 0, 0, 0, 0, 0)) for sequence in (1, 2)]
 
 

@@ -1,12 +1,14 @@
-"""Walking through a segment file: checked frames, and what stands behind the first bad place.
+"""The walk through a segment file: checked frames, and a look behind the first bad place.
 
-A crash may leave any subset of the sectors that were not synced. So a bad frame is a *torn tail* when nothing
-says that it had been synced, and *damage* when something does: the durable mark, or a barrier behind it. Each
-append starts with a barrier, a frame without a body whose header says up to which position the segment had
-been synced before that append. Fields of a barrier: `entry` and `base_offset` are those of the next frame,
-`append_time_us` is the synced position, `producer_id` a random number of the segment (so that no message body
-can pose as a barrier) and `leader_epoch` the entry with which the log once began (so that a trimmed log is
-told from a whole one).
+A crash may leave any subset of the sectors that were not synced. So a bad frame is a *torn tail* if nothing
+says that it had been synced, and *damage* if something does: the durable mark, or a barrier behind it
+(`opening` has an example). Each append begins with a *barrier*, a frame without a body whose header says how
+far the segment was synced before that append:
+
+    entry, base_offset   those of the next frame
+    append_time_us       the synced position
+    producer_id          a random number of the segment, so that no message body can pose as a barrier
+    leader_epoch         the entry at which the log once began, which tells a trimmed log from a whole one
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ _BARRIER_START = MAGIC + bytes((VERSION, BARRIER))
 
 
 Located = tuple[Header, int, memoryview]
-"""A frame's header, its place and its body."""
+"""A frame's header, position and body."""
 
 
 class DamagedTail(NamedTuple):
-    """What stands behind the first bad place of a segment."""
+    """The contents of a segment behind its first bad place."""
 
     used: int
     """Position behind the last byte that is not zero, or the bad place itself."""
     synced: int
-    """The greatest synced position that a barrier in there states."""
+    """The greatest synced position that a barrier there states."""
 
 
 def barrier(entry: int, offset: int, synced: int, nonce: int, origin: int) -> bytes:
@@ -52,7 +54,7 @@ def barrier(entry: int, offset: int, synced: int, nonce: int, origin: int) -> by
 
 
 def damaged(path: str, position: int, reason: str) -> Corrupt:
-    """The error that names a damaged place and what to do about it."""
+    """The error that names a damaged place and the way to mend it."""
     return Corrupt(
         f"{path} is damaged at position {position}: {reason}; nothing was changed: "
         "restore the file from a replica or a backup, then open the log again",
@@ -64,10 +66,10 @@ def damaged(path: str, position: int, reason: str) -> Corrupt:
 def scan(
     disk: Disk, handle: int, path: str, start: int, end: int, *, check: bool = True
 ) -> Iterator[Located]:
-    """Every frame from `start` to `end`, barriers included; raises `Corrupt` at the first that does not hold.
+    """Every frame from `start` to `end`, barriers included; raises `Corrupt` at the first bad one.
 
-    With `check`, bodies are checked too. Bodies are views into chunks of the file: whoever keeps one keeps
-    the chunk.
+    With `check`, bodies are checked too. Bodies are views into chunks of the file: keeping one keeps its
+    chunk in memory.
     """
     view, base, position = memoryview(b""), start, start
     while position < end:
@@ -93,8 +95,8 @@ def scan(
 
 
 def look_behind(disk: Disk, handle: int, position: int, end: int, nonce: int | None) -> DamagedTail:
-    """Search the rest of a segment for bytes that are not zero and for barriers (of that segment, when its
-    number is known)."""
+    """Search the rest of a segment for bytes that are not zero, and for barriers (only those with its number,
+    if that is known)."""
     used, synced = position, 0
     while position < end:
         chunk = disk.read(handle, position, min(CHUNK + HEADER_BYTES, end - position))
@@ -112,8 +114,8 @@ def _synced_by_barriers(chunk: bytes, position: int, nonce: int | None) -> int:
 
 
 def barriers_in(chunk: bytes, position: int, nonce: int | None) -> Iterator[tuple[int, Header]]:
-    """The barriers in a piece of a segment that stands at a position: of that segment, when its number is
-    known."""
+    """The barriers in a piece of a segment that begins at `position`; only those with the segment's number,
+    if that is known."""
     at = chunk.find(_BARRIER_START)
     while at >= 0:
         if (position + at) % ALIGNMENT == 0:

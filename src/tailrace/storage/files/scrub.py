@@ -1,7 +1,7 @@
-"""Scrubbing a log: closed segments, their keys and snapshots are read from the disk and checked, in pieces.
+"""Scrub of one log: sealed segments, their keys and snapshots are read from the disk and checked.
 
-What memory caches is dropped before a piece is read, or it would be memory that is checked; and afterwards,
-as nobody is going to read it soon.
+The page cache of a piece is dropped before the read, so that the disk is checked and not memory; and once
+more after it, because nobody will read the piece soon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scrub_piece(reader: LogReader, entry: int, bytes_max: int) -> Scrubbed:
                 return _segment_piece(reader, segment, entry, bytes_max)
             except Corrupt as error:
                 if segment not in reader.segments:
-                    return Scrubbed(segment.end_entry, 0)  # It was trimmed or cut meanwhile.
+                    return Scrubbed(segment.end_entry, 0)  # Trimmed or cut meanwhile.
                 reader.found(error)
                 raise
             except OSError as error:
@@ -63,15 +63,15 @@ def _behind(header: Header) -> int:
 
 
 def _removed(reader: LogReader, path: str) -> str:
-    """Keys that are damaged go: they are made again from the frames. What to say about it."""
+    """Remove a damaged keys file, which is made again from the frames; returns the words for the report."""
     with suppress(FileNotFoundError):
         reader.disk.remove(path)
     return "; the file was removed, and is made again from the frames when it is needed"
 
 
 def _beside(reader: LogReader) -> Scrubbed:
-    """Snapshots, and the keys of closed segments. One that is damaged stops nothing, as the snapshot before
-    is there, and the frames; somebody should know."""
+    """Check the snapshots, and the keys of sealed segments. Damage there is reported and stops nothing: the
+    previous snapshot or the frames serve instead."""
     read, problems = 0, []
     sealed = {segment.keys_name: segment.size for segment in reader.segments if segment.sealed}
     for name in reader.disk.list(reader.folder):
@@ -85,7 +85,7 @@ def _beside(reader: LogReader) -> Scrubbed:
             else:
                 read += sum(len(chunk) for chunk in load_snapshot(reader.disk, path).chunks)
         except FileNotFoundError:
-            continue  # A newer one took its place, or its segment was trimmed.
+            continue  # A newer snapshot took its place, or the segment was trimmed.
         except Corrupt as error:
             cure = _removed(reader, path) if name in sealed else ""  # A snapshot stays as it is.
             problems.append(f"{path}: {error.message}{cure}")

@@ -1,9 +1,14 @@
-"""A segment: one file of frames, its figures and its sparse index.
+"""A segment: one file of frames, with its stats and its sparse index.
 
-A segment file is named after its first entry: `00000000000000000042.log`. Its index holds one `Point` per 64
-KiB or more; the index of the segment that is being written lives in memory only, that of a sealed one in
-`…0042.idx`. Indexes are derived data: one that is missing or does not pass its checksum is rebuilt from the
-frames.
+A segment file is named after its first entry: `00000000000000000042.log`. Its index has one `Point` per 64
+KiB or more; the index of the active segment lives in memory only, that of a sealed one in `…0042.idx`. A
+look-up finds the last point before its target and walks on from there, 64 KiB or one large frame at most:
+
+    points    position 0      66,048        131,200       …
+              offset   1,000  1,420         1,780
+    offset 1,500 is wanted: begin at position 66,048
+
+Indexes are derived data: one that is missing or does not pass its checksum is rebuilt from the frames.
 """
 
 from __future__ import annotations
@@ -32,14 +37,15 @@ _CRC = struct.Struct("<I")
 
 
 class Point(NamedTuple):
-    """A place in a segment: what is known of everything before it, and of the frame that stands there."""
+    """A place in a segment at which a frame begins, with running values of the frames before it."""
 
     base_offset: int
-    """Base of the first data frame at or after this place."""
+    """Base offset of the first data frame at or after this place."""
     position: int
     entry: int
     time_max: int
-    """Greatest message timestamp of the data frames before (in a `Found` frame: up to and with it)."""
+    """Greatest message timestamp of the data frames before this place (of `LogReader._first`: with its
+    frame)."""
     append_time_us: int
     data_bytes: int
     """Bytes of the data frames of this segment before this place."""
@@ -49,8 +55,7 @@ _COLUMNS = len(Point._fields)
 
 
 class Points(Sequence[Point]):
-    """The points of an index in one buffer: as tuples of numbers they would take six times the memory, for
-    every segment that is written or was read lately."""
+    """The points of an index in one buffer, which takes a sixth of the memory of tuples."""
 
     __slots__ = ("_values", "last_position")
 
@@ -74,18 +79,17 @@ class Points(Sequence[Point]):
         return Point(*self._values[at * _COLUMNS : (at + 1) * _COLUMNS])
 
     def append(self, point: Point) -> None:
-        """Add a point in one piece: readers in other threads never see a part of it."""
+        """Add a point in one step, so that readers in other threads never see a part of it."""
         self._values.extend(array("q", point))
         self.last_position = point.position
 
     def tobytes(self) -> bytes:
-        """The points as they lie in an index file."""
+        """The points as an index file holds them."""
         return self._values.tobytes()
 
 
 class Segment:
-    """Figures of one segment. The writer extends it; `size` is raised last, and readers never look beyond
-    it."""
+    """Stats of one segment. The writer raises `size` last, and readers never look beyond it."""
 
     __slots__ = (
         "base_offset",
@@ -118,14 +122,13 @@ class Segment:
         self.last_append_us = 0
         self.sealed = False
         self.points: Points | None = Points()
-        """None when the index of a sealed segment is on the disk only."""
+        """None if the index of a sealed segment is on the disk only."""
         self.keys: KeyRows | None = None
-        """Keys of the frames that were appended since the log was opened; None: there are none, or the
-        segment is sealed."""
+        """Keys of the frames appended since the log was opened; None without any, or once sealed."""
         self.early: Rows | None = None
         """Keys of the frames before those, sorted."""
         self.unkeyed = 0
-        """Up to this position nobody has looked for keys yet."""
+        """Position up to which the keys of the frames have not been read."""
 
     @property
     def name(self) -> str:
@@ -139,11 +142,11 @@ class Segment:
 
     @property
     def keys_name(self) -> str:
-        """File name of the keys of its messages."""
+        """File name of the keys."""
         return keys_name(self.first_entry)
 
     def key_rows(self) -> Rows | None:
-        """The keys of the whole segment, sorted; None where not all of them are in memory."""
+        """The keys of the whole segment, sorted; None if not all of them are in memory."""
         if self.unkeyed:
             return None
         late = None if self.keys is None else self.keys.rows()
@@ -152,8 +155,7 @@ class Segment:
         return in_order(np.concatenate((self.early, late)))
 
     def note(self, header: Header, position: int) -> None:
-        """Take a frame at `position` into the figures; the caller raises `size` when the bytes are in
-        place."""
+        """Count a frame at `position`; the caller raises `size` when the bytes are in place."""
         if header.kind == BARRIER:
             return
         points = self.points
@@ -166,7 +168,7 @@ class Segment:
         if not self.first_append_us:
             self.first_append_us = header.append_time_us
         self.frames += 1
-        # A frame that knows no time has 0 there: what is searched by time must not go back.
+        # A frame without a time has 0 there, and times in the index must not go back.
         self.last_append_us = max(self.last_append_us, header.append_time_us)
         if header.kind == DATA:
             self.data_bytes += header.size
@@ -179,7 +181,7 @@ class Segment:
 
 
 def log_name(first_entry: int) -> str:
-    """File name of the segment that begins with this entry."""
+    """File name of the segment that begins at this entry."""
     return f"{first_entry:020d}.log"
 
 
@@ -197,8 +199,8 @@ def first_entry(name: str) -> int | None:
 
 
 def last_false(points: Sequence[Point], holds: Callable[[Point], bool]) -> int:
-    """Number of the last point for which a condition that turns true once does not hold yet; 0 when it holds
-    from the start."""
+    """Number of the last point before a condition turns true, which it does once; 0 if it holds from the
+    start."""
     return max(bisect_right(points, False, key=holds) - 1, 0)
 
 

@@ -1,8 +1,8 @@
-"""The folders of topics: their cards and intents, and which partitions lie in them.
+"""The folders of topics: their cards and intents, and the partitions in them.
 
-Every step is durable when its call returns; `core.inventory` says in which order they come. An intent is
-written under its own name and renamed to the card, so that a crash leaves the one or the other. What a step
-has to sync, it syncs at its end, all at once and for all the topics that are made together.
+Every step is durable when its call returns; `core.model.inventory` gives the order of steps. An intent is
+written under its own name and renamed to the card, so that a crash leaves the one or the other. Each step
+syncs everything at its end, at once for all topics that are made together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FolderShelf:
         names = self._disk.list(folder)
         card: TopicCard | None
         card, trouble = self._card(folder, CARD) if CARD in names else (None, "")
-        # An intent is whole before anything is made for it: one that is not explains nothing.
+        # An intent is durable before anything is made for it, so a damaged one explains nothing.
         intent = self._card(folder, INTENT)[0] if INTENT in names else None
         partitions = {int(name): self._written(f"{folder}/{name}") for name in names if name.isdigit()}
         return TopicFolder(folder, card, intent, partitions, trouble)
@@ -50,7 +50,7 @@ class FolderShelf:
             self._disk.close(handle)
 
     def _written(self, folder: str) -> bool:
-        """Whether a log holds more than what its making leaves; a first append makes a segment."""
+        """Whether a log holds anything: its first append makes a segment, its creation only the mark."""
         return any(name != MARK_NAME and not name.endswith(TEMPORARY) for name in self._disk.list(folder))
 
     def exists(self, folder: str) -> bool:
@@ -58,7 +58,7 @@ class FolderShelf:
         return self._disk.exists(folder)
 
     def intend(self, *cards: TopicCard) -> None:
-        """See `TopicFolders.intend`. The folders are in the root, so that they need no folder made first."""
+        """See `TopicFolders.intend`. The folders lie in the root, so no parent has to be made first."""
         first = cards[0].entry.folder
         with _guarded("noting what is to be done in", first, untouched=True), self._files() as handles:
             for card in cards:
@@ -71,7 +71,7 @@ class FolderShelf:
             self._disk.sync_all(handles, ["", *(card.entry.folder for card in cards)])
 
     def lay_out(self, *partitions: str) -> None:
-        """See `TopicFolders.lay_out`. A log that holds nothing is a folder with a mark that says so."""
+        """See `TopicFolders.lay_out`. An empty log is a folder with a mark that says so."""
         with _guarded("making", partitions[0], untouched=True), self._files() as handles:
             for folder in partitions:
                 self._disk.add_folder(folder)
@@ -102,7 +102,7 @@ class FolderShelf:
             for name in inner:
                 self._disk.remove(f"{folder}/{name}")
             if inner:
-                self._disk.sync_folder(folder)  # what explains the partitions goes after them
+                self._disk.sync_folder(folder)  # the card that explains the partitions goes after them
             self._disk.remove(folder)
             self._disk.sync_folder(folder.rpartition("/")[0])
 
@@ -112,7 +112,7 @@ class FolderShelf:
 
     @contextmanager
     def _files(self) -> Iterator[list[int]]:
-        """Handles that are closed at the end."""
+        """Collect handles, and close them at the end."""
         handles: list[int] = []
         try:
             yield handles
@@ -123,7 +123,8 @@ class FolderShelf:
 
 @contextmanager
 def _guarded(act: str, folder: str, *, untouched: bool = False) -> Iterator[None]:
-    """With `untouched` nothing counts of a step that failed: no space for it is told as such."""
+    """Turn an OSError into a `StorageFault`; with `untouched` a full disk becomes `Full`, because nothing of
+    the failed step counts."""
     try:
         yield
     except OSError as error:
