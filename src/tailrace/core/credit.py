@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class GroupFlights:
-    """The sums of one group."""
+    """The sums of one group over all partitions."""
 
     __slots__ = ("by_member", "freed", "partitions", "total")
 

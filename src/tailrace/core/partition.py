@@ -87,7 +87,7 @@ class Partition:
         self.dedup = DedupWindow(options.dedup_window_ms, options.dedup_max)
         self.keys = KeyIndex(options.key_index_max) if options.key_index else None
         self.at_hand: CachedFrames = _NothingAtHand()
-        """Set by the shell: the frames that decisions about delivery may look at."""
+        """Set by the shell: the frames that decisions about delivery may use."""
         self.next_entry = 0
         """Set by the shell before each decision: the index that the next frame with a body will have."""
         self.queues = GroupQueues(self)
@@ -133,8 +133,8 @@ class Partition:
     # ---------------------------------------------------------------------------------------------- decide
 
     def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
-        """What a command leads to, from the state, the frames at hand and the time alone: that of the
-        partition and that of the wall, which is the same where it is not given."""
+        """Decide a command, from the state, the cached frames and the time alone: partition time, and wall
+        time, which is the same if it is not given."""
         return self._decide[type(command)](command, now_us, now_us if wall_us is None else wall_us)
 
     def _publish(self, command: PublishBatch, now_us: int, wall_us: int) -> Decision:
@@ -415,7 +415,7 @@ class Partition:
 
 
 class _NothingAtHand:
-    """What there is to look at before the shell says otherwise."""
+    """No cached frames: the default before the shell sets its own."""
 
     def columns(self, offset: int) -> Columns | None:
         return None

@@ -17,7 +17,7 @@ more than four days).
 Which time counts where; "wall" is the machine's clock at the moment, jumps included:
 
     partition   append times; leases, back-offs, `starvation_ms`; receipts that are remembered; dedup windows,
-                also of delayed messages; idle producers and writers; staged batches that nobody decides;
+                also of delayed messages; idle producers and writers; staged batches without a decision;
                 retention by time; on coordinators the time that a member has to give a partition up
     wall        `deliver_at` and the release of delayed messages; `expires_at`; ticks of cron schedules and
                 since when one counts; how far a `timestamp` may lie ahead
@@ -48,11 +48,11 @@ class PartitionClock:
 
     @property
     def opened_us(self) -> int:
-        """The partition's time when it was opened."""
+        """The partition time when the partition was opened."""
         return self._since_us + self._lead_us
 
     def time_us(self, now_us: int) -> int:
-        """The partition's time at a steady time."""
+        """The partition time at a steady time."""
         lead_us = self._lead_us
         if lead_us:
             lead_us -= (now_us - self._since_us) // SLEW
@@ -61,7 +61,7 @@ class PartitionClock:
         return now_us
 
     def steady_us(self, time_us: int) -> int:
-        """The first steady time at which the partition's time is at least `time_us`."""
+        """The first steady time at which the partition time is at least `time_us`."""
         since_us, lead_us = self._since_us, self._lead_us
         if time_us >= since_us + lead_us * SLEW:  # The lead is gone by then.
             return time_us

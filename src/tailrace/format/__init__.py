@@ -1,1 +1,1 @@
-"""Bytes to values and back: frames, Arrow batches and the codec of facts; no I/O."""
+"""Bytes to values and back: frames, Arrow batches, and the codec of commands and facts; no I/O."""

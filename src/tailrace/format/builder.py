@@ -173,7 +173,7 @@ def _add_times(times: Times, rows: int, nodes: list[int], parts: list[Part]) -> 
 
 
 def _add_keys(keys: Sequence[Buffer | None], nodes: list[int], parts: list[Part]) -> None:
-    """The keys, and the low halves of their hashes with the same validity."""
+    """Add the columns of keys and of their hashes (low halves), with the same validity."""
     _add_binary(keys, nodes, parts)
     length, validity = parts[-3]
     hashes = hashes_of(keys)[:, 0].tobytes()

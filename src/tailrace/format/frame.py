@@ -83,7 +83,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def columns(self) -> int:
-        """Which optional columns the body has."""
+        """The optional columns of the body, a bit each."""
         return self.flags & COLUMNS_ALL
 
     @property

@@ -98,7 +98,7 @@ class MessageLayout(NamedTuple):
 
 
 def inspect(data: Buffer, columns: int, *, bytes_max: int = BATCH_BYTES_MAX) -> MessageLayout:
-    """Read the metadata; raises `InvalidRequest` or `TooLarge` unless pyarrow may see the rest."""
+    """Read and check the metadata; raises `InvalidRequest` or `TooLarge` if pyarrow must not see the rest."""
     if len(data) > bytes_max:
         raise TooLarge(f"batch: {len(data)} bytes, at most {bytes_max} are allowed", limit=bytes_max)
     try:

@@ -31,7 +31,7 @@ SCRATCH_BYTES = 64 * 1024
 _SMALL_WINDOW = 4096
 _SMALL_BODY = 8192
 _BUFFER_BYTES = 2 * 1024 * 1024
-"""Arrow's pool begins a large buffer with a huge page."""
+"""Memory that a large buffer takes at once: Arrow's pool begins it with a huge page."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

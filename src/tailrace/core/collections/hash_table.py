@@ -64,7 +64,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class EqualHashes(msgspec.Struct, frozen=True, eq=False):
-    """Equal hashes of a batch: the first row of each group, each row's group, and its rank inside of it."""
+    """Equal hashes of a batch: the first row of each group, the group of each row, and the rank of the row in
+    its group."""
 
     first: Numbers
     group: Numbers
@@ -96,7 +97,7 @@ def group_rows(hashes: Hashes) -> EqualHashes:
 
 
 def present_rows(hashes: Hashes) -> Numbers:
-    """The rows that have the field: those with a hash that is not all zero."""
+    """The rows with the field: those whose hash is not all zero."""
     return np.flatnonzero(hashes[:, 0] | hashes[:, 1])
 
 
@@ -138,7 +139,7 @@ class HashTable:
         return self._count
 
     def _find(self, low: int, high: int) -> int:
-        """Position (three per slot) of the hash, or of the empty slot where it belongs."""
+        """Position (slot * 3) of the hash, or of the empty slot where it belongs."""
         keys, mask = self._keys, self._mask
         at = (low & mask) * 3
         while True:

@@ -56,7 +56,7 @@ RUNS_MAX = 64
 """With more sorted runs of due rows than this, they are merged into one. Due rows leave soon, unless the
 clock by which messages are released was put back: then they pile up in many small runs."""
 ROW_BITS = 20
-"""Bits of a ref for the row; the entry stands above them."""
+"""Bits of a ref for the row; the entry has the bits above them."""
 CANCELLED = 1 << 62
 """Set in the ref of a tombstone."""
 NEVER = (1 << 63) - 1
@@ -74,7 +74,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def ref_of(entry: int, row: int) -> int:
-    """Where a message is stored: the frame's entry index and the row in it."""
+    """The ref of a message: the entry of its frame and the row in it, as one number."""
     return entry << ROW_BITS | row
 
 
@@ -420,7 +420,7 @@ class TimingWheel:
         return [np.array(numbers, np.int64).tobytes(), *(part.data.cast("B") for part in parts)]
 
     def load(self, buffers: Sequence[Buffer]) -> None:
-        """Take over what `buffers` gave."""
+        """Restore the state from `buffers`."""
         numbers = np.frombuffer(buffers[0], np.int64).tolist()
         data = memoryview(b"".join(buffers[1:]))
         if len(numbers) < 4 or len(data) % _ROW_BYTES:

@@ -33,7 +33,7 @@ class CancelledIds:
         return any(table.get(low, high) != MISSING for table in (self._young, self._old))
 
     def add(self, names: Iterable[bytes]) -> None:
-        """Remember ids that were cancelled now."""
+        """Remember ids of messages that are cancelled now."""
         for name in names:
             self._young.put(*hash128(name), 0)
         if len(self._young) >= KEPT_MIN:

@@ -88,8 +88,8 @@ class DelayQueue:
         self.scheduled = 0
         """The number of messages that were ever delayed."""
         self.releases = 0
-        """How often rows were released since the start. Not stored: the shell looks here whether its command
-        was decided."""
+        """The number of releases since the start. Not stored: the shell learns from it whether its command
+        took effect."""
         self.soonest_us = NEVER
         """The earliest time that was scheduled since the shell last looked. Not stored."""
 
@@ -157,7 +157,7 @@ class DelayQueue:
     # ----------------------------------------------------------------------------------------------- apply
 
     def schedule(self, fact: Delayed) -> None:
-        """A batch of delayed messages is stored."""
+        """Apply: a batch of delayed messages is stored."""
         view, count = fact.view, fact.view.count
         assert view.deliver_at_us is not None
         assert view.ids is not None

@@ -94,8 +94,8 @@ class Coordinator:
         self.options = options
 
     def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
-        """What a command leads to, from the state and the time alone; time never goes back. Only schedules
-        are about the wall clock; where it is not given, it shows the same."""
+        """Decide a command, from the state and the time alone; time never goes back. Only schedules use the
+        wall time; if it is not given, it is the same."""
         time_us = max(now_us, self.append_time_us)
         if type(command) is PutSchedule:
             return self.recurrences.put(command, time_us, time_us if wall_us is None else wall_us)

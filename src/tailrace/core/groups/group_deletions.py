@@ -30,7 +30,7 @@ class GroupDeletion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupDeletions:
-    """The deletions of one coordinator that are under way."""
+    """The deletions of one coordinator that some partition still has to confirm."""
 
     COMMANDS: tuple[type, ...] = (ConfirmForgotten,)
     FACTS: tuple[type, ...] = (GroupForgotten,)

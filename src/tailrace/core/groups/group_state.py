@@ -75,7 +75,7 @@ class StoredGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupState:
-    """One group. Only `Groups.apply` changes it."""
+    """One group. Only `GroupMembership.apply` changes it."""
 
     def __init__(self, name: str, policy: GroupPolicy, created_us: int, number: int = 0) -> None:
         self.name = name

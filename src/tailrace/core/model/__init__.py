@@ -1,1 +1,2 @@
-"""Words of the core: identifiers, commands, facts, decisions, and the options of topics and groups."""
+"""The vocabulary of the core: identifiers, commands, facts, decisions, and the options of topics and
+groups."""

@@ -15,7 +15,7 @@ from tailrace.core.model.identifiers import Command, Refusal
 
 
 class Ping(Command, frozen=True, tag="ping"):
-    """Keep-alive and round-trip probe."""
+    """Keep a connection alive, and measure the round trip."""
 
 
 class CreateTopic(Command, frozen=True, tag="create_topic"):
@@ -40,14 +40,14 @@ class DeleteTopic(Command, frozen=True, tag="delete_topic"):
 
 
 class ListTopics(Command, frozen=True, tag="list_topics"):
-    """Names and options of all topics; internal ones on request."""
+    """List all topics with their options; internal ones on request."""
 
     prefix: str = ""
     internal: bool = False
 
 
 class DescribeTopic(Command, frozen=True, tag="describe_topic"):
-    """One topic with the state of its partitions."""
+    """Describe one topic, with the state of its partitions."""
 
     name: str
 

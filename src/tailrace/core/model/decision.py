@@ -24,7 +24,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     """
 
     facts: tuple[Any, ...]
-    """Of the machine that decides: `core.facts` or `core.coordination_facts`."""
+    """Facts of a partition (`core.model.facts`) or of a coordinator (`core.model.group_facts`)."""
     reply: Reply | RunLeased
     keep: npt.NDArray[np.int64] | None = None
     late: npt.NDArray[np.int64] | None = None

@@ -30,7 +30,7 @@ class Appended(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class Delayed(msgspec.Struct, frozen=True, eq=False, array_like=True):
-    """A batch of delayed messages was stored as the frame with index `entry`; it has no offsets yet."""
+    """A batch of delayed messages was stored as the frame `entry`; it has no offsets yet."""
 
     entry: int
     view: BatchView
@@ -45,13 +45,14 @@ class Delayed(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class Staged(msgspec.Struct, frozen=True, eq=False, array_like=True):
-    """A batch was stored under an attempt of a writer as the frame with index `entry`."""
+    """A batch was stored under an attempt of a writer, as the frame `entry`."""
 
     entry: int
     view: BatchView
     append_time_us: int
     attempt: int
-    """hash128 of (writer, attempt), low half: the frame has room for a number only (its `producer_id`)."""
+    """The low half of hash128 of (writer, attempt): a frame has room only for a number (its
+    `producer_id`)."""
     number: int = 0
     """The number of the batch within its attempt, from 0."""
 
@@ -80,7 +81,7 @@ class ProducerAdvanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Trimmed(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Everything below `offset` is gone."""
+    """The partition begins at `offset` now; all messages below it are gone."""
 
     offset: int
 
@@ -135,7 +136,7 @@ class Leased(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class LeaseExtended(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Soft. Leases have a new deadline."""
+    """Soft. Leases get a new deadline."""
 
     group: int
     leases: list[int]
@@ -155,7 +156,7 @@ class LeaseExpired(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class Acked(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Hard. Messages are settled, as (lease, spans)."""
+    """Hard. Messages are settled by their members: (lease, spans)."""
 
     group: int
     leases: list[tuple[int, list[int]]]
@@ -267,7 +268,8 @@ class OffsetsSettled(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class Released(msgspec.Struct, frozen=True, array_like=True, tag=21):
-    """Delayed messages up to (`until_us`, `until_ref`) got their offsets in the data frame before this."""
+    """Delayed messages up to (`until_us`, `until_ref`) got their offsets in the data frame before this
+    fact."""
 
     until_us: int
     until_ref: int
@@ -292,7 +294,7 @@ class StageApplied(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class StageDropped(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """Undecided attempts were aborted or expired."""
+    """Undecided attempts were aborted, or dropped after a while."""
 
     attempts: list[int]
     time_us: int
@@ -336,7 +338,7 @@ Fact = (
     | StageDropped
     | MessagesLost
 )
-"""What a facts frame holds, for the codec."""
+"""All facts that a facts frame may hold, for the codec."""
 
 Stored = Appended | Delayed | Staged
 """Facts that are frames of their own."""

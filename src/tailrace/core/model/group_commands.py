@@ -42,7 +42,7 @@ class DescribeGroup(Command, frozen=True, tag="describe_group"):
 
 
 class PauseGroup(Command, frozen=True, tag="pause_group"):
-    """Stop or resume leasing for a whole group; members stay."""
+    """Pause or resume leasing for a whole group; members stay."""
 
     group: str
     paused: bool

@@ -152,7 +152,7 @@ class PlacesLeft(msgspec.Struct, frozen=True, array_like=True, tag=118):
 
 
 class OptionsChanged(msgspec.Struct, frozen=True, array_like=True, tag=119):
-    """A group has other options."""
+    """A group gets other options."""
 
     group: str
     policy: GroupPolicy
@@ -178,7 +178,7 @@ class SchedulePut(msgspec.Struct, frozen=True, array_like=True, tag=111):
 
 
 class ScheduleDeleted(msgspec.Struct, frozen=True, array_like=True, tag=112):
-    """A schedule is gone."""
+    """A schedule was deleted."""
 
     name: str
     time_us: int
@@ -245,4 +245,4 @@ GroupFact = (
 )
 ScheduleFact = SchedulePut | ScheduleDeleted | ScheduleTicked
 CoordinationFact = GroupFact | GroupForgotten | ScheduleFact | StagedDecisionFact
-"""What a facts frame of the internal topic holds, for the codec."""
+"""All facts that a facts frame of the internal topic may hold, for the codec."""

@@ -140,7 +140,7 @@ def partition_of(data: bytes, partitions: int) -> int:
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """An expected "no", as a value: it travels as a reply and becomes an exception only in the SDK."""
+    """An expected refusal, as a value: it travels as a reply, and becomes an exception only in the SDK."""
 
     code: str
     message: str

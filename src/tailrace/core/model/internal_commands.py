@@ -30,7 +30,7 @@ class Sweep(msgspec.Struct, frozen=True):
 
 
 class RecordLoss(msgspec.Struct, frozen=True):
-    """The loss of these offsets was accepted; `spans` is flat."""
+    """Record that the loss of these offsets was accepted; `spans` is flat."""
 
     spans: list[int]
 
@@ -124,7 +124,7 @@ class EvictMember(msgspec.Struct, frozen=True):
 
 
 class PauseLeases(msgspec.Struct, frozen=True):
-    """Stop or resume leasing for a group."""
+    """Pause or resume leasing for a group."""
 
     group: str
     paused: bool
@@ -294,7 +294,7 @@ class RaiseGenerations(msgspec.Struct, frozen=True):
 
 
 class SetPaused(msgspec.Struct, frozen=True):
-    """Stop or resume a group."""
+    """Pause or resume a group."""
 
     group: str
     paused: bool

@@ -40,7 +40,7 @@ class TopicCard(msgspec.Struct, frozen=True):
 
 
 class TopicFolder(msgspec.Struct, frozen=True):
-    """The folder of a topic as it was found."""
+    """The folder of a topic as found on the disk."""
 
     folder: str
     card: TopicCard | None = None
@@ -52,12 +52,13 @@ class TopicFolder(msgspec.Struct, frozen=True):
 
     @property
     def unwritten(self) -> bool:
-        """Whether nothing in it was ever acknowledged."""
+        """Whether no change in the folder was ever acknowledged."""
         return self.card is None and not self.trouble and not any(self.partitions.values())
 
 
 class Step(NamedTuple):
-    """What to do about a folder: `confirm` or `withdraw` its intent, write its `card`, or `discard` it."""
+    """One action on a folder: `confirm` or `withdraw` its intent, write its `card`, or `discard` the
+    folder."""
 
     act: str
     folder: str

@@ -99,7 +99,7 @@ class Producers:
         return BatchResult(*self._results[at : at + _NUMBERS])
 
     def next_epoch(self, producer_id: int, time_us: int) -> int | Refusal:
-        """The epoch that a claim gets: 1 at first, 0 is for those that never claim."""
+        """The epoch that a claim gets: 1 at first; 0 is for producers that never claim."""
         row = self._rows.get(producer_id)
         epoch = 1 if row is None else self._epochs[row] + 1
         problem = _out_of_range(producer_id, epoch, 0)

@@ -528,7 +528,7 @@ class GroupQueues:
             flights.count_in(ledger.name, ledger.in_flight)
 
     def count_out(self) -> None:
-        """Take them out of the sums: this state was replaced, or the partition serves nobody any more."""
+        """Take messages in flight out of the sums: this state was replaced, or the partition is closed."""
         flights, self._flights = self._flights, None
         if flights is not None:
             for ledger in self._ledgers.values():

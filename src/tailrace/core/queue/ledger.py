@@ -73,7 +73,7 @@ MAX_ATTEMPTS, MAX_DELIVERIES = "max_attempts", "max_deliveries"
 
 
 class Counters(msgspec.Struct, array_like=True):
-    """What has happened in a group since it was enlisted, in messages."""
+    """Numbers of messages since the group was enlisted, by event."""
 
     deliveries: int = 0
     failures: int = 0

@@ -84,7 +84,7 @@ def ledger_of(columns: Sequence[memoryview], time_us: int) -> Ledger:
 
 
 def verify(ledger: Ledger) -> None:
-    """Assert the invariants: every message is in one place only, and all that is counted twice agrees."""
+    """Assert the invariants: every message is in one state only, and numbers that are counted twice agree."""
     backlog = ledger.backlog
     backlog.verify()
     ledger.leased.verify()

@@ -1,1 +1,1 @@
-"""Which messages go next where lanes or shared keys matter, row by row."""
+"""Selection row by row: the messages that go next where lanes or shared keys matter."""

@@ -99,8 +99,8 @@ class Spot:
 
 
 class KeyQueue:
-    """The known unsettled messages of a key, as codes (``offset << 3 | lane``), ascending. A message without
-    a key (0) is alone in its queue."""
+    """The known unsettled messages of a key, as ascending codes (``offset << 3 | lane``). A message without a
+    key (0) is alone in its queue."""
 
     __slots__ = ("codes", "entry", "flying", "holder", "key", "mixed", "more", "spot", "untouched")
 

@@ -55,7 +55,7 @@ FLYING, BACK, DYING = range(3)
 
 
 class KeyQueues:
-    """The window of one group."""
+    """The keys of one group: their queues, their offers, and the window."""
 
     def __init__(self, source: LedgerView) -> None:
         self.rows: dict[int, KeyQueue] = {}

@@ -101,7 +101,7 @@ class LaneTurn:
         """Whether a lane was not drawn from because it owes too much; not copied."""
 
     def copy(self) -> LaneTurn:
-        """The same turn, to move on its own."""
+        """A copy that moves on its own."""
         return LaneTurn(self.pattern, self.position, self.owed)
 
     def draw(

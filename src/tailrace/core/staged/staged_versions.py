@@ -28,7 +28,7 @@ TARGETS_MAX = 50_000
 TARGET_BYTES_MAX = 512 * 1024
 """Bytes of the targets of one decision, grouped, so that it fits into the header of a request."""
 MEMORY_BYTES_MAX = 4 * 1024 * 1024
-"""Writers and the attempts of their last decisions, together, on one coordinator."""
+"""Bytes of all writers and the attempts of their last decisions, on one coordinator."""
 WRITER_IDLE_US = 7 * 86_400_000_000
 """If there are too many writers, those idle for this long are forgotten."""
 
