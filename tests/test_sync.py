@@ -1,5 +1,6 @@
 """The blocking wrappers: the same names as the asynchronous SDK, from any thread, without losing anything."""
 
+import ast
 import asyncio
 import inspect
 import os
@@ -62,14 +63,18 @@ WITHOUT_WRAPPER = {
     "Client.key_pages": INSIDE,
     "Consumer.kill": INSIDE,
     "Consumer.opened": INSIDE,
+    "Producer.buffer": INSIDE,
+    "Producer.check": INSIDE,
     "Producer.future": INSIDE,
     "Producer.kill": INSIDE,
     "Producer.later": INSIDE,
     "Producer.new_producer_id": INSIDE,
     "Producer.now_s": INSIDE,
+    "Producer.room": INSIDE,
     "Producer.settled": INSIDE,
     "Producer.submit": INSIDE,
     "Reader.kill": INSIDE,
+    "Receipt.known": INSIDE,
     "Reader.rest": INSIDE,
     "Reader.take": INSIDE,
     "StreamConsumer.kill": INSIDE,
@@ -181,6 +186,19 @@ def use(client: tailrace.sync.Client, consumer: tailrace.sync.Consumer) -> None:
         "Too few arguments  [call-arg]",
         'Unexpected keyword argument "nam"; did you mean "name"?  [call-arg]',
     ], done.stdout + done.stderr
+
+
+def test_sync_reads_no_private_member_of_another_object() -> None:
+    found = [
+        f"{path.name}:{node.lineno} {ast.unparse(node)}"
+        for path in sorted((ROOT / "src" / "tailrace" / "sync").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and ast.unparse(node.value) not in ("self", "super()")
+    ]
+    assert found == []
 
 
 def test_connect_has_the_same_parameters() -> None:
@@ -416,7 +434,7 @@ def test_the_hand_over_is_bounded(client: tailrace.sync.Client, tailrace_broker:
         thread = threading.Thread(target=work, args=(0,))
         thread.start()
         give_up_s = time.monotonic() + 30
-        while producer._bytes < 1000 and time.monotonic() < give_up_s:
+        while producer._hand_over.bytes < 1000 and time.monotonic() < give_up_s:
             thread.join(0.005)
         assert len(sent) < 300
         # The first message may meet the full disk only now: time goes on until all are through.

@@ -286,6 +286,11 @@ class Pending:
     noticed = False
     """Whether somebody was told of its failure, or will be."""
 
+    @property
+    def done(self) -> bool:
+        """Whether it is settled."""
+        raise NotImplementedError
+
     def wait(self) -> Generator[Any, None, Stored]:
         """Suspend until the batch is settled; returns what was stored, or raises."""
         raise NotImplementedError
@@ -294,15 +299,28 @@ class Pending:
 class Receipt:
     """Promise for one message; awaiting it gives the durable `Result` or raises why there is none."""
 
-    __slots__ = ("_batch", "_row")
+    __slots__ = ("batch", "row")
 
     def __init__(self, batch: Pending, row: int) -> None:
-        self._batch = batch
-        self._row = row
+        self.batch = batch
+        """What it travels with."""
+        self.row = row
+        """Where it is there."""
 
     def __await__(self) -> Generator[Any, None, Result]:
-        stored = yield from self._batch.wait()
-        return stored.result(self._row)
+        stored = yield from self.batch.wait()
+        return stored.result(self.row)
+
+    def known(self) -> Result | None:
+        """The result, or its failure raised, when the batch is settled; None while it is under way. Can be
+        asked from any thread."""
+        if self.batch.done:
+            try:
+                next(self.__await__())
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+        return None
 
 
 class Receipts:

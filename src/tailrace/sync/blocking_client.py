@@ -18,7 +18,7 @@ from tailrace.sync.blocking_consumer import Consumer, StreamConsumer, in_thread
 from tailrace.sync.blocking_groups import DeadLetters, Groups, Schedules
 from tailrace.sync.blocking_producer import Producer
 from tailrace.sync.blocking_reader import Reader
-from tailrace.sync.blocking_wrapper import BlockingWrapper, blocking, making
+from tailrace.sync.blocking_wrapper import BlockingWrapper, blocking, on_loop, wrapped
 from tailrace.sync.portal import Portal, shared_portal
 
 T = TypeVar("T")
@@ -82,13 +82,13 @@ class Client(BlockingWrapper[client.Client]):
             raise self._closed
         return super()._cross(start)
 
-    admin = making(client.Client.admin, Admin)
-    producer = making(client.Client.producer, Producer)
-    reader = making(client.Client.reader, Reader)
-    atomic = making(client.Client.atomic, Atomic)
-    groups = making(client.Client.groups, Groups)
-    dead_letters = making(client.Client.dead_letters, DeadLetters)
-    schedules = making(client.Client.schedules, Schedules)
+    admin = wrapped(on_loop(client.Client.admin), Admin)
+    producer = wrapped(on_loop(client.Client.producer), Producer)
+    reader = wrapped(on_loop(client.Client.reader), Reader)
+    atomic = wrapped(on_loop(client.Client.atomic), Atomic)
+    groups = wrapped(on_loop(client.Client.groups), Groups)
+    dead_letters = wrapped(on_loop(client.Client.dead_letters), DeadLetters)
+    schedules = wrapped(on_loop(client.Client.schedules), Schedules)
     trace = blocking(client.Client.trace)
     cancel = blocking(client.Client.cancel)
     cancel_id = blocking(client.Client.cancel_id)

@@ -6,9 +6,9 @@ parameters, the result and the docstring of the original:
     class Admin(BlockingWrapper[topic_admin.Admin]):
         delete_topic = blocking(topic_admin.Admin.delete_topic)
 
-`blocking` is for coroutine functions and `on_loop` for plain ones. `making` is for those that make an object
-of the loop, which is handed out in a wrapper of its own. They all reach the loop through `_cross`, so a class
-that has something to check first does so there.
+`blocking` is for coroutine functions and `on_loop` for plain ones. `wrapped` is put around either where the
+result is itself an object of the loop, to be handed out in a wrapper of its own. They all reach the loop
+through `_cross`, so a class that has something to check or to wait for first does so there.
 """
 
 from __future__ import annotations
@@ -102,24 +102,21 @@ def on_loop(method: Callable[Concatenate[Inner, P], T]) -> Callable[Concatenate[
     return call
 
 
-class Making(Crossing[Inner_co], Protocol[Inner_co]):
-    """A wrapper whose methods make other wrappers, on the same loop."""
+class Wrapping(Crossing[Inner_co], Protocol[Inner_co]):
+    """What a method needs besides when it hands out another wrapper."""
 
     _portal: Portal
 
 
-def making(
-    method: Callable[Concatenate[Inner, P], T], wrapper: Callable[[Portal, T], W]
-) -> Callable[Concatenate[Making[Inner], P], W]:
-    """The blocking form of a plain function that makes something: `wrapper` is what callers get of it."""
+def wrapped(
+    forward: Callable[Concatenate[Crossing[Inner], P], T], wrapper: Callable[[Portal, T], W]
+) -> Callable[Concatenate[Wrapping[Inner], P], W]:
+    """A forwarding method whose result is an object of the loop: callers get it in a wrapper."""
 
-    @functools.wraps(method)
-    def call(self: Making[Inner], /, *args: P.args, **kwargs: P.kwargs) -> W:
-        async def made(inner: Inner) -> T:
-            return method(inner, *args, **kwargs)
+    @functools.wraps(forward)
+    def call(self: Wrapping[Inner], /, *args: P.args, **kwargs: P.kwargs) -> W:
+        return wrapper(self._portal, forward(self, *args, **kwargs))
 
-        return wrapper(self._portal, self._cross(made))
-
-    call.__annotations__ = {**method.__annotations__, "return": wrapper}
-    vars(call)["__signature__"] = inspect.signature(method).replace(return_annotation=wrapper)
+    call.__annotations__ = {**forward.__annotations__, "return": wrapper}
+    vars(call)["__signature__"] = inspect.signature(forward).replace(return_annotation=wrapper)
     return call

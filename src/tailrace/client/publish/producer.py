@@ -87,7 +87,7 @@ class Producer:
         self._idle: list[asyncio.Future[None]] = []
         self._failures: list[PendingBatch] = []
         self._failed_messages = 0
-        self._full = False
+        self.full = False
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self._closed: TailraceError | None = Unavailable(
@@ -186,8 +186,8 @@ class Producer:
         `expected_sequence` N: the message takes exactly that place of its partition or is refused.
         `expected_key_sequence` N: the key has N messages so far (0: it is new), on topics with `key_index`.
         """
-        if self._full:
-            await self._yield()
+        if self.full:
+            await self.room()
         plain = self._plain
         if (
             plain is not None
@@ -212,9 +212,9 @@ class Producer:
             plain.nbytes += size + ROW_BYTES
             if row + 1 >= BATCH_ROWS or plain.nbytes >= self._batch_bytes:
                 self._ship(plain)
-                self._full = True
+                self.full = True
             return Receipt(plain, row)
-        fields = self._check(
+        fields = self.check(
             value,
             key=key,
             headers=headers,
@@ -226,15 +226,13 @@ class Producer:
             delay=delay,
             deliver_at=deliver_at,
         )
-        if expected_sequence or expected_key_sequence is not None:
-            return self._conditional([fields], partition, expected_sequence, expected_key_sequence)
-        return self._buffer(fields, self._choose(fields, partition))
+        return self.buffer(fields, partition, expected_sequence, expected_key_sequence)
 
-    async def publish(self, value: Buffer | None, *, timeout: float | None = None, **fields: Any) -> Result:
-        """`send` and wait: returns when the message is stored as the topic promises. Takes what `send`
-        takes.
-        """
-        if not fields and type(value) is bytes and not self._open and not self._full and self._closed is None:
+    async def publish(
+        self, /, value: Buffer | None, *, timeout: float | None = None, **fields: Any
+    ) -> Result:
+        """`send` and wait: returns when it is stored as the topic promises. Takes what `send` takes."""
+        if not fields and type(value) is bytes and not self._open and not self.full and self._closed is None:
             receipt = self._alone(value)
         else:
             receipt = await self.send(value, **fields)
@@ -302,24 +300,24 @@ class Producer:
         used = {name: column for name, column in columns.items() if column is not None}
         # All are checked before the first is buffered: a bad one among them leaves nothing behind.
         checked = [
-            self._check(value, **{name: column[at] for name, column in used.items()}) | due
+            self.check(value, **{name: column[at] for name, column in used.items()}) | due
             for at, value in enumerate(values)
         ]
-        await self._yield()
+        await self.room()
         if expected_key_sequence is not None:
             if keys is None or len(set(keys)) != 1:
                 raise InvalidRequest("expected_key_sequence: all messages need the same key")
             receipt = self._conditional(checked, partition, 0, expected_key_sequence)
-            return Receipts([(receipt._batch, range(len(checked)), None)])
+            return Receipts([(receipt.batch, range(len(checked)), None)])
         places: dict[int, tuple[PendingBatch, list[int], list[int]]] = {}
         for at, fields in enumerate(checked):
             if self._buffered >= self.buffer_bytes_max:
-                await self._yield()
+                await self.room()
             receipt = self._buffer(fields, self._choose(fields, partition))
-            batch = receipt._batch
+            batch = receipt.batch
             assert isinstance(batch, PendingBatch)
             _, rows, ats = places.setdefault(id(batch), (batch, [], []))
-            rows.append(receipt._row)
+            rows.append(receipt.row)
             ats.append(at)
         return Receipts(list(places.values()))
 
@@ -338,10 +336,10 @@ class Producer:
             rows, size = fitting(values, at, self._value_max)
             pieces.append((at, rows, size))
             at += rows
-        await self._yield()
+        await self.room()
         for at, rows, size in pieces:
             if self._buffered >= self.buffer_bytes_max:
-                await self._yield()
+                await self.room()
             batch = self._follow(self._choose(None, partition))
             batch.values = list(values[at : at + rows])
             size += add_columns(batch, at, keys, priorities, deliver_at_us)
@@ -357,8 +355,8 @@ class Producer:
         """
         batches: list[tuple[Any, range | Sequence[int], Sequence[int] | None]] = []
         for target, places, piece in split_table(table, len(self._flows), partition):
-            if self._full:
-                await self._yield()
+            if self.full:
+                await self.room()
             self._check_open()
             ids = self._ids(piece.num_rows)
             columns, body = tabular.encode_table(
@@ -397,20 +395,33 @@ class Producer:
 
     # -- buffering
 
-    async def _yield(self) -> None:
-        """Let the loop send what is ready; wait while the buffer is full."""
+    async def room(self) -> None:
+        """Let the loop send what is ready; wait while the buffer is full. Due when `full` says so."""
         await asyncio.sleep(0)
         while self._buffered >= self.buffer_bytes_max:
             waiter = self._loop.create_future()
             self._room.append(waiter)
             await waiter
-        self._full = False
+        self.full = False
         self._check_open()
 
-    def _check(self, value: Buffer | None, **given: Any) -> Fields:
-        """The fields of a message, checked; raises what is wrong with them, or with this producer."""
+    def check(self, value: Buffer | None, partition: int | None = None, **given: Any) -> Fields:
+        """The checked fields of a message; raises what is wrong with them. Can be called in any thread."""
         self._check_open()
-        return check_fields(value, self._value_max, now_us=self._wall_ns() // 1000, **given)
+        fields = check_fields(value, self._value_max, now_us=self._wall_ns() // 1000, **given)
+        if partition is not None:
+            self._choose(None, partition)
+        return fields
+
+    def buffer(
+        self, fields: Fields, partition: int | None, expected_sequence: int, expected_key_sequence: int | None
+    ) -> Receipt:
+        """Buffer a message that was checked."""
+        if self._closed is not None:
+            raise self._closed
+        if expected_sequence or expected_key_sequence is not None:
+            return self._conditional([fields], partition, expected_sequence, expected_key_sequence)
+        return self._buffer(fields, self._choose(fields, partition))
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -460,7 +471,7 @@ class Producer:
         batch.nbytes += fields["size"]
         if len(batch.values) >= BATCH_ROWS or batch.nbytes >= self._batch_bytes:
             self._ship(batch)
-            self._full = True
+            self.full = True
         return receipt
 
     def _conditional(
@@ -530,7 +541,7 @@ class Producer:
         batch.values = []
         self._flows[batch.partition].enqueue(batch)
         if self._buffered >= self.buffer_bytes_max:
-            self._full = True
+            self.full = True
 
     # -- what the flows ask for
 
