@@ -1,5 +1,4 @@
-"""How the partitions of a group move: which topics are shared, who gets which partition, and the facts for
-it.
+"""How the partitions of a group move: the topics that are shared, the next owners, and the facts for both.
 
 A partition belongs to one member, or is shared by all members that want its topic. There are three moves:
 

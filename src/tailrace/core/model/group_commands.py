@@ -188,7 +188,8 @@ class GroupInfo(Command, frozen=True, tag="group"):
     members: list[dict[str, Any]] = []
     partitions: list[dict[str, Any]] = []
     warnings: list[str] = []
-    """Surprising effects of its options (`group_options.warnings_of`), and problems of the group."""
+    """Surprising effects of its options (`core.model.group_options.warnings_of`), and problems of the
+    group."""
     known: bool = True
     """False: partitions know the group, but no coordinator does."""
 

@@ -528,7 +528,8 @@ class GroupQueues:
             flights.count_in(ledger.name, ledger.in_flight)
 
     def count_out(self) -> None:
-        """Take messages in flight out of the sums: this state was replaced, or the partition is closed."""
+        """Take messages in flight out of the sums: this state is replaced, or the partition is out of
+        service."""
         flights, self._flights = self._flights, None
         if flights is not None:
             for ledger in self._ledgers.values():

@@ -12,7 +12,7 @@ most credit gets the slot and pays the total. With two lanes of the weights 3 an
 
 A lane that has nothing gives its slot to the heaviest lane that has something. With `STRICT` every slot
 belongs to lane 0, so a lane gets a turn only when all more urgent ones have nothing. A row that waits longer
-than `starvation_ms` goes before all lanes, the oldest first, and uses up no slot.
+than `starvation_ms` goes before all others, the oldest first, and uses up no slot.
 """
 
 from __future__ import annotations
