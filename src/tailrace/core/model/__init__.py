@@ -1,2 +1,1 @@
-"""The vocabulary of the core: identifiers, commands, facts, decisions, and the options of topics and
-groups."""
+"""The vocabulary of the core: identifiers, commands, facts, decisions, options of topics and groups."""

@@ -1,5 +1,4 @@
-"""Views of a ledger: the stats of its group, its unsettled messages, and those on their way to dead
-letters."""
+"""Views of a ledger: the stats of its group, its unsettled messages, and its dying ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Keys and expiry times of messages, for decisions that need them: from the facts, or else from the
-frames."""
+"""Keys and expiry times of messages, for decisions that need them: from facts, or else from frames."""
 
 from __future__ import annotations
 
