@@ -30,7 +30,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Storage(msgspec.Struct, frozen=True):
-    """How logs are kept on the disk."""
+    """Options of storage on disk."""
 
     segment_bytes: int = 64 * MIB
     storage_threads: int = 8
@@ -39,7 +39,7 @@ class Storage(msgspec.Struct, frozen=True):
 
 
 class ServerOptions(msgspec.Struct, frozen=True):
-    """Everything that a broker is told before it starts."""
+    """All options of a broker."""
 
     data: str = "./data"
     listen: str = "127.0.0.1:7400"
@@ -65,13 +65,13 @@ RANGES: dict[str, tuple[int, int]] = {
     "storage.free_bytes_low": (0, 1024 * GIB),
 }
 
-# Of the environment, but not about the broker's configuration: the client's address, the file's path, and
-# what Kubernetes sets in every pod of a namespace that has a service called "tailrace".
+# Variables that are no options of the broker: the client's address, the path of the file, and the variables
+# that Kubernetes sets in every pod of a namespace with a service called "tailrace".
 _NOT_OPTIONS = re.compile(r"TAILRACE_(URL|CONFIG|(SERVICE_(HOST|PORT)|PORT)(_.*)?)")
 
 
 class _Given(NamedTuple):
-    """One value and where it came from."""
+    """One value and its source."""
 
     key: str
     value: Any
@@ -79,9 +79,8 @@ class _Given(NamedTuple):
 
 
 def known_keys() -> dict[str, Any]:
-    """Every option by its dotted name, with its default; `topic_defaults` has the options of topics below
-    it.
-    """
+    """Every option by its dotted name, with its default; options of topics (`topic_defaults`) are left
+    out."""
     defaults = ServerOptions()
     keys: dict[str, Any] = {
         name: getattr(defaults, name)
@@ -99,9 +98,7 @@ def env_name(key: str) -> str:
 
 
 def load(path: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> ServerOptions:
-    """The options of a broker. `flags` are by option name (`http_listen`); None means that a flag was not
-    given.
-    """
+    """Load the options of a broker. `flags` are by option name (`http_listen`); None means not given."""
     problems: list[str] = []
     given = [
         *_from_file(path, problems),
@@ -131,9 +128,7 @@ def load(path: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> 
 
 
 def option_value(text: str) -> Any:
-    """A value typed as text, for an option whose type is not known here: JSON where it parses, else the
-    text itself.
-    """
+    """The value of a text, for an option whose type is not known here: JSON if it parses, else the text."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -141,7 +136,7 @@ def option_value(text: str) -> Any:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6]:port`; raises InvalidRequest with what is wrong."""
+    """Host and port of `host:port` or `[v6]:port`; raises `InvalidRequest` if the text is malformed."""
     host, colon, port_text = text.rpartition(":")
     if not colon or not host:
         raise InvalidRequest(f"{text!r} is not HOST:PORT, such as 127.0.0.1:7400 or [::1]:7400")
@@ -155,7 +150,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def to_toml(options: ServerOptions) -> str:
-    """The options as a configuration file that gives the same options again."""
+    """Write the options as a configuration file that gives the same options again."""
     tables = msgspec.to_builtins(options)
     lines = [f"{key} = {_toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for name, table in tables.items():
@@ -226,8 +221,8 @@ def _from_environment(env: Mapping[str, str], problems: list[str]) -> list[_Give
 
 
 def _typed(text: str, default: Any) -> Any:
-    """A text as the type of the option; text that does not parse stays text and is refused with the wrong
-    types.
+    """Convert a text to the type of the option. Text that does not parse stays text, and is refused later
+    as a value of the wrong type.
     """
     if isinstance(default, int) and re.fullmatch(r"-?[0-9]{1,18}", text.replace("_", "")):
         return int(text.replace("_", ""))
@@ -235,7 +230,7 @@ def _typed(text: str, default: Any) -> Any:
 
 
 def _place(path: str, text: str, table: str, key: str) -> str:
-    """`file:line [table] key`; without the line where the file writes the key in an unusual way."""
+    """`file:line [table] key`; without the line if the file writes the key in an unusual way."""
     name = re.escape(key)
     patterns = [rf'\s*(["\']?){name}\1\s*[=.]', rf"\s*\[+\s*{name}\s*\]"]
     dotted = re.compile(rf"\s*{re.escape(table)}\s*\.\s*{name}\s*=") if table else None
@@ -280,9 +275,7 @@ def _problem(key: str, value: Any) -> str | None:
 
 
 def _topic_problems(given: list[_Given]) -> list[str]:
-    """Problems of the topic defaults: of each option by itself, and only when there is none, of all
-    together.
-    """
+    """Problems of the topic defaults: of each option by itself or, if there are none, of all together."""
     problems = []
     for item in given:
         checked = parse_options({item.key: item.value}, "default")
@@ -298,7 +291,7 @@ def _topic_problems(given: list[_Given]) -> list[str]:
 
 
 def _relations(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
-    """Problems that only the values in force have: addresses, and options that contradict each other."""
+    """Problems of the values in force: addresses, and options that contradict each other."""
     problems = []
     ports = {}
     for key in ("listen", "http_listen"):
@@ -325,7 +318,7 @@ def _named(key: str, sources: Mapping[str, str]) -> str:
 
 
 def _beyond_loopback(host: str) -> str | None:
-    """Why a host may not be listened on; None when it is loopback."""
+    """Why the broker may not listen on a host; None if the host is loopback."""
     try:
         addresses = [ipaddress.ip_address(host)]
     except ValueError:
@@ -369,5 +362,5 @@ def _shown(value: Any) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's as well, but for DEL, which TOML wants escaped.
+    # JSON's strings, numbers and booleans are valid TOML, except for DEL, which TOML wants escaped.
     return msgspec.json.encode(value).decode("utf-8").replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""The one tree of errors: what went wrong, whether a retry helps, and whether it may have happened anyway.
+"""The one tree of errors: what went wrong, whether a retry helps, and whether it may have had effect.
 
     TailraceError
     ├── InvalidRequest      the request itself is wrong: a field, an option, a malformed frame
@@ -62,13 +62,13 @@ class InvalidRequest(TailraceError):
 
 
 class NotFound(TailraceError):
-    """What the request names does not exist."""
+    """The thing that the request names does not exist."""
 
     code = "not_found"
 
 
 class AlreadyExists(TailraceError):
-    """What the request creates exists already."""
+    """The thing that the request would create exists already."""
 
     code = "already_exists"
 
@@ -86,7 +86,7 @@ class Unauthenticated(TailraceError):
 
 
 class Fenced(TailraceError):
-    """A newer epoch or generation has taken over; this one must stop."""
+    """A newer epoch or generation has taken over; the caller must stop."""
 
     code = "fenced"
 
@@ -104,7 +104,7 @@ class SequenceConflict(TailraceError):
 
 
 class NotLeader(TailraceError):
-    """Another node leads the partition; ``leader`` names it where known."""
+    """Another node leads the partition; ``leader`` names that node if it is known."""
 
     code = "not_leader"
     retriable = True
@@ -168,7 +168,7 @@ class Unavailable(TailraceError):
 
 
 class Edge(NamedTuple):
-    """How one code looks outside of the native protocol."""
+    """Translation of one code for other protocols and for the exit status."""
 
     http: int
     grpc: str

@@ -1,1 +1,1 @@
-"""The imperative shell around the core: one loop that moves commands, frames and replies."""
+"""The shell around the core: one loop that moves commands, frames and replies."""

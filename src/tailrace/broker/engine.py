@@ -1,4 +1,4 @@
-"""A broker without listeners: stores, catalog, pump and gateway put together, and the periodic upkeep.
+"""The engine: a broker without listeners; stores, catalog, pump and gateway put together, and their upkeep.
 
 A node with sockets, a broker embedded in an application and a broker for tests are this engine with
 different hosts around its pump.
@@ -39,11 +39,11 @@ log = logging.getLogger("tailrace.engine")
 SWEEP_US = 60_000_000
 SYNC_CHECK_US = 100_000
 AGE_US = 5_000_000
-"""Frames that were read for delivery are let go between this and twice this after their last use."""
+"""Period of `FrameCache.age`: cached frames are dropped one to two periods after their last use."""
 
 
 class Engine:
-    """Everything of a broker that does not depend on how it is reached."""
+    """All parts of a broker that do not depend on how clients reach it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Engine:
         self.topics.trouble = lambda: self.space.trouble
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
-        """Recover everything (blocking), and start."""
+        """Recover every partition (blocking), and start."""
         self.recover(progress)
         self.start()
 
@@ -101,7 +101,7 @@ class Engine:
         self.topics.open(progress)
 
     def start(self) -> None:
-        """Begin the upkeep, and take up what the last run left undone."""
+        """Begin the upkeep, and resume what the last run left unfinished."""
         for shard in list(self.topics.shards()):
             self._opened(shard)
         self.space.start()
@@ -156,7 +156,7 @@ class Engine:
         return Strays(len(self.coordination.delisting.strangers()), len(self.topics.kept))
 
     def faults(self) -> list[str]:
-        """Why the broker is not wholly well; empty when it is."""
+        """Reasons why the broker is not healthy; empty if it is."""
         full = self.space.trouble
         return (
             ([full] if full else [])
@@ -170,7 +170,7 @@ class Engine:
         )
 
     def drain(self) -> None:
-        """Take no more requests, and answer those that wait for something to happen."""
+        """Take no more requests, and answer those that wait."""
         self.gateway.close()
         self.leasing.close()
         self.coordination.close()
@@ -178,8 +178,8 @@ class Engine:
         self.key_reading.close()
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Take no more requests, answer the fetches that wait, finish all storage work, snapshot, sync; then
-        call `closed`.
+        """Take no more requests, answer those that wait, finish all storage work, store snapshots and sync;
+        then call `closed`.
         """
         self.drain()
         self.topics.close(lambda: self._close_shards(closed))
@@ -201,11 +201,11 @@ class Engine:
         for shard in shards:
             try:
                 shard.close(one_less)
-            except Exception as error:  # The others are closed properly, and the folder is let go.
+            except Exception as error:  # Close the others properly all the same.
                 one_less(None, error)
 
     def release(self) -> None:
-        """Blocking: stop the threads, unlock the stores."""
+        """Stop the threads and unlock the stores; blocking."""
         self.pump.threads.close()
         for store in self.stores.values():
             store.close()

@@ -1,7 +1,7 @@
-"""The broker's verbs: each request is checked, routed to its partition or to the catalog, or refused.
+"""The gateway: each request is checked and routed to its partition or to the catalog, or refused.
 
-Whatever a request contains, the answer to it is a reply or a refusal on that request alone. The gateway
-never raises.
+Whatever a request contains, the answer is a reply or a refusal of that request alone. The gateway never
+raises.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TAKES_SPACE = frozenset((Publish, StageRows, CreateTopic))
 
 
 class Gateway:
-    """`BrokerVerbs` of one node. Not thread-safe: everything runs on the pump's thread."""
+    """`BrokerVerbs` of one node. All methods run on the pump's thread."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Gateway:
             respond(refuse(error), NOTHING)
 
     def close(self) -> None:
-        """Refuse new requests, and answer the fetches that wait with what there is."""
+        """Refuse new requests, and answer waiting fetches with what there is."""
         self._closing = True
         for job in list(self._jobs):
             job.expire(0)
@@ -211,6 +211,6 @@ class Gateway:
 
 
 class VerbPart(Protocol):
-    """A part of the broker that answers some of the requests."""
+    """A part of the broker that answers some kinds of requests."""
 
     verbs: dict[type[Any], Verb]

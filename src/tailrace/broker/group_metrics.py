@@ -1,4 +1,4 @@
-"""Figures of groups at a scrape: what each has still to do on each partition, and what became of the rest."""
+"""Metrics of groups: for each partition, the messages still to be settled, and what became of the others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 PLACES_MAX = 2_000
-"""So many pairs of group and partition are told of; monitoring would drown in more."""
+"""Pairs of group and partition with series of their own; more would be too many for monitoring."""
 
 Place = tuple[str, str, int, dict[str, Any], float | None]
-"""Group, topic, partition, its figures, and the age of the oldest unsettled message in seconds."""
+"""Group, topic, partition, stats, and the age of the oldest unsettled message in seconds."""
 GroupFigures = Callable[[], Iterable[Place]]
 
 _GAUGES = {
@@ -31,7 +31,7 @@ _LABELS = ("group", "topic", "partition")
 
 
 def group_families(places: Iterable[Place]) -> Iterator[Metric]:
-    """What a scrape sees of groups; beyond the bound they are only counted."""
+    """The metric families of groups; pairs beyond the bound are only counted."""
     families: dict[str, Any] = {
         name: GaugeMetricFamily(f"tailrace_group_{name}", text, labels=_LABELS)
         for name, text in _GAUGES.items()

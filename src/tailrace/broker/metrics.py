@@ -1,9 +1,8 @@
-"""Figures of a running broker: plain integers on the hot path, Prometheus text only when somebody asks.
+"""Metrics of a running broker: plain integers on the hot path, Prometheus text at a scrape.
 
-Everything here is updated per batch or per request from the broker's one thread, so an update is a few
-additions on slots and takes no lock. `render` reads them, and asks the `partitions` callback for what the
-logs know themselves (offsets, bytes, fsyncs). Each `Metrics` has a registry of its own: two brokers in one
-process do not share figures.
+Values are updated per batch or per request by the broker's one thread, so an update is a few additions
+without a lock. `render` reads the values, and asks the `partitions` callback for the stats of the logs
+(offsets, bytes, syncs). Each `Metrics` has a registry of its own: two brokers in one process share nothing.
 """
 
 from __future__ import annotations
@@ -48,18 +47,18 @@ LATENCY_BOUNDS = (
 """Upper bounds in seconds; a long poll may take a minute."""
 
 PartitionFigures = Callable[[], Iterable[tuple[str, int, "LogStats"]]]
-"""Gives (topic, partition, figures of its log) for every partition that the broker holds."""
+"""Gives (topic, partition, stats of its log) for every partition of the broker."""
 
 
 class Strays(NamedTuple):
-    """What is kept because nothing explains it."""
+    """Groups and folders that are kept although nothing explains them."""
 
     groups: int
     folders: int
 
 
 class Histogram:
-    """Counts per bucket and a sum; observing is one bisection and two additions."""
+    """Counts per bucket, and a sum. `observe` costs one bisection and two additions."""
 
     __slots__ = ("_counts", "_total")
 
@@ -73,7 +72,7 @@ class Histogram:
         self._total += seconds
 
     def family(self, name: str, documentation: str) -> HistogramMetricFamily:
-        """The histogram with cumulative buckets, as Prometheus wants it."""
+        """The histogram with cumulative buckets, in the form that Prometheus expects."""
         buckets: list[tuple[str, float]] = []
         seen = 0
         for bound, count in zip((*map(str, LATENCY_BOUNDS), "+Inf"), self._counts, strict=True):
@@ -85,7 +84,7 @@ class Histogram:
 
 
 class _TopicFigures:
-    """What has gone in and out of one topic since the broker started."""
+    """Counters of one topic since the broker started."""
 
     __slots__ = ("burials_failed", "bytes_in", "bytes_out", "messages_in", "messages_out", "publishes")
 
@@ -99,9 +98,7 @@ class _TopicFigures:
 
 
 class Metrics(Collector):
-    """All figures of one broker. `connections` and `in_flight_bytes` are plain numbers that their owner
-    sets.
-    """
+    """All metrics of one broker. `connections` and `in_flight_bytes` are set by their owner."""
 
     __slots__ = (
         "_fetch",
@@ -167,40 +164,40 @@ class Metrics(Collector):
         self._publish.observe(seconds)
 
     def delivered(self, topic: str, nbytes: int, messages: int) -> None:
-        """Stored bytes with so many messages were handed to a reader."""
+        """Stored messages were sent to a reader."""
         figures = self._topics.get(topic) or self._new_topic(topic)
         figures.messages_out += messages
         figures.bytes_out += nbytes
 
     def fetched(self, seconds: float) -> None:
-        """A fetch was answered `seconds` after it arrived, waiting for data included."""
+        """A fetch was answered `seconds` after it arrived, with its wait for data."""
         self._fetch.observe(seconds)
 
     def leased(self, seconds: float) -> None:
-        """A lease was answered `seconds` after it arrived, waiting for messages included."""
+        """A lease request was answered `seconds` after it arrived, with its wait for messages."""
         self._lease.observe(seconds)
 
     def burial_failed(self, topic: str) -> None:
-        """An append to the dead letters of a topic failed; it is tried again."""
+        """A dead letter of a topic could not be written; the write is tried again."""
         figures = self._topics.get(topic) or self._new_topic(topic)
         figures.burials_failed += 1
 
     def requested(self, verb: str) -> None:
-        """A request of that verb arrived."""
+        """A request of this verb arrived."""
         self._requests[verb] = self._requests.get(verb, 0) + 1
 
     def refused(self, code: str) -> None:
-        """A request was answered with that error."""
+        """A request was answered with this error."""
         self._refusals[code] = self._refusals.get(code, 0) + 1
 
     def loop_lag(self, seconds: float) -> None:
-        """A timer of the event loop fired that much too late."""
+        """A timer of the event loop fired `seconds` too late."""
         self._lag.observe(seconds)
         if seconds > self._lag_max:
             self._lag_max = seconds
 
     def snapshot_taken(self, seconds: float) -> None:
-        """The loop stood still for that long to copy the state of a partition."""
+        """The loop stood still for `seconds` to copy the state of a partition."""
         self._snapshot.observe(seconds)
 
     def damage_found(self) -> None:
@@ -208,7 +205,7 @@ class Metrics(Collector):
         self.damages += 1
 
     def forget(self, topic: str) -> None:
-        """A topic was deleted: its series end."""
+        """A topic was deleted: end its series."""
         self._topics.pop(topic, None)
 
     def _new_topic(self, topic: str) -> _TopicFigures:
@@ -218,7 +215,7 @@ class Metrics(Collector):
     # ---- export
 
     def render(self) -> bytes:
-        """All figures in the Prometheus text format."""
+        """All metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -336,7 +333,7 @@ class Metrics(Collector):
 
 
 def _anonymous_memory() -> int | None:
-    """RssAnon of this process in bytes; None where the kernel does not tell."""
+    """RssAnon of this process in bytes; None if the kernel does not tell."""
     try:
         with open("/proc/self/status", "rb") as file:
             for line in file:

@@ -1,4 +1,5 @@
-"""A node: the engine on an asyncio loop, behind the native and the HTTP listener, until a signal ends it."""
+"""The node: the engine on an asyncio loop, behind the native and the HTTP listener, until a signal ends
+it."""
 
 from __future__ import annotations
 
@@ -39,13 +40,13 @@ LAG_S = 0.1
 FILES_S = 5.0
 CLOSE_S = 60.0
 SWITCH_S = 1e-4
-"""Storage threads return from blocking calls beside a busy loop; at the default of 5 ms they would wait that
-long for the interpreter.
+"""Switch interval of the interpreter. At the default of 5 ms, a storage thread that returns from a blocking
+call would wait that long for a busy loop.
 """
 
 
 class LoopHost:
-    """An engine on the running loop: wakes its pump, arms its timer, drains its storage threads."""
+    """Hosts an engine on the running loop: wakes its pump, sets its timer, drains its storage threads."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._loop = asyncio.get_running_loop()
@@ -85,15 +86,15 @@ class LoopHost:
         self._timer = self._loop.call_later(delay_s, self._pump.tick)
 
     async def close(self) -> None:
-        """Everything that was accepted is finished, synced and marked."""
+        """Finish and sync everything that was accepted, then release the folder."""
         closed = asyncio.Event()
         try:
             self.engine.close(closed.set)
             with contextlib.suppress(TimeoutError):
-                # Whatever a broken log does, the process ends; what was acknowledged is safe by then.
+                # A broken log must not keep the process alive; acknowledged messages are safe by then.
                 async with asyncio.timeout(CLOSE_S):
                     await closed.wait()
-        finally:  # Whatever happens, the folder is let go.
+        finally:  # Release the folder in any case.
             if self._timer is not None:
                 self._timer.cancel()
             await asyncio.to_thread(self.engine.release)
@@ -120,7 +121,7 @@ class Node:
         self._http = HttpListener(reasons=self._reasons, warnings=self._warnings, metrics=self._render)
         self._native = Listener(engine.gateway, self._host.clock, options.limits, secrets.token_hex(8))
         try:
-            # While recovery runs, health is visible, and clients are told that the broker is starting.
+            # During recovery, health can be asked, and clients hear that the broker is starting.
             self.http_address = await self._http.start(*split_address(options.http_listen))
             self._native.starting = True
             self.native_address = await self._native.start(*split_address(options.listen))
@@ -169,7 +170,7 @@ class Node:
             await asyncio.sleep(FILES_S)
 
     async def stop(self) -> None:
-        """Graceful: refuse new requests, answer those under way, sync, close."""
+        """Stop gracefully: refuse new requests, answer those under way, sync, close."""
         self.ready = False
         self._host.engine.drain()
         await self._native.stop(self._options.limits.drain_ms / 1000)
@@ -206,7 +207,7 @@ async def serve(options: ServerOptions, *, ready: Callable[[Node], None] | None 
 
 
 class EmbeddedVerbs:
-    """`BrokerVerbs` of an engine in this very process, without sockets."""
+    """`BrokerVerbs` of an engine in the same process, without sockets."""
 
     def __init__(self, data: str, clock: ClientClock) -> None:
         self.clock = clock
@@ -223,8 +224,7 @@ class EmbeddedVerbs:
             raise
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
-        """See `BrokerVerbs.submit`; what an application put into a request is checked as if it had come over
-        a network."""
+        """See `BrokerVerbs.submit`; a request is checked as if it had come over a network."""
         try:
             request = codec.checked(request)
         except InvalidRequest as error:

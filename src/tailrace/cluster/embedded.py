@@ -1,4 +1,4 @@
-"""The embedded coordinator: one node's catalog in one file, replaced whole and durably at every change."""
+"""The embedded registry: one node's catalog in one file, replaced whole and durably at every change."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ ADVICE = "rebuild it from the folders of the topics with `tailrace log rebuild-c
 
 
 class FileCoordinator:
-    """`Coordinator` on a disk. The file is readable JSON; the checksum is over the catalog's bytes as they
-    stand.
-    """
+    """`Registry` on a disk. The file is readable JSON, with a checksum over the bytes of the catalog in
+    it."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._text = CatalogText()
 
     def load(self) -> Catalog | None:
-        """The catalog; None where there is no file. A damaged file is an error, never an empty catalog."""
+        """The catalog; None without a file. A damaged file is an error, never an empty catalog."""
         try:
             handle = self._disk.open(FILE)
         except FileNotFoundError:
@@ -42,7 +41,8 @@ class FileCoordinator:
             raise Corrupt(f"{FILE} is damaged: {error}; {ADVICE}", path=FILE, position=0) from error
 
     def save(self, catalog: Catalog) -> None:
-        """Write beside, sync, rename, sync the folder. Before the rename a failure has changed nothing."""
+        """Write a new file, sync it, rename it, sync the folder. A failure before the rename changes
+        nothing."""
         data = self._text.encode(catalog)
         outcome: Outcome = "none"
         try:
@@ -63,7 +63,7 @@ class FileCoordinator:
 
 
 class MemoryCoordinator:
-    """`Coordinator` that lives as long as the object; for tests and memory-only brokers."""
+    """`Registry` that lives as long as the object; for tests and memory-only brokers."""
 
     def __init__(self) -> None:
         self._catalog: Catalog | None = None
@@ -73,5 +73,5 @@ class MemoryCoordinator:
         return self._catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Keep it."""
+        """Keep the catalog."""
         self._catalog = catalog

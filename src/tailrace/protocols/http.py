@@ -1,8 +1,8 @@
 """A small HTTP/1.1 listener for people and their monitoring: /healthz, /readyz and /metrics, nothing else.
 
-It knows only GET and HEAD, takes no bodies, and is bounded everywhere: 8 KiB of request head, 5 s for a
-request to arrive and 5 s for an answer to be taken, 100 connections. What it answers comes from four
-callables, so it knows nothing of the broker.
+It knows only GET and HEAD, takes no bodies, and everything is bounded: 8 KiB of request head, 5 s for a
+request to arrive and 5 s for an answer to be taken, 100 connections. Its answers come from three callables,
+so it knows nothing of the broker.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _Answer(NamedTuple):
 class HttpListener:
     """Serves the three pages until `close`.
 
-    `reasons` gives why the node is not ready (none: it is), `warnings` what may become a reason soon,
-    `metrics` the text for Prometheus.
+    `reasons` tells why the node is not ready (empty: it is ready), `warnings` what may become a reason soon,
+    `metrics` gives the text for Prometheus.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class HttpListener:
         self._closing = False
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address in use (of port 0, the one that the system chose). OSError when it is
-        taken.
+        """Listen; returns the address in use (for port 0, the one that the system chose). Raises OSError if
+        the address is taken.
         """
         self._server = await asyncio.start_server(self._accept, host, port, limit=HEAD_BYTES_MAX)
         name = self._server.sockets[0].getsockname()
@@ -99,7 +99,7 @@ class HttpListener:
         writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all of an answer is taken
         try:
             if self._closing:
-                return  # The system had accepted the connection before `close`; nobody waits for it.
+                return  # The system had accepted the connection before `close`, which does not wait for it.
             if len(self._tasks) > self._connections_max:
                 writer.write(_encode(_Answer(503, b"too many connections\n", keep=False), head_only=False))
                 if len(self._tasks) <= 2 * self._connections_max:
@@ -107,9 +107,9 @@ class HttpListener:
             else:
                 await self._converse(reader, writer)
         except OSError:
-            pass  # The peer went away, or did not take its answer in time: there is nobody left to tell.
+            pass  # The peer went away, or did not take its answer in time.
         except asyncio.CancelledError:
-            # From `close` alone; a cancelled handler would be logged by asyncio as an error.
+            # Only `close` cancels; asyncio would log a cancelled handler as an error.
             pass
         finally:
             self._tasks.discard(task)
@@ -120,7 +120,7 @@ class HttpListener:
                 writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Requests of one connection, one after another, until one of both sides has enough."""
+        """Answer the requests of one connection, one after another, until either side closes."""
         rest = bytearray()
         while True:
             head_only = False
@@ -192,8 +192,8 @@ class HttpListener:
 
 
 async def _head(reader: asyncio.StreamReader, rest: bytearray) -> bytes:
-    """The head of the next request; what came behind it stays in `rest`. A client of the native protocol is
-    recognised by its first bytes: it would wait for an answer without ever ending a head."""
+    """The head of the next request; bytes behind it stay in `rest`. A client of the native protocol is
+    recognised by its first bytes, because it would wait for an answer without ever ending a head."""
     while not rest.startswith(PREAMBLE):
         end = rest.find(b"\r\n\r\n")
         if (end if end >= 0 else len(rest)) > HEAD_BYTES_MAX:
@@ -226,8 +226,8 @@ def _encode(answer: _Answer, *, head_only: bool) -> bytes:
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read on for a moment after the last answer: closing with unread bytes would reset the connection and
-    lose the answer.
+    """Keep reading for a moment after the last answer: closing with unread bytes would reset the connection
+    and lose the answer.
     """
     if writer.transport.is_closing():  # The peer is gone; uvloop's transport takes no EOF any more.
         return

@@ -1,9 +1,9 @@
 """The native listener: one `Link` per connection, bounded windows in both directions, keep-alive.
 
-Back-pressure is TCP's own. A connection is not read while it has too many unanswered requests or request
-bytes, while the whole node holds too many, or while its peer does not take the answers; a fetch is not
-even evaluated for a peer that does not read. So neither a flood nor a slow reader grows memory, and
-nobody else waits for them.
+Back-pressure is that of TCP. A connection is not read while it has too many unanswered requests or request
+bytes, while the whole node holds too many, or while its peer does not take the answers. A fetch is not even
+evaluated for a peer that does not read. So neither a flood nor a slow reader grows memory, and other
+connections do not wait for them.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ SWEEP_S = 1.0
 SPIN_US = 400
 SPIN_BYTES = 4096
 CROWD_US = 500
-"""When two connections have something to say within this, more may: their requests are gathered."""
+"""If two connections send within this time, more may follow: their requests share a turn."""
 PARTIAL_BYTES_MAX = 128 * 1024 * 1024
 PARTIAL_BYTES_HARD_MAX = 512 * 1024 * 1024
 PARTIAL_GRACE_US = 1_000_000
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
-"""What all connections together may hold of answers that their peers do not take, and of reads for them."""
+"""Bound on answers that peers do not take and on reads for them, of all connections together."""
 CONNECTION_READ_BYTES_MAX = 8 * 1024 * 1024
 STUCK_US = 30_000_000
 STUCK_GRACE_US = 1_000_000
 HEADER_WEIGHT = 64
-"""A waiting request takes so many times the bytes of its header: a fetch of many partitions watches each."""
+"""Memory of a waiting request, as a multiple of its header: a fetch of many partitions watches each."""
 _decode_hello = codec.decoder_of(Hello, "the first message must be a hello")
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -73,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Accepts connections, counts what they hold, and closes the silent ones."""
+    """Accepts connections, counts the memory they hold, and closes silent ones."""
 
     def __init__(self, verbs: Verbs, clock: Clock, limits: Limits, node: str) -> None:
         self.verbs = verbs
@@ -82,9 +82,9 @@ class Listener:
         self.node = node
         self.links: set[Link] = set()
         self.starting = False
-        """While the broker recovers: whoever greets is told so, and comes again."""
+        """The broker recovers: greetings are refused as `Unavailable`, and clients come again."""
         self.stopping = False
-        """What was accepted before and only begins now is closed at once: nobody waits for it."""
+        """New connections are refused, also those that the system had accepted before."""
         self.held_bytes = 0
         self.partial_bytes = 0
         self.unsent_bytes = 0
@@ -93,7 +93,7 @@ class Listener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._spinning = False
         self.latest: Link | None = None
-        """Who was read from last, at `latest_us`."""
+        """The connection that was read last, at `latest_us`."""
         self.latest_us = 0
         self._spin_until_us = 0
         self._empty: asyncio.Event | None = None
@@ -114,7 +114,7 @@ class Listener:
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def turned_away(self) -> Refusal | None:
-        """What a new connection is told when it cannot stay."""
+        """The refusal for a new connection that cannot stay; None if it can."""
         if self.stopping:
             return Refusal("unavailable", "the broker is shutting down", "none")
         if len(self.links) >= self.limits.connections_max:
@@ -128,9 +128,8 @@ class Listener:
             self._empty.set()
 
     def spin(self, now_us: int) -> None:
-        """A peer sends request after request, each as soon as the last is answered. Instead of going to
-        sleep, look for the next one for a moment: on many machines it takes longer to be woken up than to
-        answer.
+        """Poll for a moment instead of going to sleep: a peer sends each request as soon as the last one is
+        answered, and on many machines waking up takes longer than answering.
         """
         self._spin_until_us = now_us + SPIN_US
         if not self._spinning:
@@ -142,11 +141,11 @@ class Listener:
             self._loop.call_soon(self._look_again)
 
     def hold(self, nbytes: int) -> None:
-        """Count request bytes that the node works on."""
+        """Count the bytes of a request under way."""
         self.held_bytes += nbytes
 
     def release(self, nbytes: int) -> None:
-        """Uncount them; when the node has room again, links that waited for it go on."""
+        """Uncount the bytes of a request; if the node has room again, read its connections again."""
         full = self.full
         self.held_bytes -= nbytes
         if full and not self.full:
@@ -155,23 +154,24 @@ class Listener:
 
     @property
     def full(self) -> bool:
-        """Whether all connections together hold as much as the node allows."""
+        """Whether all connections together hold more than the node allows."""
         return self.held_bytes > self.limits.in_flight_bytes_max
 
     def wait_for_room(self, resume: Callable[[], None]) -> None:
-        """Call `resume` when less than the node's share is on its way out."""
+        """Call `resume` when all connections together have less unsent than the bound."""
         self._waiting.append(resume)
 
     def count_unsent(self, nbytes: int) -> None:
-        """Count what waits to be taken by peers, or uncount it; reads that waited for room go on."""
+        """Count bytes that peers have not taken, or uncount them; then reads that waited for room
+        continue."""
         self.unsent_bytes += nbytes
-        if nbytes < 0:  # Those who go on count again: the loop must not run inside itself.
+        if nbytes < 0:  # A resumed read counts again: this loop must not run inside itself.
             while self._waiting and self.unsent_bytes < UNSENT_BYTES_MAX:
                 self._waiting.popleft()()
 
     def shed(self, now_us: int) -> None:
-        """Too much is held by bodies that are not complete: close whoever holds the most, unless it is only
-        just on its way.
+        """Incomplete messages hold too much memory: close the connection with the most, unless its message
+        has only just begun.
         """
         hoarder = max(self.links, key=lambda link: link.partial_bytes, default=None)
         if hoarder is None:
@@ -183,7 +183,7 @@ class Listener:
             hoarder.abort()
 
     async def stop(self, drain_s: float) -> None:
-        """Take no more connections or requests, let those under way be answered, then close."""
+        """Take no more connections or requests, wait until those under way are answered, then close."""
         self.stopping = True
         if self._server is not None:
             self._server.close()
@@ -253,7 +253,7 @@ class Link(asyncio.BufferedProtocol):
         if not self._reader.partial:
             self._began_us = now_us
         listener = self._listener
-        # When others are at it, too, their requests share a turn.
+        # If another connection was read a moment ago, their requests share a turn.
         crowded = listener.latest is not self and now_us - listener.latest_us < CROWD_US
         listener.latest, listener.latest_us = self, now_us
         verbs = listener.verbs
@@ -263,7 +263,7 @@ class Link(asyncio.BufferedProtocol):
                 self._began_us = now_us
                 self._message(request_id, header, body)
         except TailraceError as error:
-            # The framing itself is broken: nothing behind it can be understood.
+            # The framing itself is broken: nothing after it can be parsed.
             self._refuse(0, Refusal(error.code, error.message))
             self._close()
         finally:
@@ -277,8 +277,8 @@ class Link(asyncio.BufferedProtocol):
         self.adjust()
 
     def eof_received(self) -> bool:
-        # A process that was killed looks like one that has said all it had to say. Answers that wait for
-        # something to happen leave now: nobody may be there when it happens.
+        # A killed process looks like one that only sends nothing more. Waiting requests are answered now,
+        # because nobody may be there later.
         for fetch in list(self.fetches):
             fetch.hang_up()
         self.finish()
@@ -289,7 +289,7 @@ class Link(asyncio.BufferedProtocol):
         self._transport = None
         self._listener.partial_bytes -= self.partial_bytes
         self.partial_bytes = 0
-        # Requests under way still answer, into the void; what they hold is given back then.
+        # Requests under way are still answered, to nobody; the memory that they hold is released then.
         self._writable = True
         self._parked.clear()
         self._measure()
@@ -383,7 +383,7 @@ class Link(asyncio.BufferedProtocol):
     # -- flow
 
     def blocked(self, resume: Callable[[], None]) -> bool:
-        """As a `Gate`: while the peer does not take what it was sent, its fetches wait."""
+        """As a `Gate`: while the peer does not take its answers, its fetches wait."""
         if self._writable:
             return False
         self._parked.append(resume)
@@ -406,14 +406,14 @@ class Link(asyncio.BufferedProtocol):
         return True
 
     def release(self, nbytes: int) -> None:
-        """As a `Gate`: the read is over; what came of it is counted while the peer does not take it."""
+        """As a `Gate`: the read is over; its answer counts as unsent while the peer does not take it."""
         self._reading_bytes -= nbytes
         self._listener.count_unsent(-nbytes)
         self._unpark()
 
     def _measure(self) -> None:
-        """Count what the peer has not taken, while that is more than a little. A large answer counts whole
-        until all of it is gone: so long it stays in memory.
+        """Count the bytes that the peer has not taken, once they are above the high-water mark. A large
+        answer counts in full until all of it is sent, because it stays in memory as long.
         """
         before = self._unsent_bytes
         self._unsent_bytes = 0 if self._writable else self._queued_bytes
@@ -421,7 +421,7 @@ class Link(asyncio.BufferedProtocol):
             self._listener.count_unsent(self._unsent_bytes - before)
 
     def adjust(self) -> None:
-        """Read on, or stop reading, as the windows say."""
+        """Resume or pause reading, as the windows demand."""
         transport, limits = self._transport, self._listener.limits
         if transport is None or transport.is_closing():
             return
@@ -440,7 +440,7 @@ class Link(asyncio.BufferedProtocol):
             transport.pause_reading()
 
     def check(self, now_us: int) -> None:
-        """Close when the peer is silent, does not finish what it began, or does not take its answers."""
+        """Close if the peer is silent, does not finish a message, or does not take its answers."""
         if self._transport is not None and not self._writable:
             left_bytes, self._left_bytes = self._left_bytes, self._transport.get_write_buffer_size()
             if self._left_bytes < left_bytes:
@@ -451,7 +451,7 @@ class Link(asyncio.BufferedProtocol):
                 self.abort()
                 return
         if not self._reading:
-            self._heard_us = self._began_us = now_us  # It is us who do not listen.
+            self._heard_us = self._began_us = now_us  # The broker does not read: the peer is not to blame.
             return
         if not self._greeted and now_us - self._began_us > GREETING_US:
             log.info("%s: no greeting in time", self._peer)
@@ -464,14 +464,14 @@ class Link(asyncio.BufferedProtocol):
             self._close()
 
     def stalled(self, now_us: int) -> bool:
-        """Whether the message under way has had its time."""
+        """Whether the incomplete message has had its time."""
         return now_us - self._began_us > PARTIAL_GRACE_US
 
     def _frame_us(self) -> int:
         return FRAME_US + self._reader.expected_bytes * 1_000_000 // FRAME_BYTES_PER_SECOND_MIN
 
     def finish(self) -> None:
-        """Take no more requests; close when the last one is answered."""
+        """Take no more requests; close when all are answered."""
         self._finishing = True
         self.adjust()
         if not self._pending:
