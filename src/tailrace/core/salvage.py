@@ -1,4 +1,4 @@
-"""Facts that are replayed behind a gap: what of them can be believed if facts before them are lost.
+"""Facts replayed behind a gap: which of them can be believed although facts before them are lost.
 
 No message that is there may be lost, so in doubt a message is delivered again:
 

@@ -5,8 +5,8 @@
 1. A partition stays with its holder while that member wants its topic.
 2. A free partition goes to the member with the lowest load among those that want its topic; then to the one
    with the fewest partitions of that topic; then to the one that joined first.
-3. Single partitions move from the member with the highest load to one with at least two fewer, until no
-   member can give to such a one. A member gives up the partition of a topic that it got last.
+3. Single partitions move from the member with the highest load to one with at least two fewer, until no such
+   move is left. A member gives up the partition of a topic that it got last.
 
     t has 6 partitions; a holds 0 1 2, b holds 3 4 5, and c joins. The loads are 3 3 0.
     b (the later of the two with 3) gives 5 to c: 3 2 1. Then a gives 2 to c: 2 2 2, done.

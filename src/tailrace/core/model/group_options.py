@@ -1,4 +1,4 @@
-"""Options of a group: what may be asked for, the defaults, and the check that reports every problem.
+"""Options of a group: their rules, their defaults, and the check that reports all problems at once.
 
 `RANGES`, `CHOICES` and `SWITCHES` are the whole rule book for single options; rules about two options are
 checked in `_together`. Options that are allowed but have surprising effects give warnings, shown when the

@@ -17,7 +17,7 @@ class Lease(Command, frozen=True, tag="lease"):
     there are none. Without `lease_ms` the group's own is taken.
 
     `held` is sent after an answer was lost: the leases of these partitions that the member knows. Its other
-    leases are given back first, so that no message waits for a member that does not know it has it.
+    leases are given back first, so that no message waits for a member that does not know of it.
 
     With `above`, only messages of more urgent lanes are wanted, those with a priority below this number: the
     member has enough others in hand. A newer request of the same member replaces one that waits; with

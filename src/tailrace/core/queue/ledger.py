@@ -1,4 +1,4 @@
-"""One group on one partition: what has become of every message, and how each fact changes it.
+"""One group on one partition: the state of every message, and how each fact changes it.
 
 Every message of the log is in one of these states; each fact moves messages from one to another:
 

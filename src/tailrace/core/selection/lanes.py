@@ -1,4 +1,4 @@
-"""The five priority lanes: whose turn it is, by weights or strictly, and what starves goes first.
+"""The five priority lanes: whose turn it is, by weights or strictly; starving messages go first.
 
 The turn is a position in a cyclic pattern of 100 slots, in which each lane has as many slots as its weight,
 spread evenly by smooth weighted round robin: each step gives every lane its weight as credit, the lane with
