@@ -83,6 +83,21 @@ def test_a_freed_key_wakes_one() -> None:
     assert [bool(answers) for answers in waiting] == [True] + [False] * 49
 
 
+def test_back_offs_beside_a_hot_key_wake_one_each() -> None:
+    broker = shared(ordering="key")
+    broker.send(*(b"%d" % n for n in range(10)), keys=[b"%d" % n for n in range(10)])
+    broker.send(*(b"hot" for _ in range(100)), keys=[b"hot"] * 100)
+    held = broker.lease(member="worker", count_max=11)
+    assert values(held) == [b"%d" % n for n in range(10)] + [b"hot"]
+    waiting = wait_all(broker, 50)
+    for seconds, message in enumerate(held[:10], 1):
+        broker.nack(message, delay_ms=1_000 * seconds)
+    decided = count_decisions(broker)
+    broker.pass_s(10.5)
+    assert [values(got(answers)) for answers in waiting if answers] == [[b"%d" % n] for n in range(10)]
+    assert sum(type(command) is LeaseRun for command in decided) == 10, "99 wait for the hot key"
+
+
 def test_what_belongs_to_a_members_key_comes_to_it_although_others_waited_longer() -> None:
     broker = shared(ordering="key")
     broker.send(b"a", keys=[b"k"])

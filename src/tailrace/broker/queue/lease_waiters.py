@@ -8,7 +8,8 @@ many are woken as there may be messages for, in order of arrival:
     n messages are committed                                n, of each group
     messages are given back, nacked, rejected, evicted …    one per message
     an ack                                                  none; with ordered keys, one per message
-    a lease has timed out, a back-off is over, a trim       as many as messages are free
+    back-offs are over, of messages that all may have       one per message
+    a lease has timed out, a trim                           as many as messages are free
     a grant, a reset, a pause or its end, new options       all of the group
     the state is another one, or lost                       all
 
@@ -73,7 +74,7 @@ _FREES_SOME = frozenset(
 """Commands that may free messages of the group that they name; a lease does when it finds expired ones."""
 _CHANGES_GROUP = frozenset((inner.Enlist, inner.Delist, inner.GrantTo, inner.PauseLeases, inner.ResetTo))
 """Commands after which waiting requests may get another answer."""
-_FREES_ALL = frozenset((inner.ExpireLeases, TrimTopic, inner.Sweep))
+_FREES_ALL = frozenset((TrimTopic, inner.Sweep))
 
 Action = Callable[[], None]
 
@@ -88,6 +89,7 @@ class LeaseWaiters:
         self._freeing: list[tuple[Any, Sequence[Any]]] = []
         """Commands of this turn that may have freed messages, with their facts."""
         self._freed_all = False
+        self._time_passed = False
         self._leased: dict[str, None] = {}
         """Groups that leased messages in this turn, so that lanes may have shares again."""
         self._changed_groups: dict[str, None] = {}
@@ -181,6 +183,15 @@ class LeaseWaiters:
         for group in list(self._lines):
             self._rouse(group, _ALL)
 
+    def _rouse_due(self) -> None:
+        """Wake requests for messages that are available because time passed. Not for all that is free: that
+        includes what waits behind a key in flight, and with a hot key all would ask in vain each time."""
+        shard = self._shard
+        time_us = max(shard.time_us(), shard.state.append_time_us)
+        for group, many in shard.state.queues.came_due(time_us).items():
+            if many != 0:
+                self._rouse(group, _ALL if many is None else many)
+
     def _rouse_choosy(self, group: str, line: WaitingLine) -> None:
         """Wake one request that wants urgent messages only; `took` wakes the next."""
         urgent = self._shard.state.queues.laned(group)
@@ -220,6 +231,9 @@ class LeaseWaiters:
         elif kind in _CHANGES_GROUP:
             self._changed = True
             self._changed_groups[command.group] = None
+        elif kind is inner.ExpireLeases:
+            self._changed = self._time_passed = True
+            self._freed_all = self._freed_all or bool(facts)
         elif kind in _FREES_ALL:
             self._changed = self._freed_all = True
         elif kind is delivery.Extend:
@@ -252,6 +266,9 @@ class LeaseWaiters:
         if self._freed_all:
             self._freed_all = False
             self._rouse_all()
+        if self._time_passed:
+            self._time_passed = False
+            self._rouse_due()
         if self._leased:
             leased, self._leased = self._leased, {}
             for group in leased:
@@ -291,7 +308,7 @@ class LeaseWaiters:
             self._changed = True  # `turned` sets the timer for what is due after this.
             # Submitted before the commands of the requests that are woken below.
             shard.submit(inner.ExpireLeases(), b"", _expired)
-            self._rouse_all()
+            self._rouse_due()
 
     def stop(self) -> None:
         """Stop the timer: the partition is closed or deleted."""

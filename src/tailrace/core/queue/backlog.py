@@ -89,6 +89,8 @@ class Backlog:
         self.renewed = SpanSet()
         self.blockers: dict[int, list[int]] = {}
         self._dues: list[tuple[int, int, int]] = []
+        self.came_due = 0
+        """How many have become ready because time passed; whoever reads it sets it to 0."""
         for first, end, value in self.dying:
             self._index(first, end, DYING.unpack(value)[5], dying=True)
         for first, end, value in self.back:
@@ -216,6 +218,8 @@ class Backlog:
 
     def next_due_us(self) -> int | None:
         """When the next message becomes due. It may have left `back` since: then `advance` finds nothing."""
+        if self.came_due:
+            return self.clock_us  # Some are due, and nobody was told of it yet.
         return self._dues[0][0] if self._dues else None
 
     def advance(self, time_us: int) -> None:
@@ -224,6 +228,9 @@ class Backlog:
             self._look(time_us)
         self.clock_us = time_us
         dues = self._dues
+        if not dues or dues[0][0] > time_us:
+            return
+        before = self.ready.total + self.renewed.total
         while dues and dues[0][0] <= time_us:
             due_us, first, end = heappop(dues)
             for start, stop, value in self.back.within(first, end):
@@ -236,6 +243,7 @@ class Backlog:
                 row = self.blockers[key]
                 for offset in range(start, stop):
                     self._promote(row, bisect_left(row, offset))
+        self.came_due += self.ready.total + self.renewed.total - before
 
     # ------------------------------------------------------------------------------------------- internals
 

@@ -170,6 +170,10 @@ class GroupQueues:
         ledger = self._ledgers.get(group)
         return 0 if ledger is None or ledger.paused else ledger.free(end_offset, time_us)
 
+    def came_due(self, time_us: int) -> dict[str, int | None]:
+        """By group, how many messages have become available by time alone; see `Ledger.came_due`."""
+        return {ledger.name: ledger.came_due(time_us) for ledger in self._ledgers.values()}
+
     def apart(self, group: str) -> int | None:
         """The lowest number of deliveries among messages that are set apart; None if there are none, or the
         group is paused."""

@@ -152,6 +152,13 @@ class Ledger:
             many += self.apart.starving_after(backlog.clock_us)
         return many + end_offset - backlog.cursor if end_offset > backlog.cursor else many
 
+    def came_due(self, time_us: int) -> int | None:
+        """How many messages have become available by time alone since this was asked last; None: more may go
+        with them, as one member leases here and takes what waits behind them, too."""
+        self.backlog.advance(max(time_us, self.backlog.clock_us))
+        many, self.backlog.came_due = self.backlog.came_due, 0
+        return many if self.sharing else None
+
     def suspects(self) -> Iterator[tuple[int, int, int, int]]:
         """Messages that are set apart, least delivered first: (deliveries, offset, failures, key), one for
         each run. Nothing may change during iteration."""
