@@ -145,8 +145,8 @@ class LeaseExtended(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class LeaseExpired(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Soft. A lease timed out: the messages left in it have failed once more, and are available again after
-    the back-off. `keys` as in `Leased`, `apart` as in `GivenBack`."""
+    """Soft. A lease timed out: the messages left in it have failed once more, and are available again,
+    at once except for those in `apart`. `keys` as in `Leased`, `apart` as in `GivenBack`."""
 
     group: int
     lease: int

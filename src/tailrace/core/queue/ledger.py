@@ -23,8 +23,9 @@ Example: ada leases 100 messages of a log with 1,000, and then settles most of t
     LeaseExpired, lease 7                    100                           40, 41-59           as before
 
 Then the first unsettled offset (`committed`) is 40. Message 40 has had 1 delivery and 1 failure; so have 41
-to 59. Each run of messages gets one due time, from the back-off of its first offset: a hash of group, offset
-and number of failures serves as dice, so that a replay of the log computes the same time again.
+to 59, which are due at once, because a lease that times out waits for no back-off. After a nack, each run of
+messages gets one due time, from the back-off of its first offset: a hash of group, offset and number of
+failures serves as dice, so that a replay of the log computes the same time again.
 
 Facts are trusted: whether something may happen was decided before. Nothing here looks at a clock or into a
 frame.
