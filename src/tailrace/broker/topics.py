@@ -1,4 +1,14 @@
-"""The topics that a node hosts: the catalog, its changes one by one, and the shards behind each."""
+"""The topics of a node: the catalog, its changes one at a time, and the partitions of each topic.
+
+A change of the catalog is done on a storage thread in steps that a crash may cut anywhere;
+`core.model.inventory` tells what each step leaves:
+
+    create   intent in the topic's folder ──▶ folders of the logs ──▶ catalog ──▶ intent becomes the card
+    delete   catalog (the topic is listed as being removed) ──▶ data removed ──▶ catalog without it
+
+A topic is visible once its change is durable. New topics that wait together are one change, because they can
+share its syncs; so are deletions. If such a change fails, its topics are tried one by one.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +38,25 @@ TopicChange = CreateTopic | AlterTopic | DeleteTopic
 Change = TopicChange | core.Removal
 
 TOPICS_AT_ONCE = 64
-"""New topics that wait for each other's syncs; deletions likewise."""
+"""Most topics of one change, which share its syncs; deletions likewise."""
 
 NOT_REMOVED = "the data of a deleted topic cannot be removed, it is tried again at the next start"
 
 TAIL_BYTES_TOTAL = 48 * 1024 * 1024
-"""Memory for the hot tails of all partitions together; each gets its share of it, up to its own
+"""Memory for the hot tails of all partitions together; each gets a share, up to its own
 `ring_buffer_bytes`.
 """
 
 
 class TopicHost(msgspec.Struct):
-    """A topic at work."""
+    """A topic and its partitions."""
 
     info: core.TopicEntry
     shards: list[PartitionRuntime]
 
 
 class TopicCreation(msgspec.Struct):
-    """A change of one topic under way: the catalog that has it, who asked, and the new partitions."""
+    """A change of one topic under way: the catalog with it, the request, and the new partitions."""
 
     catalog: core.Catalog
     entry: core.TopicEntry
@@ -57,9 +67,7 @@ class TopicCreation(msgspec.Struct):
 
 
 class Topics:
-    """All topics of this node. Changes run one at a time, off the loop, and are visible once they are
-    durable; new topics that wait together are one change, and so are deletions.
-    """
+    """All topics of this node. Changes run one at a time, off the loop."""
 
     def __init__(
         self,
@@ -79,25 +87,25 @@ class Topics:
         self._changes: deque[tuple[Change, Respond, bool]] = deque()
         self._changing = False
         self._closed: Callable[[], None] | None = None
-        """Called when the change under way is done; no other is begun."""
+        """Called when the change under way is done; no other is begun after that."""
         self._shares = 0
-        """Partitions among which memory is shared, rounded up."""
+        """Number of partitions, rounded up, among which memory is shared."""
         self._alone = 0
-        """So many of the next changes are made each by itself."""
+        """Number of the next changes that are made one by one."""
         self._retired: list[PartitionRuntime] = []
         self.catalog = core.Catalog()
         self.kept: list[Kept] = []
-        """Folders that neither the catalog nor an intent explains: nobody touches them."""
+        """Folders that neither the catalog nor an intent explains; they are left untouched."""
         self.opened: Callable[[PartitionRuntime], None] = lambda shard: None
-        """Called for every partition that is added while the broker runs."""
+        """Hook: a partition was added while the broker runs."""
         self.trouble: Callable[[], str | None] = lambda: None
-        """What is wrong with the node as a whole, and so with every partition."""
+        """Hook: a problem of the whole node, and so of every partition; None without one."""
         self.changed: Callable[[str], None] = lambda name: None
-        """Called when a topic was created, altered or deleted."""
+        """Hook: a topic was created, altered or deleted."""
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition of the catalog; blocking, before the node takes requests. Raises `Corrupt`
-        when there are topics and no catalog."""
+        if there are topic folders but no catalog."""
         self._load()
         if self.catalog.removing:
             try:
@@ -125,7 +133,7 @@ class Topics:
                     f"the catalog is missing, and there are {len(found)} topic folders, such as {found[0]}: "
                     "restore it from a backup, or rebuild it with `tailrace log rebuild-catalog DATA`"
                 )
-            # From now on a missing catalog is a lost one.
+            # From now on a missing catalog means that it was lost.
             catalog = core.Catalog()
             self._coordinator.save(catalog)
         self.catalog = catalog
@@ -134,7 +142,7 @@ class Topics:
         return [store.folders for store in self._stores.values() if store.folders is not None]
 
     def _take_stock(self) -> None:
-        """Finish or undo what intents explain, and name what nothing explains."""
+        """Finish or undo the changes that intents tell of, and report folders that nothing explains."""
         for folders in self._folders():
             stock = take_stock(self.catalog, folders.survey())
             for note in stock.notes:
@@ -177,9 +185,9 @@ class Topics:
         return shard
 
     def _share_tails(self, new: Iterable[PartitionRuntime] = ()) -> None:
-        """Give every partition its share of memory, or only the new ones, as long as that is the same: shares
-        change with every sixteenth of the partitions, so that making many topics does not look at all of them
-        each time."""
+        """Give every partition its share of memory, or only the new ones if the share is the same. Shares
+        change in steps of a sixteenth of the partitions, so that creating many topics does not visit all
+        partitions each time."""
         count = sum(len(host.shards) for host in self._hosts.values() if host.shards[0].machine.delivers)
         step = 1 << max(count.bit_length() - 4, 0)
         shares = -(-count // step) * step
@@ -200,7 +208,7 @@ class Topics:
         yield from self._hosts.values()
 
     def get(self, name: str) -> TopicHost:
-        """A topic of the users by name; raises `NotFound`, or `Denied` for an internal one."""
+        """A user's topic by name; raises `NotFound`, or `Denied` for an internal one."""
         host = self.find(name)
         if host is None:
             raise NotFound(f"there is no topic {name!r}", topic=name)
@@ -209,15 +217,15 @@ class Topics:
         return host
 
     def find(self, name: str) -> TopicHost | None:
-        """Any topic by name, internal ones too."""
+        """Any topic by name, internal ones included; None if there is none."""
         return self._hosts.get(name)
 
     def kept_of(self, name: str) -> Kept | None:
-        """The data of a topic of that name which the catalog does not know."""
+        """A kept folder of a topic of this name that the catalog does not know."""
         return next((kept for kept in self.kept if kept.topic == name and name not in self._hosts), None)
 
     def storage(self) -> str:
-        """Where the broker keeps what is its own: in files, where it has any."""
+        """The storage of internal topics: `file` if the node has files."""
         return "file" if "file" in self._stores else "memory"
 
     def listing(self, prefix: str, internal: bool) -> TopicList:
@@ -254,13 +262,13 @@ class Topics:
     # -- changes
 
     def change(self, request: Change, respond: Respond, *, internal: bool = False) -> None:
-        """Queue a change of the catalog; the broker's own topics change only with `internal`."""
+        """Queue a change of the catalog; internal topics change only with `internal`."""
         self._changes.append((request, respond, internal))
         self._next()
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Begin no more changes, and call `closed` when the one under way is done. Those that wait are
-        refused; data of deleted topics goes at the next start."""
+        """Begin no more changes, and call `closed` when the one under way is done. Waiting changes are
+        refused; the data of deleted topics is removed at the next start."""
         self._closed = closed
         self._next()
 
@@ -276,7 +284,7 @@ class Topics:
             closed()
 
     def _begin(self, request: Change, respond: Respond, internal: bool) -> None:
-        """Do a change on a storage thread, unless it is refused or changes nothing."""
+        """Begin a change on a storage thread, unless it is refused or changes nothing."""
         if isinstance(request, core.Removal):
             removals = [request, *self._other_removals()]
             self._changing = True
@@ -292,8 +300,8 @@ class Topics:
         self._pump.threads.run(self, lambda: self._prepare(made), self._finisher(made))
 
     def _others(self, first: TopicCreation) -> list[TopicCreation]:
-        """New topics that wait behind one: they are made with it, so that they share its syncs; so do
-        deletions behind one. Whoever asks for a topic that is about to be made waits until it is there."""
+        """The changes of the same kind that wait behind one, creations or deletions: they are made with it
+        and share its syncs. A second change of the same topic waits until the first is done."""
         names, made, kind = {first.entry.name}, [first], type(first.request)
         while self._changes and len(made) < TOPICS_AT_ONCE and not self._alone:
             request, respond, internal = self._changes[0]
@@ -310,7 +318,7 @@ class Topics:
         return made[1:]
 
     def _other_removals(self) -> Iterator[core.Removal]:
-        """Removals that wait behind one: the catalog is stored once for all of them."""
+        """The removals that wait behind one; the catalog is stored once for all of them."""
         while self._changes and isinstance(removal := self._changes[0][0], core.Removal):
             self._changes.popleft()
             yield removal
@@ -318,7 +326,7 @@ class Topics:
     def _decided(
         self, catalog: core.Catalog, request: TopicChange, respond: Respond, internal: bool
     ) -> TopicCreation | None:
-        """The change of a catalog; None when that was all, and the answer has left."""
+        """Decide a change of a catalog; None if nothing is left to do and the reply was sent."""
         asked = request
         if isinstance(request, CreateTopic) and not internal:
             request = CreateTopic(request.name, self._with_defaults(request.options), request.if_missing)
@@ -337,14 +345,14 @@ class Topics:
         return TopicCreation(after, entry, asked, respond, internal)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
-        """What the request does not say is taken from the node's configuration, then from Tailrace's own."""
+        """Fill in options that the request does not give, from the node's configuration."""
         defaults = dict(self._defaults)
         if "storage" in options and "durability" not in options:
             defaults.pop("durability", None)  # It was chosen for another kind of storage.
         return {**defaults, **options}
 
     def _prepare(self, made: list[TopicCreation]) -> object:
-        """On a storage thread: note the intents, make the new logs, store the catalog, confirm; all of it or
+        """On a storage thread: write the intents, make the new logs, store the catalog, confirm; all of it or
         nothing."""
         catalog = made[-1].catalog
         if isinstance(made[0].request, DeleteTopic):
@@ -378,14 +386,14 @@ class Topics:
         return [f"{entry.folder}/{number}" for number in range(self._have(entry), entry.options.partitions)]
 
     def _by_folders(self, made: list[TopicCreation]) -> Iterator[tuple[TopicFolders, list[TopicCreation]]]:
-        """The changes by the engine that has their folders."""
+        """The changes, grouped by the storage engine that has their folders."""
         for name, store in self._stores.items():
             kept = [making for making in made if making.entry.options.storage == name]
             if store.folders is not None and kept:
                 yield store.folders, kept
 
     def _refuse_leftovers(self, making: TopicCreation) -> None:
-        """Folders that are there already belong to somebody else: they are never taken for new ones."""
+        """Raise if a folder for a new log exists already: its data belongs to something else."""
         folders = self._stores[making.entry.options.storage].folders
         if folders is None:
             return
@@ -394,8 +402,8 @@ class Topics:
                 raise Corrupt(f"{folder} is there already, and the catalog does not know it", outcome="none")
 
     def _undo(self, made: list[TopicCreation], cause: Exception) -> None:
-        """Take back changes that failed, in the order that a crash may cut: the catalog, then the folders.
-        Whatever of that fails is done at the next start, as the intents say."""
+        """Undo changes that failed, first the catalog and then the folders, so that a crash may cut it
+        anywhere. If a step fails, the next start does it, guided by the intents."""
         try:
             if not isinstance(cause, StorageFault) or cause.outcome != "none":
                 self._coordinator.save(self.catalog)  # Nobody knows whether the other one was stored.
@@ -432,8 +440,8 @@ class Topics:
         return finish
 
     def _failed(self, made: list[TopicCreation], error: Exception) -> None:
-        """Nothing was changed. Of topics that were to be made together, each is tried by itself: what is
-        wrong with one does not concern the others."""
+        """Nothing was changed. Try topics of one change again one by one: a problem with one of them does not
+        concern the others."""
         newest = made[-1].entry
         log.error("change of topic %r failed: %s", newest.name, error)
         if isinstance(error, Full):
@@ -480,8 +488,8 @@ class Topics:
             shard.retire(closed)
 
     def _remove(self, catalog: core.Catalog, removals: Iterable[core.Removal]) -> core.Catalog:
-        """Blocking: delete the data of deleted topics; returns the catalog, stored, without those of which
-        nothing is left."""
+        """Delete the data of deleted topics; blocking. Stores and returns the catalog without those that are
+        removed completely."""
         for removal in removals:
             store = self._stores[removal.storage]
             try:
@@ -508,11 +516,11 @@ class Topics:
 
 
 def _nothing() -> None:
-    """Whoever waited for the end was told."""
+    """The end was reported already."""
 
 
 def kept_text(kept: Kept) -> str:
-    """What is said about a folder that nothing explains."""
+    """The text about a folder that nothing explains."""
     return (
         f"{kept.folder} holds data, and {kept.why}: it is kept and not used; register it with "
         "`tailrace log rebuild-catalog DATA`, or move it away"

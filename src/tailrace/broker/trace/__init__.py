@@ -1,1 +1,1 @@
-"""Reading what happened: traces of messages, and facts for analysis elsewhere."""
+"""Traces of messages, and facts for analysis elsewhere."""

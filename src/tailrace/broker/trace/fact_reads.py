@@ -1,4 +1,4 @@
-"""Facts out of the log: what happened to the messages of a partition, for those who analyse it elsewhere.
+"""Reads of facts: the log of what happened to the messages of a partition, for analysis elsewhere.
 
 The log is walked on a reader thread, headers first, a bounded piece at a time.
 """
@@ -20,12 +20,12 @@ from tailrace.ports import Gate, PartitionLog, Respond, Verb
 WAITING_MAX = 256
 BYTES_MAX = 8 * 1024 * 1024
 APPENDED_MAX = 10_000
-"""Data frames that one answer tells of: they travel in its head."""
+"""Data frames in one answer; they travel in its header."""
 FRAMES_MAX = 20_000
-"""Frames that are looked at for one answer."""
+"""Frames that are visited for one answer."""
 
 Piece = tuple[int, bool, list[tuple[int, int, int, int]], list[Buffer]]
-"""Where the next piece begins and whether there is one, the data frames passed, and facts frames in parts."""
+"""Entry of the next piece, whether there is one, the data frames passed, and the facts frames in parts."""
 
 
 class FactReads:
@@ -64,7 +64,7 @@ class FactReads:
             if damage is not None and not more:
                 if not (parts or appended):
                     raise Corrupt(damage.message)
-                # There seems to be more, so that who reads on comes to the damage.
+                # Claim that there is more, so that a reader who continues gets to the damage.
                 return FactsRead(next_entry, next_entry + 1, groups, appended), parts
             return FactsRead(next_entry, end_entry if more else next_entry, groups, appended), parts
 
@@ -72,7 +72,7 @@ class FactReads:
 
 
 def facts_from(log: PartitionLog, entry: int, end: int, bytes_max: int) -> Piece:
-    """One piece of a log of at least one frame, or all there is; blocking."""
+    """Read one piece of a log, at least one frame if there is any; blocking."""
     appended: list[tuple[int, int, int, int]] = []
     parts: list[Buffer] = []
     size = frames = 0

@@ -1,8 +1,15 @@
-"""The search behind a trace: one walk over a partition's log that finds messages and follows their lives.
+"""The search of a trace: one walk over a partition's log that finds messages and follows their histories.
 
-The walk begins where the wanted messages can be and goes on to the end of the log, because anything later may
-be about them. Headers come first: bodies of data frames are opened only in the time that is searched, facts
-only when they can be about a message that was found.
+The walk begins at the first entry at which a wanted message can be, and goes on to the end of the log,
+because any later fact may be about it. Headers come first: bodies of data frames are opened only within the
+time that is searched, facts only if they can be about a message that was found:
+
+    entry   kind    offsets      message 1042 is wanted, from 12:00 to 12:01
+    70      DATA    1000-1099    12:00:30: opened, 1042 is found
+    71      FACTS   span 900-950  cannot be about 1042: skipped by its header
+    72      FACTS   span 0       may be about any message: opened, `Leased` of 1040 to 1049
+    73      DATA    1100-1199    12:02: outside of the time, skipped
+    74      FACTS   1000-1100    opened, `Acked` of 1042
 """
 
 from __future__ import annotations
@@ -34,9 +41,9 @@ from tailrace.format.frame import Buffer, Header
 from tailrace.ports import PartitionLog
 
 ID_WINDOW_US = 60_000_000
-"""How far the append of a message may be from the time in its id."""
+"""Greatest distance between the time in a message's id and its append."""
 CANDIDATES_MAX = 5_000
-"""Messages that are followed at once when only those of one status are wanted."""
+"""Messages that are followed when only those of one status are wanted."""
 BYTES_MAX = 512 * 1024 * 1024
 SECONDS_MAX = 5.0
 END = 1 << 62
@@ -46,7 +53,7 @@ UNSETTLED = (FREE, LEASED, WAITING, DYING)
 
 
 class TraceQuery(msgspec.Struct, frozen=True):
-    """What is looked for. Times are of the append, or of the first storing."""
+    """The wanted messages. Times are those of the append, or of the first storing."""
 
     from_us: int
     to_us: int
@@ -58,7 +65,7 @@ class TraceQuery(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> int:
-        """How many are followed: one more than wanted tells that there are more."""
+        """Number of messages to follow: one more than wanted, to tell whether there are more."""
         return self.count_max + 1 if self.status is None else CANDIDATES_MAX
 
 
@@ -72,17 +79,17 @@ class SearchedPartition(msgspec.Struct, frozen=True):
     names: dict[int, str]
     """Groups by number."""
     committed: dict[int, int]
-    """By group number, the first offset that is not settled."""
+    """First unsettled offset by group number."""
     decode: Callable[[Buffer], list[Any]]
     time_us: int = 0
-    """The partition's time."""
+    """Partition time."""
     behind_us: int = 0
     ahead_us: int = 0
-    """How far append times are behind the wall clock or ahead of it, because that was put forward or back.
-    They may have been further ahead before: such a lead shrinks (`core.partition_clock`)."""
+    """How far append times are behind the wall clock or ahead of it, because that clock was moved. They may
+    have been further ahead before, because such a lead shrinks (`core.partition_clock`)."""
 
     def entry_at(self, time_us: int) -> int:
-        """Where to begin with what was appended at a time, by either clock."""
+        """An entry at or before the first frame appended at a time, by either clock."""
         return self.log.entry_at(max(time_us - self.behind_us, 0))
 
     def is_later(self, header: Header, time_us: int) -> bool:
@@ -94,7 +101,7 @@ class SearchedPartition(msgspec.Struct, frozen=True):
 
 
 class Budget:
-    """What one trace may cost; a search that uses it up ends early, and says so."""
+    """The bound on the cost of one trace; a search that uses it up ends early, and tells so."""
 
     def __init__(self, bytes_max: int = BYTES_MAX, seconds_max: float = SECONDS_MAX) -> None:
         self.complete = True
@@ -103,7 +110,7 @@ class Budget:
         self._steps = 0
 
     def spend(self, nbytes: int) -> bool:
-        """Whether to go on, with so many bytes more."""
+        """Spend bytes; returns whether the search may continue."""
         self._bytes -= nbytes
         self._steps += 1
         if self._bytes < 0 or (self._steps % 256 == 0 and time.monotonic() > self._end_s):
@@ -112,7 +119,7 @@ class Budget:
 
 
 def search(wanted: TraceQuery, source: SearchedPartition, budget: Budget) -> list[dict[str, Any]]:
-    """The lives that were found, as the answer has them."""
+    """Search a partition; returns message histories in the form of the answer."""
     walk = _Walk(wanted, source, budget)
     if wanted.offset is not None:
         walk.place(wanted.offset)
@@ -137,13 +144,13 @@ class _Walk:
         self._waiting: dict[bytes, MessageHistory] = {}
         """Delayed and staged messages that have no offset yet, by id."""
         self._first_offset = 0
-        """Messages below are not looked at: every group has settled them, and others are wanted."""
+        """Messages below are skipped: every group has settled them, and unsettled ones are wanted."""
         if wanted.status in UNSETTLED and source.committed:
             self._first_offset = min(source.committed.values())
         self.lives = MessageHistories(source.names)
 
     def first_entry(self) -> int:
-        """Where messages can be that are looked at."""
+        """The first entry at which a wanted message can be."""
         log = self._source.log
         if self._first_offset and self._first_offset >= self._source.end_offset:
             return END
@@ -153,7 +160,7 @@ class _Walk:
         return 0
 
     def place(self, offset: int) -> None:
-        """Follow the message at an offset, and look for what came before it had one."""
+        """Follow the message at an offset, and look for its history before it had one."""
         for part in self._source.log.read(offset, self._source.end_offset, 1):
             for header, body in frame.walk(part, check=False):
                 if header.kind != frame.DATA or not header.base_offset <= offset < header.end_offset:
@@ -170,7 +177,7 @@ class _Walk:
         raise NotFound(f"offset {offset} is not in the partition any more: it was collected")
 
     def _before(self, life: MessageHistory, header: Header) -> None:
-        """The earlier life of a released message, found by the time in its id."""
+        """Find the history of a released message before its release, by the time in its id."""
         if not header.flags & frame.RELEASED:
             return
         time_us = int.from_bytes(life.known["id"][:6], "big") * 1000
@@ -182,7 +189,7 @@ class _Walk:
                 earlier
             ):
                 return
-            # A delayed row that was staged is stored twice: it went on to wait when its version was applied.
+            # A staged row with a delay is stored twice: when its version is applied, it becomes delayed.
             again = earlier.kind == frame.SCHEDULED and earlier.flags & frame.RELEASED
             if not (again if staged else earlier.kind in (frame.SCHEDULED, frame.STAGED)):
                 continue
@@ -218,7 +225,7 @@ class _Walk:
         return any(wanted.from_us <= at <= wanted.to_us for at in (header.append_time_us, header.wall_us))
 
     def _over(self, header: Header) -> bool:
-        """Whether nothing was found and nothing can be any more."""
+        """Whether nothing was found and nothing can be found any more."""
         return not self.lives.lives and self._source.is_later(header, self._wanted.to_us)
 
     def _messages(self, header: Header, read: Callable[[], Buffer]) -> None:
@@ -244,7 +251,7 @@ class _Walk:
             self._found(header, rows, row, None if offsets is None else int(offsets[row]))
 
     def _release(self, header: Header, rows: pa.RecordBatch, offsets: Any) -> set[int]:
-        """Messages that waited for an offset get it here; those that were staged may go on to wait."""
+        """Give waiting messages their offsets; a staged message may become a delayed one instead."""
         known: set[int] = set()
         for row, id_bytes in enumerate(rows.column("id").to_pylist()):
             life = self._waiting.get(id_bytes)
@@ -323,7 +330,7 @@ def _rows_with_id(rows: pa.RecordBatch, id_bytes: bytes) -> list[int]:
 
 
 def _fields(rows: pa.RecordBatch, row: int) -> dict[str, Any]:
-    """What the answer tells of a message besides its events."""
+    """The fields of a message in the answer, besides its events."""
     names = rows.schema.names
     headers = rows.column("headers")[row].as_py() if "headers" in names else None
     value = rows.column("value")[row]

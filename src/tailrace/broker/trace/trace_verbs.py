@@ -1,4 +1,4 @@
-"""Traces: the lives of messages, searched for in the logs of a topic by a reader thread, within bounds."""
+"""The verb of traces: message histories, searched for in the logs of a topic on a reader thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAITING_MAX = 64
 COUNT_MAX = 1_000
 TIME_END_US = 1 << 62
 ANSWER_BYTES_MAX = HEADER_BYTES_MAX * 3 // 4
-"""Lives travel in the head of a message. A single one always fits: its events and their texts are bounded."""
+"""Histories travel in the header of the answer. A single one fits, because its events are bounded."""
 
 
 class TraceVerbs:
@@ -80,7 +80,7 @@ class TraceVerbs:
 
 
 def wanted_of(request: Trace, now_us: int, kept_us: int) -> TraceQuery:
-    """What is looked for, and in which time, `kept_us` back at most; raises `InvalidRequest`."""
+    """Check a request; returns the query with the time to search, `kept_us` back at most unless `full`."""
     if request.status is not None and request.status not in STATUSES:
         raise InvalidRequest(f"status: one of {', '.join(STATUSES)}, not {request.status[:80]!r}")
     if not 1 <= request.count_max <= COUNT_MAX:
@@ -113,7 +113,7 @@ def wanted_of(request: Trace, now_us: int, kept_us: int) -> TraceQuery:
 
 
 def fitting(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many of the first as an answer has room for."""
+    """The first messages, as many as fit an answer."""
     room = ANSWER_BYTES_MAX
     for number, message in enumerate(messages):
         room -= len(msgspec.msgpack.encode(message))
@@ -130,7 +130,7 @@ def time_of(id_bytes: bytes) -> int | None:
 
 
 def source_of(topic: str, partition: int, shard: PartitionRuntime) -> SearchedPartition:
-    """What a search needs of a partition, taken on the loop."""
+    """Capture, on the loop, what a search needs of a partition."""
     queues = shard.state.queues
     numbers = queues.numbers()
     committed: dict[int, int] = {}

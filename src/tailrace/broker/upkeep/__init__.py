@@ -1,1 +1,1 @@
-"""Care for the machine: scrubs, accepted losses, room on the disk, memory that goes back."""
+"""Upkeep of the machine: scrubs, accepted losses, disk space, spare memory, open files."""

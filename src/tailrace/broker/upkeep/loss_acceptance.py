@@ -1,8 +1,8 @@
-"""Accepting loss: what of a damaged partition is lost, who will miss it, and opening it again without.
+"""Loss acceptance: report what a damaged partition has lost and which groups miss it, then open it without.
 
-Which step is durable before which: `storage.lost_ranges` says it of the files; then the partition is rebuilt,
-and the fact `MessagesLost` is the first that it appends. It is answered when that is durable. A crash before
-leaves the file `loss`, and the fact is appended at the next start.
+The steps, each durable before the next: the files are repaired (`storage.files.lost_ranges`); the partition
+is rebuilt; the fact `MessagesLost` is the first that it appends; the request is answered. A crash before the
+fact leaves the file `loss`, and the next start appends the fact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.ports import Gate, Losses, Respond
 
 
 class LossAcceptance:
-    """The part of the gateway that gives up what is lost."""
+    """Answers `AcceptLoss`."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics

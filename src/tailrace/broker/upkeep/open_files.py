@@ -1,8 +1,8 @@
-"""Open files of a broker: as many as the system permits, and a warning before they run out.
+"""The limit of open files: raised to what the system permits, with a warning before files run out.
 
-A partition that was written to holds two files open, one that was not holds one, and a connection holds one.
-Shells mostly start programs with a limit of 1,024, for the sake of programs that cannot take more, and permit
-far more to those that ask: a broker asks. Without a file to open, writes fail and nobody can connect.
+A partition that was written to holds two files open, another partition one, and a connection one. Shells
+mostly start programs with a limit of 1,024, for old programs that cannot handle more, and permit far more on
+request: a broker requests it. When no more files can be opened, writes fail and nobody can connect.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import resource
 log = logging.getLogger("tailrace.node")
 
 FILES_MAX = 1 << 20
-"""Asked for where nothing limits it; some kernels refuse more."""
+"""Limit to request if the system sets none; some kernels refuse more."""
 WARN_SHARE = 0.8
 
 
 def raise_limit() -> None:
-    """Take what the system permits."""
+    """Raise the limit to what the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -31,13 +31,13 @@ def raise_limit() -> None:
 
 
 class OpenFiles:
-    """How many files are open, and of how many."""
+    """Compares the open files with their limit."""
 
     def __init__(self) -> None:
         self._told = False
 
     def warnings(self) -> list[str]:
-        """What may become trouble soon."""
+        """A warning if most of the permitted files are open."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         count = len(os.listdir("/proc/self/fd"))
         if limit == resource.RLIM_INFINITY or count < limit * WARN_SHARE:
@@ -49,7 +49,7 @@ class OpenFiles:
         ]
 
     def check(self) -> None:
-        """Say it in the log, once each time."""
+        """Log the warning, once until it is over."""
         warnings = self.warnings()
         if warnings and not self._told:
             log.warning("%s", warnings[0])

@@ -1,9 +1,10 @@
-"""The scrub: everything that is closed is read from the disk and checked, slowly, before somebody needs it.
+"""The scrub: sealed segments are read from the disk and checked, slowly, so that damage is found early.
 
-It runs once in a period, and when somebody asks for it: then of those logs, after what others asked for, and
-before the periodic one goes on. A piece of at most `STEP_BYTES` goes to a reader
-thread, then it waits, so that it reads no more than so many bytes a second and never holds up the loop. How
-far it is is noted in the store, so that a restart goes on there. What it finds is quarantined as by any read.
+The scrub runs once per period over all logs, and on request over some of them. Requested scrubs are done in
+order of arrival, before the periodic one continues. Pieces of about `STEP_BYTES` are read on a reader thread
+with pauses between them, so that the scrub keeps below its rate in bytes per second and never delays the
+loop. The store keeps a note of its progress, from which a restart continues. Damage is quarantined, as after
+any read.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ log = logging.getLogger("tailrace.scrub")
 STEP_BYTES = 1024 * 1024
 PERIODIC_BYTES_PER_S = 8 * 1024 * 1024
 ASKED_BYTES_PER_S = 64 * 1024 * 1024
-"""Somebody waits for it."""
+"""Rate of a requested scrub, for which somebody waits."""
 NOTE_BYTES = 64 * 1024 * 1024
-"""So much is read again at most after a restart."""
+"""Bytes between two notes, which a restart may read again."""
 FIRST_US = 3_600_000_000
-"""A broker that never scrubbed begins so long after its start."""
+"""Time from the first start of a broker to its first scrub."""
 NOTE = "scrub"
 ENDED_MAX = 1000
-"""So many results are kept for those who asked for them."""
+"""Results of ended scrubs that are kept."""
 
 Wanted = tuple[str | None, int | None]
-"""What is to be scrubbed: a partition, a topic, or everything."""
+"""A topic and a partition to scrub; None stands for all."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """How far the periodic scrub is: logs are read in the order of their names."""
+    """Progress of the periodic scrub, which reads logs in the order of their names."""
 
     begun_us: int = 0
     ended_us: int = 0
     name: str = ""
-    """The log that it is at; empty when it is through."""
+    """The log that is read now; empty at the end."""
     entry: int = 0
 
 
@@ -83,14 +84,14 @@ class ScrubRunner:
         self._metrics = metrics
         self._period_us = period_us
         self._jobs: list[_Job] = []
-        """The first is at work; those that somebody asked for go before the periodic one."""
+        """Scrubs to do, the running one first; requested ones go before the periodic one."""
         self._ended: dict[Wanted, _Job] = {}
-        """The last result of each kind, the newest at the end."""
+        """The last result for each request, the newest at the end."""
         self._busy = self._closed = False
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {Scrub: self._scrub}
 
     def start(self) -> None:
-        """After recovery: go on where the last run was, or wait for the next one."""
+        """After recovery: continue the last scrub, or set the timer for the next one."""
         try:
             raw = self._store.load_note(NOTE)
             note = Note() if raw is None else msgspec.json.decode(raw, type=Note)
@@ -141,8 +142,8 @@ class ScrubRunner:
         respond(ScrubState(False, 0, 0, 0) if job is None else job.state(), NOTHING)
 
     def _newest(self, wanted: Wanted) -> _Job | None:
-        """The job that began last of those that were wanted so; whoever asks about everything, and there was
-        no such job, is told of the one at work or the last one."""
+        """The job for this request that began last. If there is none for a request about everything, the
+        running job or the last one."""
         jobs = [
             job for job in (*self._jobs, self._ended.get(wanted)) if job is not None and job.wanted == wanted
         ]
@@ -156,7 +157,7 @@ class ScrubRunner:
         if job.periodic:
             self._jobs.append(job)
         else:
-            # Whoever asks again wants it from the beginning.
+            # A repeated request begins anew.
             asked = [other for other in self._jobs if not other.periodic and other.wanted != job.wanted]
             self._jobs = [*asked, job, *(other for other in self._jobs if other.periodic)]
         if not self._busy:
@@ -164,7 +165,7 @@ class ScrubRunner:
             self._step()
 
     def close(self) -> None:
-        """Stop, and note how far it is."""
+        """Stop, and note the progress."""
         self._closed = True
         for job in self._jobs:
             if job.periodic and job.names:
@@ -184,7 +185,7 @@ class ScrubRunner:
         self._busy = False
 
     def _next(self, job: _Job) -> PartitionRuntime | None:
-        """The partition that a job is at; those that are gone, or known to be damaged, are not read."""
+        """The partition that a job reads next; deleted and faulty ones are passed over."""
         known = {shard.name: shard for shard in self._topics.shards()} if job.names else {}
         while job.names:
             shard = known.get(job.names[0])
@@ -257,7 +258,7 @@ class ScrubRunner:
         raw = msgspec.json.encode(note)
 
         def done(result: object, error: Exception | None) -> None:
-            if error is not None:  # It would begin anew after a restart, no more.
+            if error is not None:  # Harmless: after a restart the scrub begins anew.
                 log.error("how far the scrub is cannot be noted: %s", error)
 
         self._pump.threads.run(self, lambda: self._store.save_note(NOTE, raw), done)

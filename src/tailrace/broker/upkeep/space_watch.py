@@ -1,11 +1,13 @@
-"""Watches the room of the data folder: says when it runs low and when it is full, and when it is over.
+"""Watch over the space of the data folder: tells when it runs low, when it is full, and when that is over.
 
-Full begins when a write finds no space, whatever it was that wrote, or when there is no room for the reserve
-at the start. From then on nothing that brings messages is taken (publishing, staging, creating topics,
-releasing delayed messages): it is refused with `Full` and outcome none before it reaches a log. The reserve
-is let go, part by part, so that everything else goes on: leases, acknowledgements, trims, deletions,
-snapshots. Retention is applied every few seconds. Full ends when there is room for the reserve three times
-and it is held again; so a disk on the brink does not change its mind every second.
+    low     less is free than the option asks, or than a tenth of a small file system: a warning
+    full    some write found no space, or at the start there was no room for the reserve
+
+While the disk is full, requests that bring messages (publish, stage, create a topic) are refused with `Full`
+and outcome none before they reach a log, and delayed messages are not released. The reserve is released part
+by part, so that everything else continues: leases, acknowledgements, trims, deletions, snapshots. Retention
+is applied every few seconds. Full ends when three times the reserve is free and the reserve is held again, so
+that a disk on the brink does not change its state every second.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ log = logging.getLogger("tailrace.storage")
 
 CHECK_US = 1_000_000
 LOW_SHARE = 10
-"""On a small file system less than one part of so many is low, whatever the option says."""
+"""The bound for "low" is at most one part in this many of the file system, whatever the option says."""
 RESUME = 3
-"""Full ends when so many reserves are free, one of which is held from then on."""
+"""Full ends when this many reserves are free, one of which is held from then on."""
 FULL_US_MIN = 3_000_000
-"""A message that is larger than what is left would begin and end it again and again."""
+"""Least duration of "full"; a message larger than the free space would begin and end it again and again."""
 FREE_US = 2_000_000
-"""So often retention is applied while the disk is full."""
+"""Period of retention while the disk is full."""
 RETRY_AFTER_MS = 1000
 MIB = 1024 * 1024
 
 
 class SpaceWatch:
-    """The room of one node. All methods but `open` run on the pump's thread."""
+    """Watches the space of one node. All methods except `open` run on the pump's thread."""
 
     def __init__(
         self,
@@ -50,14 +52,14 @@ class SpaceWatch:
         self._gauge = gauge
         self._low_bytes = low_bytes
         self._free = free
-        """Called while the disk is full: let retention give back what it can, now."""
+        """Called while the disk is full: apply retention now."""
         self._room = Room(0, 0, 0)
         self._since_us = self._freed_us = 0
         self._low = False
         self._checking = self._releasing = False
 
     def open(self) -> None:
-        """Blocking, before the logs are opened: take the reserve; without room for it the disk is full."""
+        """Take the reserve, before the logs are opened; without room for it the disk is full. Blocking."""
         if self._gauge is not None:
             self._room = self._gauge.measure()
             if not self._gauge.hold():
@@ -71,7 +73,7 @@ class SpaceWatch:
             self._pump.every(CHECK_US, lambda now_us: self._check())
 
     def filled(self) -> None:
-        """A write found no space: give what may still write a part of the reserve, one at a time."""
+        """A write found no space: release a part of the reserve for the writes that still go on."""
         if self._gauge is None or self._releasing:
             return
         if not self._pump.full:
@@ -106,7 +108,7 @@ class SpaceWatch:
 
     @property
     def trouble(self) -> str | None:
-        """Why publishing is refused; None while it is not."""
+        """Why publishing is refused; None if it is not."""
         if not self._pump.full:
             return None
         return (
@@ -116,7 +118,7 @@ class SpaceWatch:
         )
 
     def warnings(self) -> list[str]:
-        """What may become trouble soon."""
+        """A warning if space is low."""
         if not self._low or self._pump.full:
             return []
         return [f"space is running low on the disk of the data folder: {self._text()}"]
@@ -132,7 +134,7 @@ class SpaceWatch:
     # -- looking
 
     def _check(self) -> None:
-        """Look how much room there is; on a thread, as a file system may take its time."""
+        """Measure the room, on a thread because a file system may be slow."""
         if self._checking or self._gauge is None:
             return
         self._checking = True

@@ -1,10 +1,10 @@
-"""When the allocators give back what they do not need: by themselves they keep it for ever.
+"""Spare memory: makes the allocators return free pages, which they would keep for ever by themselves.
 
-Arrow's pool reuses pages, which is why bodies live in it, and the C heap holds small ones. Both hold on to as
-much as they ever needed at once, and to the holes between what is needed for long: the memory of a broker
-would be that of its worst moment, and creep. So every ten seconds the greatest need since the last look is
-compared with the need of now, and what is free goes back where that is much. The holes go back every minute:
-that takes about a millisecond, and faults later.
+Arrow's pool holds bodies, the C heap small objects. Both keep as much as they ever needed at once, and the
+holes between long-lived objects: a broker would have the memory of its worst moment, and creep. So every ten
+seconds the greatest need since the last look is compared with the need now; if the difference is large, free
+pages are returned. In any case they are returned every minute, because of the holes: that costs about a
+millisecond, and page faults later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPARE_BYTES = 8 * 1024 * 1024
 
 
 class SparePages:
-    """Watches the need of a pool; `release` gives back what is free."""
+    """Watches the need of a pool; `release` returns free pages to the system."""
 
     def __init__(self, release: Callable[[], None], now_s: float) -> None:
         self._release = release
@@ -37,7 +37,7 @@ class SparePages:
 
 
 def heap_trimmer() -> Callable[[], None]:
-    """Gives back the free pages of the C heap, where the C library can be asked to (glibc)."""
+    """A function that returns the free pages of the C heap, if the C library can do that (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return lambda: None
