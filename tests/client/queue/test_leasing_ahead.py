@@ -103,3 +103,21 @@ def test_without_prefetch_less_is_asked_for_after_failures_and_later_more_again(
             assert asked[-1] == 20
 
     on_broker(scenario)
+
+
+def test_more_is_asked_for_when_most_of_what_was_leased_ahead_is_gone() -> None:
+    """At 5 ms for a message about twenty are held. Each time, urgent ones are asked for, too."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await batch_of(client, 500)
+        seen = spy(client)
+        async with client.consumer("t", "g") as consumer:
+            for _ in range(500):
+                message = await anext(consumer)
+                broker.clock.advance(0.005)
+                await message.ack()
+        asked = [request.above for request in seen if isinstance(request, Lease)]
+        assert asked.count(None) <= 500 / 20 / 0.75 + 6, "and a few for the beginning"
+        assert len(asked) <= 2 * asked.count(None) + 2
+
+    on_broker(scenario)

@@ -30,6 +30,8 @@ from tailrace.ports import BrokerVerbs
 
 WAIT_MS = 30_000
 HELD_MAX = 5_000
+_REFILL = 3
+"""More is asked for when so many quarters of what may be in hand are gone: the last one is for the way."""
 _FILLED = 4
 _WASTE_SHARE = 0.02
 _WASTE_SPARE = 4
@@ -247,7 +249,7 @@ class LeasePolls:
             else:
                 self._modest_ms = 0.0
         room = limit - count - self._taker.out_of_hand()
-        if room >= min(options.batch_size, max(1, limit // 2)):
+        if room >= min(options.batch_size, max(1, limit * _REFILL // 4)):
             return min(options.batch_size, room)
         return -1 if room <= 0 and self._pace.message_ms >= SOON_MS else 0
 
