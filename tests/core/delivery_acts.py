@@ -33,6 +33,7 @@ from tailrace.core.model.identifiers import BatchView
 from tailrace.core.partition import Partition
 from tests.core.delivery_model import Letter, numbers
 from tests.core.modelled_partition import Shelf
+from tests.core.turns import at
 
 Decide = Callable[[Any, list[str]], list[str]]
 UNITS = {"us": 1, "ms": 1000, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "days": 24 * 3600 * 10**6}
@@ -126,10 +127,10 @@ class DeliveryActs:
 
     # ----------------------------------------------------------------------------------------- the broker
 
-    def decided(self, command: Any) -> Any:
+    def decided(self, command: Any, next_entry: int = 0) -> Any:
         """What a partition decides, once what it misses is at hand."""
-        self.partition.at_hand = self.shelf
-        while (decision := self.partition.decide(command, self.now_us)).missing is not None:
+        turn = at(self.now_us, self.shelf, next_entry=next_entry)
+        while (decision := self.partition.decide(command, turn)).missing is not None:
             self.shelf.load(decision.missing)
         return decision
 

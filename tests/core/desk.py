@@ -11,9 +11,11 @@ from tailrace.core.model.decision import Decision
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import BatchView
 from tailrace.core.model.topic_options import TopicOptions
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.partition import Partition
 from tests.core.delivery_model import Letter
 from tests.core.modelled_partition import Shelf
+from tests.core.turns import at
 
 SECOND = 1_000_000
 T0 = 1_000 * SECOND
@@ -25,7 +27,6 @@ class Desk:
     def __init__(self, *letters: Letter, **policy: Any) -> None:
         self.partition = Partition(TopicOptions())
         self.shelf = Shelf()
-        self.partition.at_hand = self.shelf
         self.now_us = T0
         self.facts: list[Any] = []
         self.leases = 0
@@ -42,9 +43,13 @@ class Desk:
         view = BatchView(len(letters), columns, 100 * len(letters), self.now_us, priorities=lanes)
         self.do(inner.PublishBatch(Publish("t", 0, columns, 0), view))
 
+    def turn(self) -> TurnInput:
+        """What a decision is made with now."""
+        return at(self.now_us, self.shelf)
+
     def do(self, command: Any) -> Decision:
         """Decide and apply; frames that are missing come."""
-        while (decision := self.partition.decide(command, self.now_us)).missing is not None:
+        while (decision := self.partition.decide(command, self.turn())).missing is not None:
             self.shelf.load(decision.missing)
         for fact in decision.facts:
             self.partition.apply(fact)

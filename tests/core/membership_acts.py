@@ -17,6 +17,7 @@ from tailrace.core.model import internal_commands as asked
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.topic_options import TopicOptions
+from tests.core.turns import at
 
 
 class MembershipActs:
@@ -65,7 +66,7 @@ class MembershipActs:
         return self._do(group, asked.PassTime(group))
 
     def _do(self, group: str, command: Any) -> list[str]:
-        decision = self.machine.decide(command, self.now_us)
+        decision = self.machine.decide(command, at(self.now_us))
         for fact in decision.facts:
             self.machine.apply(fact)
         self._facts += decision.facts

@@ -31,6 +31,7 @@ from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tests.core.delay_model import RELEASED, DelayModel
 from tests.core.delivery_model import DYING, FREE, LEASED, DeliveryModel, Letter
+from tests.core.turns import at
 
 T0 = 1_700_000_000_000_000
 ROW_BYTES = 100
@@ -95,7 +96,6 @@ class ModelledPartition:
         self.options = options or TopicOptions()
         self.partition = Partition(self.options)
         self.shelf = Shelf()
-        self.partition.at_hand = self.shelf
         self.now_us = T0
         self.log: list[Letter] = []
         self.groups: dict[str, DeliveryModel] = {}
@@ -111,9 +111,9 @@ class ModelledPartition:
 
     def decide(self, command: Any) -> Decision:
         """Decide, load what is missing, apply; choices of the partition's own go to the models."""
-        self.partition.next_entry = self._entries()
+        turn = at(self.now_us, self.shelf, next_entry=self._entries())
         for _ in range(ROUNDS_MAX):
-            decision = self.partition.decide(command, self.now_us)
+            decision = self.partition.decide(command, turn)
             if decision.missing is None:
                 break
             self.shelf.load(decision.missing)
@@ -291,7 +291,7 @@ class ModelledPartition:
         decision = self.decide(inner.Delist(name))
         del self.groups[name]
         self.after(decision)
-        refused = self.partition.decide(self.run_for(name, "m", 0), self.now_us).reply
+        refused = self.partition.decide(self.run_for(name, "m", 0), at(self.now_us, self.shelf)).reply
         assert isinstance(refused, Refusal), "a group that is gone leases"
         assert refused.code == "not_found"
 
@@ -423,7 +423,7 @@ class ModelledPartition:
         for fact in self.facts:
             replayed.apply(fact)
         assert _bytes(replayed) == before, "a replay of the facts gives another state"
-        self._take(Partition.restore(self.options, [before]))
+        self.partition = Partition.restore(self.options, [before])
         assert _bytes(self.partition) == before, "a snapshot gives another state"
         self.check()
 
@@ -438,12 +438,8 @@ class ModelledPartition:
         partition = Partition(self.options)
         for fact in self.facts:
             partition.apply(fact)
-        self._take(partition)
-        self.check()
-
-    def _take(self, partition: Partition) -> None:
         self.partition = partition
-        partition.at_hand = self.shelf
+        self.check()
 
     def drain(self, group: str, member: str) -> None:
         """Everything that is not settled gets settled, if only time passes: nothing was lost."""

@@ -27,6 +27,7 @@ from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tailrace.errors import Corrupt
 from tests.core.oracle import Row, view_of
+from tests.core.turns import at
 
 T0 = 1_700_000_000_000_000
 KEYED = TopicOptions(key_index=True)
@@ -36,7 +37,7 @@ def send(partition: Partition, view: BatchView | list[Row], *, now_us: int = T0,
     """Publish and, as the shell does, apply what was decided."""
     if isinstance(view, list):
         view = view_of(view, key_index=partition.options.key_index)
-    decision = partition.decide(PublishBatch(Publish("t", 0, view.columns, 0, **fields), view), now_us)
+    decision = partition.decide(PublishBatch(Publish("t", 0, view.columns, 0, **fields), view), at(now_us))
     for fact in decision.facts:
         partition.apply(fact)
     partition.check()
@@ -244,7 +245,7 @@ def test_any_key_sequence_needs_no_index() -> None:
 def test_key_sequences_survive_trimming() -> None:
     partition = Partition(KEYED)
     send(partition, [Row("k"), Row("k")])
-    partition.apply(partition.decide(TrimTopic("t", 0, 2), T0).facts[0])
+    partition.apply(partition.decide(TrimTopic("t", 0, 2), at(T0)).facts[0])
     assert code(send(partition, [Row("k")], expected_key_sequences=[0])) == "sequence_conflict"
     assert base(send(partition, [Row("k")], expected_key_sequences=[2])) == 2
 
@@ -267,18 +268,18 @@ def test_trim_and_sweep() -> None:
         (Sweep(99), 5),
         (TrimTopic("t", 0, 5), 5),
     ):
-        decision = partition.decide(command, T0)
+        decision = partition.decide(command, at(T0))
         assert decision.reply == Done()
         for fact in decision.facts:
             partition.apply(fact)
         assert partition.start_offset == start
     for offset in (-1, 6):
-        assert code(partition.decide(TrimTopic("t", 0, offset), T0)) == "invalid_request"
+        assert code(partition.decide(TrimTopic("t", 0, offset), at(T0))) == "invalid_request"
 
 
 def test_producer_0_cannot_be_claimed() -> None:
-    assert code(Partition(TopicOptions()).decide(ClaimProducer("t", 0, 0), T0)) == "invalid_request"
-    assert code(Partition(TopicOptions()).decide(ClaimProducer("t", 0, -1), T0)) == "invalid_request"
+    assert code(Partition(TopicOptions()).decide(ClaimProducer("t", 0, 0), at(T0))) == "invalid_request"
+    assert code(Partition(TopicOptions()).decide(ClaimProducer("t", 0, -1), at(T0))) == "invalid_request"
 
 
 def test_a_claim_that_goes_on_from_an_epoch_is_refused_when_somebody_has_claimed_since() -> None:
@@ -289,11 +290,11 @@ def test_a_claim_that_goes_on_from_an_epoch_is_refused_when_somebody_has_claimed
         (ClaimProducer("t", 0, 7), Claimed(3)),
         (ClaimProducer("t", 0, 7, 9), Claimed(4)),  # the broker lost what came after: nobody newer is known
     ):
-        decision = partition.decide(command, T0)
+        decision = partition.decide(command, at(T0))
         assert decision.reply == expected
         for fact in decision.facts:
             partition.apply(fact)
-    decision = partition.decide(ClaimProducer("t", 0, 7, 2), T0)
+    decision = partition.decide(ClaimProducer("t", 0, 7, 2), at(T0))
     assert code(decision) == "fenced"
     assert not decision.facts
 

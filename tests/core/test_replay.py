@@ -15,6 +15,7 @@ from tailrace.core.model.internal_commands import PublishBatch, Sweep
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tests.core.oracle import IDLE_US, Oracle, Row, offsets_of, view_of
+from tests.core.turns import at
 
 T0 = 1_700_000_000_000_000
 WINDOW_MS = 100
@@ -93,7 +94,7 @@ def play(partition: Partition, oracle: Oracle, command: Any, now_us: int) -> lis
     if isinstance(command, Try):
         command, publish = expand(command, oracle)
         producer = publish.producer_id, publish.producer_epoch, publish.producer_sequence
-        decision = partition.decide(PublishBatch(publish, view_of(command.rows)), now_us)
+        decision = partition.decide(PublishBatch(publish, view_of(command.rows)), at(now_us))
         wanted = oracle.publish(
             command.rows, now_us, producer, publish.expected_sequence, publish.expected_key_sequences
         )
@@ -102,14 +103,14 @@ def play(partition: Partition, oracle: Oracle, command: Any, now_us: int) -> lis
         kept = len(command.rows) if decision.keep is None else len(decision.keep)
         assert [fact.view.count for fact in appended] == ([kept] if appended else [])
     elif isinstance(command, ClaimProducer):
-        decision = partition.decide(command, now_us)
+        decision = partition.decide(command, at(now_us))
         reply = decision.reply
         answer = (
             reply.code if isinstance(reply, Refusal) else reply.epoch if isinstance(reply, Claimed) else None
         )
         assert answer == oracle.claim(command.producer_id, now_us)
     else:
-        decision = partition.decide(command, now_us)
+        decision = partition.decide(command, at(now_us))
         offset = (
             command.offset if isinstance(command, TrimTopic) else min(command.retention_offset, oracle.end)
         )

@@ -176,8 +176,7 @@ class Stage:
                 self.acts.scheduled(fact.entry, waiting)
 
     def decide(self, command: Any, messages: list[str]) -> list[str]:
-        self.partition.next_entry = self.entry
-        decision = self.decision = self.acts.decided(command)
+        decision = self.decision = self.acts.decided(command, self.entry)
         for fact in decision.facts:
             self.partition.apply(fact)
             self.entry += isinstance(fact, Appended | Delayed | Staged)

@@ -24,6 +24,7 @@ from tailrace.core.model import facts
 from tailrace.core.model.decision import Decision
 from tailrace.core.model.identifiers import Columns, Refusal
 from tailrace.core.model.queue_commands import Ack, Settled
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.queue import lease_decision, ledger, settle_decision
 from tailrace.core.queue.group_queues import GroupQueues
@@ -228,8 +229,8 @@ def _delivery_taken_for_an_ack(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ack_answered_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     decide = partition.Partition.decide
 
-    def hasty(self: partition.Partition, command: Any, now_us: int, wall_us: int) -> Decision:
-        decision = decide(self, command, now_us, wall_us)
+    def hasty(self: partition.Partition, command: Any, turn: TurnInput) -> Decision:
+        decision = decide(self, command, turn)
         return msgspec.structs.replace(decision, soft=True) if isinstance(command, Ack) else decision
 
     monkeypatch.setattr(partition.Partition, "decide", hasty)
@@ -286,8 +287,8 @@ def _absolute_times_on_the_partition_clock(monkeypatch: pytest.MonkeyPatch) -> N
     """After one append under a fast clock messages are released early, and expire early."""
     decide = partition.Partition.decide
 
-    def by_one_clock(self: partition.Partition, command: Any, now_us: int, wall_us: int) -> Decision:
-        return decide(self, command, now_us)
+    def by_one_clock(self: partition.Partition, command: Any, turn: TurnInput) -> Decision:
+        return decide(self, command, msgspec.structs.replace(turn, wall_us=turn.now_us))
 
     monkeypatch.setattr(partition.Partition, "decide", by_one_clock)
 

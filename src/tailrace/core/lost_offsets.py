@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tailrace.core.collections.span_map import flat, pairs
+from tailrace.core.log_head import LogHead
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import MessagesLost
 from tailrace.core.model.internal_commands import RecordLoss
-
-if TYPE_CHECKING:
-    from tailrace.core.partition import Partition
+from tailrace.core.model.turn_input import TurnInput
 
 
 class LostOffsets:
     """Spans of offsets without messages. They are forgotten when the partition is trimmed beyond them."""
 
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
+    def __init__(self, head: LogHead) -> None:
+        self._head = head
         self.spans: list[int] = []
         """Flat, ascending, not touching each other."""
 
@@ -43,16 +41,14 @@ class LostOffsets:
         ]
         return [(first, end) for first, end in found if first < end]
 
-    def decide(self, command: RecordLoss, now_us: int, wall_us: int) -> Decision:
+    def decide(self, command: RecordLoss, turn: TurnInput) -> Decision:
         """Record an accepted loss; offsets that are trimmed or known to be lost need no fact."""
-        partition = self._partition
-        start, end = partition.start_offset, partition.end_offset
+        start, end = self._head.start_offset, self._head.end_offset
         spans = [(max(first, start), min(stop, end)) for first, stop in pairs(command.spans)]
         spans = [(first, stop) for first, stop in spans if first < stop]
         if not spans or all(self.range_at(first) == (first, stop) for first, stop in spans):
             return Decision(NOTHING, Done())
-        time_us = max(now_us, partition.append_time_us)
-        return Decision((MessagesLost(flat(spans), time_us),), Done())
+        return Decision((MessagesLost(flat(spans), turn.now_us),), Done())
 
     def apply(self, fact: MessagesLost) -> None:
         """Apply a fact."""
@@ -63,8 +59,7 @@ class LostOffsets:
             else:
                 joined += (first, end)
         self.spans = joined
-        self._partition.append_time_us = max(self._partition.append_time_us, fact.time_us)
-        self._partition.queues.lost(fact.spans, fact.time_us)
+        self._head.pass_time(fact.time_us)
 
     def trimmed(self, offset: int) -> None:
         """Forget lost offsets below the beginning of the partition."""
@@ -75,4 +70,4 @@ class LostOffsets:
         """Assert the invariants."""
         assert len(self.spans) % 2 == 0
         assert self.spans == sorted(set(self.spans)), "lost ranges out of order"
-        assert not self.spans or self.spans[-1] <= self._partition.end_offset
+        assert not self.spans or self.spans[-1] <= self._head.end_offset

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from tailrace.core.collections.hash_table import Buffer
 from tailrace.core.delay.delay_queue import DelayQueue
+from tailrace.core.log_head import LogHead
 from tailrace.core.lost_offsets import LostOffsets
 from tailrace.core.model.commands import Claimed, ClaimProducer, Done, Publish, Published, TrimTopic
 from tailrace.core.model.decision import NOTHING, Decision
@@ -38,9 +39,10 @@ from tailrace.core.model.facts import (
     Stored,
     Trimmed,
 )
-from tailrace.core.model.identifiers import BatchView, CachedFrames, Columns, Refusal
+from tailrace.core.model.identifiers import BatchView, Refusal
 from tailrace.core.model.internal_commands import PublishBatch, RecordLoss, Sweep
 from tailrace.core.model.topic_options import TopicOptions
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.publish.capacity import Capacity
 from tailrace.core.publish.dedup import DedupWindow, Filtered
 from tailrace.core.publish.key_index import KeyIndex
@@ -77,26 +79,19 @@ class Partition:
     """The state of one partition. `decide` never changes it; `apply` takes every fact, live and at replay."""
 
     def __init__(self, options: TopicOptions) -> None:
-        self.options = options
-        self.start_offset = 0
-        self.end_offset = 0
-        self.append_time_us = 0
+        self.head = LogHead(options)
         self.timestamp_max_us = 0
         self.leader_epoch = 0
         self.producers = Producers()
         self.dedup = DedupWindow(options.dedup_window_ms, options.dedup_max)
         self.keys = KeyIndex(options.key_index_max) if options.key_index else None
-        self.at_hand: CachedFrames = _NothingAtHand()
-        """Set by the shell: the frames that decisions about delivery may use."""
-        self.next_entry = 0
-        """Set by the shell before each decision: the index that the next frame with a body will have."""
-        self.queues = GroupQueues(self)
-        self.timetable = DelayQueue(self)
-        self.staging = StagedBatches(self)
-        self.ring = Capacity(self)
-        self.lost = LostOffsets(self)
-        self._decide: dict[type, Callable[[Any, int, int], Decision]] = {
-            PublishBatch: lambda *asked: self.ring.admit(self._publish(*asked)),
+        self.lost = LostOffsets(self.head)
+        self.queues = GroupQueues(self.head, self.lost)
+        self.timetable = DelayQueue(self.head)
+        self.staging = StagedBatches(self.head, self.keys)
+        self.ring = Capacity(self.head, self.queues.places)
+        self._decide: dict[type, Callable[[Any, TurnInput], Decision]] = {
+            PublishBatch: self._publish,
             ClaimProducer: self._claim,
             TrimTopic: self._trim,
             Sweep: self._sweep,
@@ -108,16 +103,44 @@ class Partition:
             ProducerClaimed: self._producer_claimed,
             ProducerAdvanced: self._producer_advanced,
             Trimmed: self._trimmed,
-            MessagesLost: self.lost.apply,
+            MessagesLost: self._messages_lost,
         }
         for part in (self.queues, self.timetable, self.staging):
             self._decide.update(dict.fromkeys(part.COMMANDS, part.decide))
             self._apply.update(dict.fromkeys(part.FACTS, part.apply))
 
+    @property
+    def options(self) -> TopicOptions:
+        """The options of the topic."""
+        return self.head.options
+
+    @property
+    def start_offset(self) -> int:
+        """Where the readable log begins."""
+        return self.head.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self.head.end_offset
+
+    @property
+    def append_time_us(self) -> int:
+        """The time of the newest fact."""
+        return self.head.append_time_us
+
+    def bare(self, start_offset: int, end_offset: int) -> Partition:
+        """A partition without state, but for where its log begins and ends, and its lost offsets."""
+        partition = Partition(self.options)
+        partition.head.start_offset, partition.head.end_offset = start_offset, end_offset
+        partition.ring.load(())
+        partition.lost.spans = list(self.lost.spans)
+        return partition
+
     def reconfigure(self, options: TopicOptions) -> None:
         """Take over changed options of the topic; earlier decisions stay."""
         assert options.key_index == self.options.key_index, "key_index cannot change"
-        self.options = options
+        self.head.options = options
         for window in (self.dedup, self.timetable.dedup.waiting):
             window.window_us = options.dedup_window_ms * 1000
             window.entries_max = options.dedup_max
@@ -132,14 +155,16 @@ class Partition:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
-        """Decide a command, from the state, the cached frames and the time alone: partition time, and wall
-        time, which is the same if it is not given."""
-        return self._decide[type(command)](command, now_us, now_us if wall_us is None else wall_us)
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
+        """Decide a command from the state and the input of the turn alone."""
+        if turn.now_us < self.head.append_time_us:
+            turn = turn.not_before(self.head.append_time_us)
+        decision = self._decide[type(command)](command, turn)
+        return self.ring.admit(decision) if decision.facts else decision
 
-    def _publish(self, command: PublishBatch, now_us: int, wall_us: int) -> Decision:
+    def _publish(self, command: PublishBatch, turn: TurnInput) -> Decision:
         publish, view = command.publish, command.view
-        time_us = max(now_us, self.append_time_us)
+        time_us, wall_us = turn.now_us, turn.wall_us
         if publish.producer_id:
             known = self.producers.check(
                 publish.producer_id, publish.producer_epoch, publish.producer_sequence, time_us
@@ -176,11 +201,11 @@ class Partition:
         rows = np.arange(view.count) if keep is None else keep
         waiting = rows[late].tolist()
         if late.all():
-            scheduled = Delayed(self.next_entry, view, time_us, *producer, wall_us=wall_us)
+            scheduled = Delayed(turn.next_entry, view, time_us, *producer, wall_us=wall_us)
             return Decision((scheduled,), Published(-1, time_us, duplicates, waiting), late=keep)
         # The first frame of the group is the scheduled one; the producer's sequence counts once.
         waits, goes = (view.take(np.flatnonzero(rows)) for rows in (late, ~late))
-        scheduled = Delayed(self.next_entry, waits, time_us, wall_us=wall_us)
+        scheduled = Delayed(turn.next_entry, waits, time_us, wall_us=wall_us)
         appended = Appended(self.end_offset, goes, time_us, *producer, wall_us=wall_us)
         reply = Published(self.end_offset, time_us, duplicates, waiting)
         return Decision((scheduled, appended), reply, keep=rows[~late], late=rows[late])
@@ -233,25 +258,24 @@ class Partition:
             return self.keys.check(view.keys, expected, keep)
         return None
 
-    def _claim(self, command: ClaimProducer, now_us: int, wall_us: int) -> Decision:
+    def _claim(self, command: ClaimProducer, turn: TurnInput) -> Decision:
         if not command.producer_id:
             return Decision(NOTHING, Refusal(InvalidRequest.code, "producer_id 0 stands for no producer"))
-        time_us = max(now_us, self.append_time_us)
-        epoch = self.producers.next_epoch(command.producer_id, time_us)
+        epoch = self.producers.next_epoch(command.producer_id, turn.now_us)
         if isinstance(epoch, Refusal):
             return Decision(NOTHING, epoch)
         if command.epoch is not None and command.epoch < epoch - 1:
             text = f"epoch {command.epoch} of the producer is fenced by {epoch - 1}"
             return Decision(NOTHING, Refusal(Fenced.code, text, details={"epoch": epoch - 1}))
-        return Decision((ProducerClaimed(command.producer_id, epoch, time_us),), Claimed(epoch))
+        return Decision((ProducerClaimed(command.producer_id, epoch, turn.now_us),), Claimed(epoch))
 
-    def _trim(self, command: TrimTopic, now_us: int, wall_us: int) -> Decision:
+    def _trim(self, command: TrimTopic, turn: TurnInput) -> Decision:
         if not 0 <= command.offset <= self.end_offset:
             text = f"offset {command.offset} is not in the partition, which goes from {self.start_offset}"
             return Decision(NOTHING, Refusal(InvalidRequest.code, f"{text} to {self.end_offset}"))
         return self._drop_below(command.offset)
 
-    def _sweep(self, command: Sweep, now_us: int, wall_us: int) -> Decision:
+    def _sweep(self, command: Sweep, turn: TurnInput) -> Decision:
         offset = min(command.retention_offset, self.end_offset)
         if self.options.ephemeral:
             offset = max(offset, min(self.ring.floor(), command.committed))
@@ -270,20 +294,23 @@ class Partition:
 
     def apply_after_loss(self, fact: Stored | Fact) -> None:
         """Like `apply`, if facts or messages before this one are lost; see `core.salvage`."""
-        salvage(self, fact)
+        believed = salvage(fact, self.head, self.producers, self.staging, self.queues)
+        if believed is not None:
+            self.apply(believed)
 
     def lose(self, end_offset: int) -> None:
         """At replay: the entries here are lost, with the messages up to an offset."""
-        if end_offset > self.end_offset:
-            self.end_offset = end_offset
+        if end_offset > self.head.end_offset:
+            self.head.end_offset = end_offset
             self.queues.traits.lost(end_offset)
             self.ring.appended(end_offset, 0)
 
     def _appended(self, fact: Appended) -> None:
         base_offset, view, time_us = fact.base_offset, fact.view, fact.append_time_us
-        assert base_offset == self.end_offset, f"append at {base_offset}, the end is {self.end_offset}"
+        head = self.head
+        assert base_offset == head.end_offset, f"append at {base_offset}, the end is {head.end_offset}"
         assert view.count > 0
-        assert time_us >= self.append_time_us, "append time goes back"
+        assert time_us >= head.append_time_us, "append time goes back"
         if view.dedup_ids is not None:
             if fact.released:
                 self.timetable.land(view.dedup_ids, base_offset, time_us, fact.wall_us or time_us)
@@ -294,12 +321,12 @@ class Partition:
         if fact.producer_id:
             result = BatchResult(base_offset, view.count, time_us, fact.wall_us or time_us)
             self.producers.advance(fact.producer_id, fact.producer_epoch, fact.producer_sequence, result)
-        self.end_offset = base_offset + view.count
-        self.append_time_us = time_us
+        head.end_offset = end_offset = base_offset + view.count
+        head.append_time_us = time_us
         if view.timestamp_max_us > self.timestamp_max_us:
             self.timestamp_max_us = view.timestamp_max_us
         self.queues.appended(fact)
-        self.ring.appended(self.end_offset, view.nbytes)
+        self.ring.appended(end_offset, view.nbytes)
 
     def _scheduled(self, fact: Delayed) -> None:
         assert fact.append_time_us >= self.append_time_us, "append time goes back"
@@ -307,25 +334,29 @@ class Partition:
             wall_us = fact.wall_us or fact.append_time_us
             result = BatchResult(-1, fact.view.count, fact.append_time_us, wall_us)
             self.producers.advance(fact.producer_id, fact.producer_epoch, fact.producer_sequence, result)
-        self.append_time_us = fact.append_time_us
+        self.head.append_time_us = fact.append_time_us
         self.timetable.schedule(fact)
 
     def _producer_claimed(self, fact: ProducerClaimed) -> None:
         self.producers.claim(fact.producer_id, fact.epoch, fact.time_us)
-        self.append_time_us = max(self.append_time_us, fact.time_us)
+        self.head.pass_time(fact.time_us)
 
     def _producer_advanced(self, fact: ProducerAdvanced) -> None:
         result = BatchResult(fact.base_offset, fact.count, fact.time_us, fact.wall_us or fact.time_us)
         self.producers.advance(fact.producer_id, fact.epoch, fact.sequence, result)
-        self.append_time_us = max(self.append_time_us, fact.time_us)
+        self.head.pass_time(fact.time_us)
 
     def _trimmed(self, fact: Trimmed) -> None:
         assert fact.offset <= self.end_offset, f"trim to {fact.offset}, the end is {self.end_offset}"
         if fact.offset > self.start_offset:
-            self.start_offset = fact.offset
+            self.head.start_offset = fact.offset
             self.queues.trimmed(fact.offset)
             self.ring.trimmed(fact.offset)
             self.lost.trimmed(fact.offset)
+
+    def _messages_lost(self, fact: MessagesLost) -> None:
+        self.lost.apply(fact)
+        self.queues.lost(fact.spans, fact.time_us)
 
     # -------------------------------------------------------------------------------------------- snapshot
 
@@ -383,9 +414,10 @@ class Partition:
             producers, dedup, keys, queues, timetable, staging, ring = (
                 [next(columns) for _ in part] for part in lengths
             )
-            partition.start_offset, partition.end_offset = head.start_offset, head.end_offset
-            partition.append_time_us, partition.timestamp_max_us = head.append_time_us, head.timestamp_max_us
-            partition.leader_epoch = head.leader_epoch
+            shared = partition.head
+            shared.start_offset, shared.end_offset = head.start_offset, head.end_offset
+            shared.append_time_us = head.append_time_us
+            partition.timestamp_max_us, partition.leader_epoch = head.timestamp_max_us, head.leader_epoch
             partition.producers.load(producers)
             partition.dedup.load(dedup)
             if partition.keys is not None:
@@ -412,16 +444,6 @@ class Partition:
         self.staging.verify()
         self.ring.verify()
         self.lost.verify()
-
-
-class _NothingAtHand:
-    """No cached frames: the default before the shell sets its own."""
-
-    def columns(self, offset: int) -> Columns | None:
-        return None
-
-    def reach(self, offset: int, bytes_max: int) -> int:
-        return offset
 
 
 def _cut(data: memoryview, lengths: list[int]) -> list[memoryview]:

@@ -14,15 +14,16 @@ No message that is there may be lost, so in doubt a message is delivered again:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from tailrace.core.collections.span_map import flat, pairs
+from tailrace.core.log_head import LogHead
 from tailrace.core.model import facts
-
-if TYPE_CHECKING:
-    from tailrace.core.partition import Partition
+from tailrace.core.publish.producers import Producers
+from tailrace.core.queue.group_queues import GroupQueues
+from tailrace.core.staged.staged_batches import StagedBatches
 
 _UNDER_WAY = (
     facts.Leased,
@@ -32,62 +33,57 @@ _UNDER_WAY = (
     facts.GivenBack,
     facts.Dying,
 )
+_SETTLING = facts.Acked | facts.Buried | facts.Lapsed | facts.OffsetsSettled | facts.Reopened
 _OF_GROUPS = (facts.Delisted, facts.Granted, facts.CursorMoved, facts.GroupReset, facts.GroupPaused)
 
 
-def salvage(partition: Partition, fact: Any) -> None:
-    """Apply the part of a fact that can be believed."""
+def salvage(
+    fact: Any, head: LogHead, producers: Producers, staging: StagedBatches, queues: GroupQueues
+) -> Any | None:
+    """Return the part of a fact that can be believed, to be applied as usual; None if there is none.
+
+    Settlements are carried out here, because the leases that they name may be lost.
+    """
     kind = type(fact)
     if kind in _UNDER_WAY:
-        return
+        return None
     if isinstance(fact, facts.Appended | facts.Delayed):
-        _stored(partition, fact)
-    elif isinstance(fact, facts.Staged):
-        if partition.staging.follows(fact):
-            partition.apply(fact)
-        elif partition.staging.known([fact.attempt]):
-            partition.apply(facts.StageDropped([fact.attempt], fact.append_time_us))
-    elif isinstance(fact, facts.StageApplied | facts.StageDropped):
-        partition.apply(msgspec.structs.replace(fact, attempts=partition.staging.known(fact.attempts)))
-    elif isinstance(fact, facts.ProducerAdvanced):
-        partition.producers.resume(fact.producer_id, fact.epoch, fact.sequence)
-        partition.apply(fact)
-    elif isinstance(fact, facts.Trimmed):
-        partition.apply(facts.Trimmed(min(fact.offset, partition.end_offset)))
-    elif isinstance(fact, facts.MessagesLost):
-        partition.apply(msgspec.structs.replace(fact, spans=_here(partition, fact.spans)))
-    elif kind in _OF_GROUPS:
-        if partition.queues.find(fact.group) is not None:
-            partition.apply(fact)
-    elif not _settled(partition, fact):
-        partition.apply(fact)
+        if fact.producer_id:
+            producers.resume(fact.producer_id, fact.producer_epoch, fact.producer_sequence)
+        time_us = max(fact.append_time_us, head.append_time_us)
+        # It is uncertain whether earlier delayed or staged rows are still known: the rows count as new.
+        return msgspec.structs.replace(fact, append_time_us=time_us, released=False)
+    if isinstance(fact, facts.Staged):
+        if staging.follows(fact):
+            return fact
+        known = staging.known([fact.attempt])
+        return facts.StageDropped(known, fact.append_time_us) if known else None
+    if isinstance(fact, facts.StageApplied | facts.StageDropped):
+        return msgspec.structs.replace(fact, attempts=staging.known(fact.attempts))
+    if isinstance(fact, facts.ProducerAdvanced):
+        producers.resume(fact.producer_id, fact.epoch, fact.sequence)
+        return fact
+    if isinstance(fact, facts.Trimmed):
+        return facts.Trimmed(min(fact.offset, head.end_offset))
+    if isinstance(fact, facts.MessagesLost):
+        return msgspec.structs.replace(fact, spans=_here(head, fact.spans))
+    if kind in _OF_GROUPS:
+        return None if queues.find(fact.group) is None else fact
+    return _settled(fact, head, queues) if isinstance(fact, _SETTLING) else fact
 
 
-def _stored(partition: Partition, fact: facts.Appended | facts.Delayed) -> None:
-    time_us = max(fact.append_time_us, partition.append_time_us)
-    # It is uncertain whether earlier delayed or staged rows are still known: the rows count as new.
-    fact = msgspec.structs.replace(fact, append_time_us=time_us, released=False)
-    if fact.producer_id:
-        partition.producers.resume(fact.producer_id, fact.producer_epoch, fact.producer_sequence)
-    partition.apply(fact)
-
-
-def _settled(partition: Partition, fact: Any) -> bool:
+def _settled(fact: Any, head: LogHead, queues: GroupQueues) -> Any | None:
     """Apply a fact that settled or redrove messages of a group; return whether it was one."""
-    if not isinstance(
-        fact, facts.Acked | facts.Buried | facts.Lapsed | facts.OffsetsSettled | facts.Reopened
-    ):
-        return False
-    ledger = partition.queues.find(fact.group)
+    ledger = queues.find(fact.group)
     if ledger is None:
-        return True
-    partition.append_time_us = max(partition.append_time_us, fact.time_us)
+        return None
+    head.pass_time(fact.time_us)
     counters = ledger.counters
     if isinstance(fact, facts.Acked):
         spans = flat(sorted(span for _, some in fact.leases for span in pairs(some)))
-        counters.acked += ledger.settled_anyhow(_here(partition, spans), fact.time_us)
-        return True
-    spans = _here(partition, fact.spans)
+        counters.acked += ledger.settled_anyhow(_here(head, spans), fact.time_us)
+        return None
+    spans = _here(head, fact.spans)
     many = ledger.settled_anyhow(spans, fact.time_us)
     if isinstance(fact, facts.Buried):
         counters.dead_lettered += many
@@ -96,10 +92,10 @@ def _settled(partition: Partition, fact: Any) -> bool:
     elif isinstance(fact, facts.OffsetsSettled):
         counters.purged += many
     elif spans == fact.spans:
-        partition.apply(fact)
-    return True
+        return fact
+    return None
 
 
-def _here(partition: Partition, spans: list[int]) -> list[int]:
-    end = partition.end_offset
+def _here(head: LogHead, spans: list[int]) -> list[int]:
+    end = head.end_offset
     return flat((first, min(stop, end)) for first, stop in pairs(spans) if first < end)

@@ -16,6 +16,7 @@ from tailrace.core.model.commands import (
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import BuryDone
 from tailrace.core.model.queue_commands import RejectMessages
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.errors import Full, StorageFault
 from tailrace.format import batch as arrow
 from tailrace.format import frame
@@ -182,10 +183,10 @@ def test_a_crash_between_append_and_settlement_repeats_nothing() -> None:
     shard = broker.shard()
     decide = shard.state.decide
 
-    def crash(command: Any, now_us: int, wall_us: int) -> Any:
+    def crash(command: Any, turn: TurnInput) -> Any:
         if isinstance(command, BuryDone):
             raise SystemExit  # not an Exception: nothing of the broker handles it
-        return decide(command, now_us, wall_us)
+        return decide(command, turn)
 
     shard.state.decide = crash  # type: ignore[method-assign]
     with pytest.raises(SystemExit):

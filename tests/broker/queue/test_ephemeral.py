@@ -14,6 +14,7 @@ from tailrace.broker.runtime.clock import ManualClock
 from tailrace.core.model.commands import Fetch, Published
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import ReleaseDue
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.errors import Overloaded, TooLarge
 from tailrace.storage.files.file_store import FileStore
 from tailrace.testing import LocalBroker
@@ -361,9 +362,9 @@ def test_releases_are_cut_to_the_room_that_there_is() -> None:
     decided: list[Any] = []
     decide = shard.state._decide[ReleaseDue]
 
-    def noting(command: Any, now_us: int, wall_us: int) -> Any:
+    def noting(command: Any, turn: TurnInput) -> Any:
         decided.append(command)
-        return decide(command, now_us, wall_us)
+        return decide(command, turn)
 
     shard.state._decide[ReleaseDue] = noting
     found: list[bytes] = []

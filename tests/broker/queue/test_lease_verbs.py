@@ -23,6 +23,7 @@ from tailrace.core.model.queue_commands import (
     Settled,
     SettleOffsets,
 )
+from tailrace.core.model.turn_input import TurnInput
 from tests.broker.queue.test_fetch_request import Valve
 from tests.broker.queue_engine import Answers, QueueEngine, got, grants, values
 
@@ -204,9 +205,9 @@ def count_decisions(broker: QueueEngine) -> list[Any]:
     decided: list[Any] = []
     decide = state.decide
 
-    def counted(command: Any, now_us: int, wall_us: int) -> Any:
+    def counted(command: Any, turn: TurnInput) -> Any:
         decided.append(command)
-        return decide(command, now_us, wall_us)
+        return decide(command, turn)
 
     state.decide = counted  # type: ignore[method-assign]
     return decided

@@ -12,6 +12,7 @@ from tailrace.core.model.group_commands import DeleteGroup, Heartbeat, JoinGroup
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import EvictMember, GrantTo, LeaseRun, PauseLeases, ResetTo
 from tailrace.core.model.queue_commands import Ack, GiveBack, Lease, Nack
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.selection.lanes import LANES, OWED_MAX
 from tailrace.errors import Full
 from tests.broker.queue.test_fetch_request import Valve
@@ -505,7 +506,8 @@ def unserved(broker: QueueEngine) -> list[str]:
                 *(request.group, request.member, generation, 1, 1, 1 << 20, shard.end_offset),
                 above=LANES if request.above is None else request.above,
             )
-            decision = shard.state.decide(command, shard.time_us(), shard.pump.clock.wall_us())
+            wall_us = shard.pump.clock.wall_us()
+            decision = shard.state.decide(command, TurnInput(shard.time_us(), wall_us, 0, shard.at_hand))
             if decision.facts:
                 found.append(f"{request.member} (above {request.above}) could have {decision.facts}")
     return found

@@ -9,6 +9,7 @@ from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.core.model import internal_commands as inner
 from tailrace.core.model.commands import Publish
 from tailrace.core.model.queue_commands import Ack, GiveBack, Lease, Leases, Nack, RejectMessages
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.selection.lanes import LANES
 from tailrace.format import batch as arrow
 from tailrace.format import frame
@@ -155,7 +156,8 @@ class World:
         asked = "g", place.member, place.generation, 1, 1, 1 << 20, shard.end_offset
         command = inner.LeaseRun(*asked, above=place.above, alone=alone)
         wall_us = self.broker.clock.wall_us()
-        while (decision := shard.state.decide(command, shard.time_us(), wall_us)).missing is not None:
+        turn = TurnInput(shard.time_us(), wall_us, 0, shard.at_hand)
+        while (decision := shard.state.decide(command, turn)).missing is not None:
             shard.at_hand.load(decision.missing, lambda error: None)
             self.broker.settle()
         assert not isinstance(decision.reply, inner.RunLeased), (

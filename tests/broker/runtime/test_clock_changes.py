@@ -1,12 +1,15 @@
 """A wall clock that is put forward or back, over a restart and while the broker runs."""
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from tailrace.core.model.commands import Publish, Published
 from tailrace.core.model.group_commands import ListSchedules, PutSchedule
 from tailrace.core.model.queue_commands import Extend, Extended, Trace, TraceFound
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.partition import Partition
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.format import batch as arrow
@@ -331,8 +334,10 @@ def test_absolute_times_on_the_partition_clock_are_noticed(
     check: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decide = Partition.decide
-    monkeypatch.setattr(
-        Partition, "decide", lambda self, command, now_us, wall_us: decide(self, command, now_us)
-    )
+
+    def by_one_clock(self: Partition, command: Any, turn: TurnInput) -> Any:
+        return decide(self, command, msgspec.structs.replace(turn, wall_us=turn.now_us))
+
+    monkeypatch.setattr(Partition, "decide", by_one_clock)
     with pytest.raises((AssertionError, ValueError)):
         check()

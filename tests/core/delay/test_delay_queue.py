@@ -21,6 +21,7 @@ from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tests.core.oracle import hashes
+from tests.core.turns import at
 from tests.mixtures import mixtures
 
 T0 = 1_700_000_000_000_000
@@ -58,8 +59,8 @@ class Life:
 
     def decide(self, command: Any) -> Decision:
         before = self.partition.snapshot()
-        self.partition.next_entry = self.entry
-        decision = self.partition.decide(command, self.now_us, self.wall_us)
+        turn = at(self.now_us, next_entry=self.entry, wall_us=self.wall_us)
+        decision = self.partition.decide(command, turn)
         assert self.partition.snapshot() == before, "decide only reads"
         return decision
 

@@ -32,6 +32,7 @@ from tailrace.core.model.internal_topic import PARTITIONS, home_of
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format import codec
+from tests.core.turns import at
 from tests.mixtures import mixtures
 
 OPTIONS = TopicOptions()
@@ -47,7 +48,7 @@ class Bench:
         self.now_us = 1_000_000
 
     def do(self, command: Any) -> Any:
-        decision = self.machine.decide(command, self.now_us)
+        decision = self.machine.decide(command, at(self.now_us))
         for fact in decision.facts:
             self.machine.apply(fact)
         self.facts += decision.facts

@@ -31,6 +31,7 @@ from tailrace.core.model.internal_commands import (
     ResizeTopics,
 )
 from tests.core.groups.test_coordinator import OPTIONS, Bench, join
+from tests.core.turns import at
 from tests.mixtures import mixtures
 
 SECOND_US = 1_000_000
@@ -352,7 +353,7 @@ def test_groups_of_earlier_releases_stay_as_they_are() -> None:
         old.apply(MemberJoined(name, "a", ["t"], "", 2))
     old.apply(Assigned("g", [("t", 0, "a", 1)], 2))
     for group in ("g", "s"):
-        decision = old.decide(Join(group, "b", [("t", 1)], GroupPolicy(), {}), 10)
+        decision = old.decide(Join(group, "b", [("t", 1)], GroupPolicy(), {}), at(10))
         assert [type(fact) for fact in decision.facts] == [MemberJoined]
     stored = old.groups.by_name["s"].stored()
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}

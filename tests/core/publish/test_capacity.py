@@ -30,6 +30,7 @@ from tailrace.core.partition import Partition
 from tailrace.core.publish import capacity
 from tailrace.core.staged.staged_batches import attempt_number
 from tests.core.oracle import hashes
+from tests.core.turns import at
 
 T0 = 1_700_000_000_000_000
 ROW = 100
@@ -50,9 +51,8 @@ class Life:
 
     def do(self, command: Any) -> Any:
         partition = self.partition
-        partition.next_entry = len(self.facts)
         before = partition.snapshot()
-        decision = partition.decide(command, self.now_us)
+        decision = partition.decide(command, at(self.now_us, next_entry=len(self.facts)))
         assert partition.snapshot() == before, "decide only reads"
         for fact in decision.facts:
             partition.apply(fact)
@@ -100,7 +100,7 @@ class Life:
         self.lost[group] = 0
         mode = "stream" if group == "stream" else "queue"
         partition_command = Enlist(group, GroupPolicy(mode=mode, start=start))
-        decision = partition.decide(partition_command, self.now_us)
+        decision = partition.decide(partition_command, at(self.now_us))
         for fact in decision.facts:
             partition.apply(fact)
         self.facts += decision.facts

@@ -69,7 +69,7 @@ def looked_at(count: int) -> int:
     ledger.backlog.back = counted
     assert queues.apart("g") == 3
     alone = inner.LeaseRun("g", "ada", 1, 99, 9, 1 << 20, count, alone=True)
-    decision = desk.partition.decide(alone, desk.now_us)
+    decision = desk.partition.decide(alone, desk.turn())
     assert decision.facts[0].spans == [0, 1]
     return seen
 

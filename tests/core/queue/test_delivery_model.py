@@ -20,6 +20,7 @@ from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tests.core.delivery_model import DYING, LEASED, Letter
 from tests.core.modelled_partition import T0, ModelledPartition, Shelf
+from tests.core.turns import at
 
 SETTLES = ("ack", "ack", "nack", "nack", "nack some", "give back", "unstarted", "reject", "extend")
 ACTS = ("grant", "evict", "reopen", "settle", "trim", "foreign", "pause", "pause", "reset", "anew")
@@ -242,32 +243,31 @@ def test_weights_are_observed_over_any_thousand_deliveries(retries: bool) -> Non
     """A backlog of all lanes, taken in pieces of any size; what fails comes back in its lane."""
     random, shares = Random(1), (50, 25, 15, 7, 3)
     partition, shelf, lanes = Partition(TopicOptions()), Shelf(), []
-    partition.at_hand = shelf
     for _ in range(60):
         count = random.choice((50, 150))
         letters = [Letter(priority=lane) for lane in random.choices(range(5), shares, k=count)]
         columns = shelf.add(letters, len(lanes), T0)
         view = BatchView(len(letters), columns, 1000, T0, priorities=shelf.frames[-1].priorities)
-        _do(partition, PublishBatch(Publish("t", 0, columns, 0), view))
+        _do(partition, shelf, PublishBatch(Publish("t", 0, columns, 0), view))
         lanes += [letter.priority for letter in letters]
-    _do(partition, Enlist("g", GroupPolicy(assignment="shared", ordering="none")))
+    _do(partition, shelf, Enlist("g", GroupPolicy(assignment="shared", ordering="none")))
     given: list[int] = []
     while len(given) < len(lanes) // 2:
         size, lease = random.choice((1, 7, 64, 300)), len(given) + 1
-        leased = _do(partition, LeaseRun("g", "m", 0, lease, size, 1 << 30, len(lanes)))
+        leased = _do(partition, shelf, LeaseRun("g", "m", 0, lease, size, 1 << 30, len(lanes)))
         assert isinstance(leased, RunLeased)
         offsets = [first + at for first, count, _, _ in leased.runs for at in range(count)]
         given += [lanes[offset] for offset in offsets]
         if retries and random.random() < 0.2:
-            _do(partition, Nack("t", 0, "g", lease, [offsets[0], offsets[0] + 1], 0))
+            _do(partition, shelf, Nack("t", 0, "g", lease, [offsets[0], offsets[0] + 1], 0))
     for begin in range(0, len(given) - 1000, 50):
         window = Counter(given[begin : begin + 1000])
         for lane, share in enumerate(shares):
             assert abs(window[lane] - 10 * share) <= share, f"lane {lane}: {window[lane]} of 1000"
 
 
-def _do(partition: Partition, command: Any) -> Any:
-    decision = partition.decide(command, T0)
+def _do(partition: Partition, shelf: Shelf, command: Any) -> Any:
+    decision = partition.decide(command, at(T0, shelf))
     assert decision.missing is None
     for fact in decision.facts:
         partition.apply(fact)

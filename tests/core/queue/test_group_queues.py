@@ -52,7 +52,7 @@ def test_a_frame_that_is_not_at_hand_is_asked_for() -> None:
     desk.publish(*plain(3))
     desk.shelf.away = {0, 3}
     command = inner.LeaseRun("g", "ada", 1, 9, 100, 1 << 20, 6)
-    assert desk.partition.decide(command, T0).missing == 0
+    assert desk.partition.decide(command, desk.turn()).missing == 0
     desk.shelf.load(0)
     decision = desk.do(command)
     assert decision.missing is None
@@ -332,9 +332,9 @@ def test_messages_are_opened_again_though_their_frames_are_never_at_hand_togethe
     command = wire.Reopen("t", 0, "g", [0, 4])
     for offset in range(4):
         desk.shelf.away = {0, 1, 2, 3} - {offset - 1}
-        assert desk.partition.decide(command, desk.now_us).missing == offset
+        assert desk.partition.decide(command, desk.turn()).missing == offset
     desk.shelf.away = {0, 1, 2}
-    decision = desk.partition.decide(command, desk.now_us)
+    decision = desk.partition.decide(command, desk.turn())
     assert decision.facts[0].spans == [0, 4]
     assert len(set(decision.facts[0].keys)) == 4
 

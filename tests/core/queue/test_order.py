@@ -187,7 +187,7 @@ def test_frames_that_left_memory_are_loaded_to_find_the_keys() -> None:
     desk.publish(*keyed("ab"))
     desk.lease()
     desk.shelf.away = {0, 2}
-    decision = desk.partition.decide(wire.Nack("t", 0, "g", 1, [0, 1]), T0)
+    decision = desk.partition.decide(wire.Nack("t", 0, "g", 1, [0, 1]), desk.turn())
     assert decision.missing == 0
     desk.nack(0, 1, delay_ms=1000)
     assert desk.ack(2, 3) == [2, 3]
@@ -203,9 +203,9 @@ def test_a_long_stretch_of_a_held_key_is_passed_over_once() -> None:
     command = inner.LeaseRun("g", "ada", 1, 9, 100, 1 << 20, 22)
     for base in range(1, 21, 4):
         desk.shelf.away = {1, 5, 9, 13, 17, 21} - {base}
-        assert desk.partition.decide(command, T0).missing == (base + 4 if base < 21 else None)
+        assert desk.partition.decide(command, desk.turn()).missing == (base + 4 if base < 21 else None)
     desk.shelf.away = {1, 5, 9, 13, 17}
-    assert desk.partition.decide(command, T0).facts[0].spans == [21, 22]
+    assert desk.partition.decide(command, desk.turn()).facts[0].spans == [21, 22]
     assert desk.do(command).facts[0].spans == [21, 22]
     assert desk.figures()["held"] == 20
     assert desk.ack(21, 22, lease=9) == []

@@ -9,6 +9,7 @@ from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tests.core.desk import SECOND, Desk, keyed, plain
+from tests.core.turns import at
 
 # --------------------------------------------------------------------------------------------------- restarts
 
@@ -46,7 +47,6 @@ def test_a_snapshot_and_a_replay_give_the_same_bytes() -> None:
 def test_a_restored_partition_goes_on_as_if_nothing_had_happened() -> None:
     desk = busy_desk()
     restored = Partition.restore(TopicOptions(), desk.partition.snapshot())
-    restored.at_hand = desk.shelf
     twins = (desk.partition, restored)
     number = 100
     for step in range(60):
@@ -63,7 +63,7 @@ def test_a_restored_partition_goes_on_as_if_nothing_had_happened() -> None:
             wire.Ack("t", 0, "g", [(number, [9, 18])]),
             inner.BuryDone("g", [0, 18], "t.dlq", []),
         ):
-            decisions = [twin.decide(command, desk.now_us) for twin in twins]
+            decisions = [twin.decide(command, desk.turn()) for twin in twins]
             assert decisions[0].reply == decisions[1].reply
             assert decisions[0].facts == decisions[1].facts
             for twin, decision in zip(twins, decisions, strict=True):
@@ -96,6 +96,6 @@ def test_decide_only_reads() -> None:
             inner.GrantTo("g", "bob", 5),
             wire.Reopen("t", 0, "g", [4, 5]),
         ):
-            first, second = (desk.partition.decide(command, now_us) for _ in range(2))
+            first, second = (desk.partition.decide(command, at(now_us, desk.shelf)) for _ in range(2))
             assert (first.facts, first.reply) == (second.facts, second.reply)
     assert b"".join(desk.partition.snapshot()) == b"".join(before)

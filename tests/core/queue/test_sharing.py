@@ -29,7 +29,6 @@ def restarted(desk: Desk) -> None:
     """The partition is built from a snapshot."""
     chunks = [bytes(chunk) for chunk in desk.partition.snapshot()]
     desk.partition = Partition.restore(TopicOptions(), chunks)
-    desk.partition.at_hand = desk.shelf
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -23,6 +23,7 @@ from tailrace.core.partition import Partition
 from tailrace.core.staged import staged_batches, staged_versions
 from tailrace.core.staged.staged_batches import attempt_number
 from tailrace.core.staged.staged_versions import FinishStaged, StagedVersions, grouped_of, targets_of
+from tests.core.turns import at
 from tests.mixtures import mixtures
 
 T0 = 1_700_000_000_000_000
@@ -60,9 +61,9 @@ class Life:
         self.now_us = T0
 
     def do(self, command: Any) -> Any:
-        self.partition.next_entry = len(self.facts)
+        turn = at(self.now_us, next_entry=len(self.facts))
         before = self.partition.snapshot()
-        decision = self.partition.decide(command, self.now_us)
+        decision = self.partition.decide(command, turn)
         assert self.partition.snapshot() == before, "decide only reads"
         for fact in decision.facts:
             self.partition.apply(fact)
@@ -319,7 +320,7 @@ class Machine:
 
     def do(self, command: Any) -> Any:
         before = self.decisions.packed()
-        decision = self.decisions.decide(command, self.now_us)
+        decision = self.decisions.decide(command, at(self.now_us))
         assert self.decisions.packed() == before
         for fact in decision.facts:
             self.decisions.apply(fact)

@@ -59,6 +59,7 @@ from tailrace.core.collections.timing_wheel import (
     some,
 )
 from tailrace.core.model.commands import Published, Reply
+from tailrace.core.model.facts import Delayed
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import ReleaseDue
 from tailrace.errors import Corrupt, Overloaded
@@ -112,6 +113,8 @@ class DelayRelease:
         self._near.clear()
         self._after, self._since = _START, 0
         self._safe_entry = 0
+        self._soonest_us = 0
+        """The earliest time that was scheduled since the last look; nothing was looked at yet."""
         self._loading = False
         self._row_bytes = ROW_BYTES
         self._submitted: tuple[int, tuple[int, int]] | None = None
@@ -129,10 +132,18 @@ class DelayRelease:
         self._safe_entry = self._shard.entry
         self._review()
 
+    def scheduled(self, fact: Delayed) -> None:
+        """Delayed messages were accepted; they are not durable yet."""
+        times = fact.view.deliver_at_us
+        assert times is not None
+        # Staged messages may have become due while they were applied.
+        first_us = max(int(times.min()), fact.wall_us or fact.append_time_us)
+        self._soonest_us = min(self._soonest_us, first_us)
+
     def stored(self, entry: int) -> None:
         """Scheduled frames are durable up to this entry."""
         self._safe_entry = entry + 1
-        if not self._stopped and self._shard.state.timetable.soonest_us != NEVER:
+        if not self._stopped and self._soonest_us != NEVER:
             self._review()
 
     def stop(self) -> None:
@@ -193,8 +204,7 @@ class DelayRelease:
 
     def _load(self, wall_us: int) -> None:
         """Read messages that are due soon and were not asked for, if there may be some and memory allows."""
-        timetable = self._shard.state.timetable
-        recent = timetable.soonest_us <= self._after[0]
+        recent = self._soonest_us <= self._after[0]
         if self._loading or not (recent or self._after[0] < wall_us + self._margin_us):
             return
         room = self.bytes_max - self._near.nbytes
@@ -222,7 +232,7 @@ class DelayRelease:
                 self._near.add(ordered, picked)
             else:
                 self._after, self._since = before
-                timetable.soonest_us = 0
+                self._soonest_us = 0
                 self._failed(error)
             self._review()
 
@@ -241,7 +251,7 @@ class DelayRelease:
             self._since = int(recent[limit, REF])
             return recent[:limit]
         # Messages not durable yet are found later: by their ref, or by their time if beyond the mark.
-        timetable.soonest_us = min(unsafe)
+        self._soonest_us = min(unsafe)
         self._since = end
         room = limit - len(recent)
         if not room:

@@ -48,9 +48,10 @@ from tailrace.broker.runtime.state_machines import DATA_PARTITION, MachineKind
 from tailrace.broker.runtime.turn import NOTHING, Turn, refuse
 from tailrace.core import partition as core
 from tailrace.core.model.commands import Done, Reply
-from tailrace.core.model.facts import Dying
+from tailrace.core.model.facts import Delayed, Dying
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.topic_options import TopicOptions
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.errors import Corrupt, Full, StorageFault
 from tailrace.format import frame
@@ -154,7 +155,6 @@ class PartitionRuntime:
         state = self.state = rebuilt.state
         self.upkeep.debt = rebuilt.debt
         self.at_hand = FrameCache(self, self._cold_bytes)
-        state.at_hand = self.at_hand
         # Partition time goes on after a reopening, also where the log ends at an earlier time.
         now_us = self.pump.clock.now_us()
         self.clock = PartitionClock(max(state.append_time_us, self.clock.time_us(now_us)), now_us)
@@ -239,13 +239,15 @@ class PartitionRuntime:
     def _decide(self, inbox: list[Item], turn: Turn, wall_us: int) -> None:
         state, wakeups, time_us = self.state, self.wakeups, self.clock.time_us(turn.started_us)
         made = TurnFrames(self.entry, state.leader_epoch, max(time_us, state.append_time_us), wall_us)
+        look = TurnInput(time_us, wall_us, made.next_entry, self.at_hand)
         for work, body, respond in inbox:
             late = type(work) is Late
             command = work.make() if late else work
             if command is None:
                 continue
-            state.next_entry = made.next_entry
-            decision = state.decide(command, time_us, wall_us)
+            if look.next_entry != made.next_entry:
+                look = TurnInput(time_us, wall_us, made.next_entry, self.at_hand)
+            decision = state.decide(command, look)
             if decision.missing is not None:
                 self.at_hand.load(decision.missing, self._again(work, body, respond))
                 continue
@@ -253,8 +255,11 @@ class PartitionRuntime:
             if decision.facts:
                 for fact in made.add(decision, command, body):
                     state.apply(fact)
-                    if type(fact) is Dying:
+                    kind = type(fact)
+                    if kind is Dying:
                         turn.dying = True
+                    elif kind is Delayed:
+                        self.releases.scheduled(fact)
                 if not soft:
                     turn.hard = True
                 wakeups.decided(command, decision.facts, soft)
@@ -428,13 +433,8 @@ class PartitionRuntime:
         """Replace the state by an empty one that knows where the readable log begins and ends."""
         self.releases.stop()
         self._count_out()
-        lost = self.state.lost.spans if self.machine.delivers else []
-        self.state = self.machine.make(self.options)
-        if lost:
-            self.state.lost.spans = lost
-        self.state.start_offset, self.state.end_offset = reach.start_offset, reach.end_offset
+        self.state = self.state.bare(reach.start_offset, reach.end_offset)
         self.at_hand = FrameCache(self, self._cold_bytes)
-        self.state.at_hand = self.at_hand
 
     def _count_out(self) -> None:
         """Messages in flight here cannot be settled any more: stop counting them against members."""

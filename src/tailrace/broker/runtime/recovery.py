@@ -137,9 +137,7 @@ def _restored(
         rebuilt.fault = rebuilt.fault or f"{name}: {what}"
         rebuilt.unfit_snapshots = (snapshot.entry,)
         # Only the log itself is known now: it can be read, and nothing else.
-        rebuilt.state = machine.make(options)
-        rebuilt.state.start_offset = source.stats().start_offset
-        rebuilt.state.end_offset = recovery.end_offset
+        rebuilt.state = machine.make(options).bare(source.stats().start_offset, recovery.end_offset)
         return False
 
 

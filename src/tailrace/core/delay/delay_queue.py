@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,7 +47,6 @@ from tailrace.core.collections.timing_wheel import (
     CANCELLED,
     HIGH,
     LOW,
-    NEVER,
     REF,
     ROW_BITS,
     WIDTH,
@@ -57,17 +55,16 @@ from tailrace.core.collections.timing_wheel import (
     ref_of,
 )
 from tailrace.core.delay.cancelled_ids import CancelledIds
+from tailrace.core.log_head import LogHead
 from tailrace.core.model.commands import Done, Published
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import Appended, Delayed, Released, ScheduleCancelled
 from tailrace.core.model.identifiers import Hashes, Refusal, Times
 from tailrace.core.model.internal_commands import ReleaseDue
 from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.publish.delayed_dedup import WINDOW_BUFFERS, DelayedDedup
 from tailrace.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from tailrace.core.partition import Partition
 
 IDS_MAX = 10_000
 """Ids in one request to cancel."""
@@ -79,10 +76,10 @@ class DelayQueue:
     COMMANDS: tuple[type, ...] = (ReleaseDue, CancelScheduled)
     FACTS: tuple[type, ...] = (Released, ScheduleCancelled)
 
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
+    def __init__(self, head: LogHead) -> None:
+        self._head = head
         self.wheel = TimingWheel()
-        options = partition.options
+        options = head.options
         self.cancelled = CancelledIds()
         self.dedup = DelayedDedup(options.dedup_window_ms, options.dedup_max)
         self.scheduled = 0
@@ -90,8 +87,6 @@ class DelayQueue:
         self.releases = 0
         """The number of releases since the start. Not stored: the shell learns from it whether its command
         took effect."""
-        self.soonest_us = NEVER
-        """The earliest time that was scheduled since the shell last looked. Not stored."""
 
     def __len__(self) -> int:
         return len(self.wheel)
@@ -118,9 +113,9 @@ class DelayQueue:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: ReleaseDue | CancelScheduled, now_us: int, wall_us: int) -> Decision:
+    def decide(self, command: ReleaseDue | CancelScheduled, turn: TurnInput) -> Decision:
         """Decide a release or a cancellation."""
-        time_us = max(now_us, self._partition.append_time_us)
+        time_us, wall_us = turn.now_us, turn.wall_us
         if isinstance(command, CancelScheduled):
             return self._cancel(command, time_us)
         rows = self.wheel.first(command.until_us, command.view.count + 1, command.until_ref)
@@ -129,11 +124,10 @@ class DelayQueue:
             same = np.array_equal(rows[:, REF], command.refs)
         if command.until_us > wall_us or not same:
             return Decision(NOTHING, Done())  # These are not the due rows any more: the shell begins anew.
-        end_offset = self._partition.end_offset
+        end_offset = self._head.end_offset
         appended = Appended(end_offset, command.view, time_us, released=True, wall_us=wall_us)
         released = Released(command.until_us, command.until_ref, time_us)
-        decision = Decision((appended, released), Published(end_offset, time_us))
-        return self._partition.ring.admit(decision, accepted=True)
+        return Decision((appended, released), Published(end_offset, time_us))
 
     def _cancel(self, command: CancelScheduled, time_us: int) -> Decision:
         ids, hints = command.ids, command.deliver_at_us
@@ -170,7 +164,6 @@ class DelayQueue:
         rows[:, HIGH : LOW + 1] = view.ids.view(np.int64)
         self.wheel.advance(wall_us)
         self.wheel.insert(rows)
-        self.soonest_us = min(self.soonest_us, int(rows[:, AT].min()))
         if view.dedup_ids is not None:
             self.dedup.add(view.dedup_ids, ref_of(fact.entry, 0), fact.append_time_us)
         self.scheduled += count
@@ -183,8 +176,7 @@ class DelayQueue:
 
     def apply(self, fact: Released | ScheduleCancelled) -> None:
         """Apply a fact."""
-        partition = self._partition
-        partition.append_time_us = max(partition.append_time_us, fact.time_us)
+        self._head.pass_time(fact.time_us)
         if isinstance(fact, Released):
             self.wheel.advance(fact.until_us)
             self.wheel.drop(fact.until_us, fact.until_ref)

@@ -17,10 +17,9 @@ from tailrace.core.groups.group_deletions import GroupDeletions
 from tailrace.core.groups.group_membership import GroupMembership
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
-from tailrace.core.model.group_commands import PutSchedule
-from tailrace.core.model.identifiers import CachedFrames
 from tailrace.core.model.internal_commands import Look
 from tailrace.core.model.topic_options import TopicOptions
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.staged.staged_versions import StagedVersions
 from tailrace.errors import Corrupt
 
@@ -33,7 +32,7 @@ class Part(Protocol):
     COMMANDS: tuple[type, ...]
     FACTS: tuple[type, ...]
 
-    def decide(self, command: Any, now_us: int) -> Decision:
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
         """Decide a command; changes nothing."""
         ...
 
@@ -65,8 +64,6 @@ class Coordinator:
     """The state of one partition of the internal topic. `decide` never changes it; `apply` takes every
     fact."""
 
-    at_hand: CachedFrames
-
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
         self.start_offset = 0
@@ -83,7 +80,7 @@ class Coordinator:
             "recurrences": self.recurrences,
             "staged": self.staged,
         }
-        self._decide: dict[type, Callable[[Any, int], Decision]] = {Look: _nothing}
+        self._decide: dict[type, Callable[[Any, TurnInput], Decision]] = {Look: _nothing}
         self._apply: dict[type, Callable[[Any], None]] = {}
         for part in self.parts.values():
             self._decide.update(dict.fromkeys(part.COMMANDS, part.decide))
@@ -93,13 +90,14 @@ class Coordinator:
         """Take over changed options of the topic; nothing here depends on them."""
         self.options = options
 
-    def decide(self, command: Any, now_us: int, wall_us: int | None = None) -> Decision:
-        """Decide a command, from the state and the time alone; time never goes back. Only schedules use the
-        wall time; if it is not given, it is the same."""
-        time_us = max(now_us, self.append_time_us)
-        if type(command) is PutSchedule:
-            return self.recurrences.put(command, time_us, time_us if wall_us is None else wall_us)
-        return self._decide[type(command)](command, time_us)
+    def bare(self, start_offset: int, end_offset: int) -> Coordinator:
+        """An empty coordinator: its log has no messages."""
+        return Coordinator(self.options)
+
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
+        """Decide a command from the state and the times of the turn alone; time never goes back. Only
+        schedules look at the wall clock."""
+        return self._decide[type(command)](command, turn.not_before(self.append_time_us))
 
     def apply(self, fact: Any) -> None:
         """Apply a fact; the same for new facts and at replay."""
@@ -150,5 +148,5 @@ class Coordinator:
             part.verify()
 
 
-def _nothing(command: Look, now_us: int) -> Decision:
+def _nothing(command: Look, turn: TurnInput) -> Decision:
     return Decision(NOTHING, Done())

@@ -12,6 +12,7 @@ from tailrace.core.model.group_commands import DeleteSchedule, PutSchedule
 from tailrace.core.model.group_facts import ScheduleDeleted, SchedulePut, ScheduleTicked
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import TickDone
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.errors import NotFound, Overloaded
 
 SCHEDULES_MAX = 10_000
@@ -41,9 +42,11 @@ class CronSchedules:
     def __init__(self) -> None:
         self.by_name: dict[str, CronSchedule] = {}
 
-    def decide(self, command: Any, now_us: int) -> Decision:
-        """Decide a command; for `PutSchedule` see `put`."""
-        known = self.by_name.get(command.name)
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
+        """Decide a command."""
+        if isinstance(command, PutSchedule):
+            return self._put(command, turn)
+        known, now_us = self.by_name.get(command.name), turn.now_us
         if isinstance(command, TickDone):
             if known is None or command.tick_us <= known.last_us:
                 return Decision(NOTHING, Done())
@@ -52,8 +55,7 @@ class CronSchedules:
             return Decision(NOTHING, Refusal(NotFound.code, f"there is no schedule {command.name[:80]!r}"))
         return Decision((ScheduleDeleted(command.name, now_us),), Done())
 
-    def put(self, put: PutSchedule, now_us: int, wall_us: int) -> Decision:
-        """Decide the creation or replacement of a schedule."""
+    def _put(self, put: PutSchedule, turn: TurnInput) -> Decision:
         known = self.by_name.get(put.name)
         if known is None and len(self.by_name) >= SCHEDULES_MAX:
             text = f"this coordinator has {SCHEDULES_MAX} schedules, and that is the most there can be"
@@ -61,7 +63,7 @@ class CronSchedules:
         if known is not None and known.put == put:
             return Decision(NOTHING, Done())
         fields = {field: getattr(put, field) for field in PutSchedule.__struct_fields__}
-        return Decision((SchedulePut(**fields, time_us=now_us, wall_us=wall_us),), Done())
+        return Decision((SchedulePut(**fields, time_us=turn.now_us, wall_us=turn.wall_us),), Done())
 
     def apply(self, fact: Any) -> None:
         """Apply a fact."""

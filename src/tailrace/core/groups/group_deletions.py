@@ -19,6 +19,7 @@ from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_facts import GroupForgotten
 from tailrace.core.model.internal_commands import ConfirmForgotten
+from tailrace.core.model.turn_input import TurnInput
 
 
 class GroupDeletion(msgspec.Struct, frozen=True, array_like=True):
@@ -51,14 +52,14 @@ class GroupDeletions:
             number for (name, number), places in self._places.items() if name == group and place in places
         ]
 
-    def decide(self, command: Any, now_us: int) -> Decision:
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
         """Decide a confirmation. If the fact is lost, the partitions are asked again."""
         assert isinstance(command, ConfirmForgotten)
         known = self._places.get((command.group, command.id), {})
         places = [place for place in command.places if tuple(place) in known]
         if not places:
             return Decision(NOTHING, Done())
-        return Decision((GroupForgotten(command.group, command.id, places, now_us),), Done(), soft=True)
+        return Decision((GroupForgotten(command.group, command.id, places, turn.now_us),), Done(), soft=True)
 
     def add(self, group: str, group_id: int, places: Iterable[tuple[str, int, int]]) -> None:
         """Add the deletion of a group that is on these partitions."""

@@ -36,6 +36,7 @@ from tailrace.core.model.internal_commands import (
     SetPaused,
     Sizes,
 )
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.errors import AlreadyExists, Fenced, InvalidRequest, NotFound, Overloaded
 
 GROUPS_MAX = 10_000
@@ -95,9 +96,9 @@ class GroupMembership:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int) -> Decision:
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
         """Decide a command."""
-        group = self.by_name.get(command.group)
+        group, now_us = self.by_name.get(command.group), turn.now_us
         if isinstance(command, MakeGroup):
             return self._make(group, command, now_us)
         if isinstance(command, Join):

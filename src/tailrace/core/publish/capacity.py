@@ -15,19 +15,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.log_head import LogHead
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import Appended, Delayed, Trimmed
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt, Overloaded, TooLarge
-
-if TYPE_CHECKING:
-    from tailrace.core.partition import Partition
 
 RUNS_MAX = 512
 RETRY_AFTER_MS = 100
@@ -35,11 +33,25 @@ ANY = 1 << 62
 """No limit: more than there ever is."""
 
 
+def too_large(options: TopicOptions, count: int, nbytes: int) -> Refusal | None:
+    """Why a batch never fits, not even into an empty ring; None if it does."""
+    for name, size, most in (
+        ("max_messages", count, options.max_messages),
+        ("max_bytes", nbytes, options.max_bytes),
+    ):
+        if most is not None and size > most:
+            text = f"{size} {name.removeprefix('max_')} are more than the topic's {name}, {most}"
+            return Refusal(TooLarge.code, text, details={"size": size, "limit": most})
+    return None
+
+
 class Capacity:
     """Sums of bytes over the offsets of one partition, and the rules of ephemeral topics."""
 
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
+    def __init__(self, head: LogHead, places: Callable[[], list[int]]) -> None:
+        self._head = head
+        self._places = places
+        """The first offset that each group has not settled."""
         self._ends: list[int] = []
         """End offset of each run of batches."""
         self._sums: list[int] = []
@@ -66,14 +78,12 @@ class Capacity:
     def floor(self) -> int:
         """The offset below which every group has settled all messages; the start offset if there is no
         group."""
-        partition = self._partition
-        queues = partition.queues
-        places = [place for name in queues.names() if (place := queues.committed(name)) is not None]
-        return max(partition.start_offset, min(places)) if places else partition.start_offset
+        places, start_offset = self._places(), self._head.start_offset
+        return max(start_offset, min(places)) if places else start_offset
 
     def room(self) -> tuple[int, int]:
         """Messages and bytes that can be appended now, including the room that trimming makes."""
-        options, end_offset = self._partition.options, self._partition.end_offset
+        options, end_offset = self._head.options, self._head.end_offset
         if options.max_messages is None and options.max_bytes is None:
             return ANY, ANY
         kept = end_offset if options.on_full == "overwrite" else self.floor()
@@ -81,45 +91,36 @@ class Capacity:
         nbytes = ANY if options.max_bytes is None else options.max_bytes - self.nbytes(kept)
         return messages, nbytes
 
-    def too_large(self, count: int, nbytes: int) -> Refusal | None:
-        """Why a batch never fits, not even into an empty ring; None if it does."""
-        options = self._partition.options
-        for name, size, most in (
-            ("max_messages", count, options.max_messages),
-            ("max_bytes", nbytes, options.max_bytes),
-        ):
-            if most is not None and size > most:
-                text = f"{size} {name.removeprefix('max_')} are more than the topic's {name}, {most}"
-                return Refusal(TooLarge.code, text, details={"size": size, "limit": most})
-        return None
-
     # ---------------------------------------------------------------------------------------------- decide
 
-    def admit(self, decision: Decision, *, accepted: bool = False) -> Decision:
-        """Add to a decision the trim that makes room for its appends, or refuse it.
+    def admit(self, decision: Decision) -> Decision:
+        """Add to a decision the trim that makes room for its appends, or refuse it. Every decision of the
+        partition passes here once.
 
-        Messages that were `accepted` earlier (delayed or staged) must be appended some day: if they are
-        larger than the ring, they wait until it is empty.
+        Messages that were accepted earlier (delayed or staged) and are released now must be appended some
+        day: if they are larger than the ring, they wait until it is empty.
         """
-        options = self._partition.options
+        options = self._head.options
         if options.max_messages is None and options.max_bytes is None:
             return decision
         count = nbytes = 0
+        accepted = False
         for fact in decision.facts:
             if isinstance(fact, Appended):
                 count += fact.view.count
                 nbytes += fact.view.nbytes
+                accepted = fact.released
             elif isinstance(fact, Delayed):
-                problem = self.too_large(1, fact.view.value_bytes_max)
+                problem = too_large(options, 1, fact.view.value_bytes_max)
                 if problem is not None:
                     return Decision(NOTHING, problem)
         if not count:
             return decision
-        problem = None if accepted else self.too_large(count, nbytes)
+        problem = None if accepted else too_large(options, count, nbytes)
         if problem is not None:
             return Decision(NOTHING, problem)
         start = self._start_for(count, nbytes)
-        if start <= self._partition.start_offset:
+        if start <= self._head.start_offset:
             return decision
         floor = self.floor()
         if start > floor and options.on_full == "refuse":
@@ -131,7 +132,7 @@ class Capacity:
     def _start_for(self, count: int, nbytes: int) -> int:
         """The lowest start offset that leaves room for `count` more messages and `nbytes` more bytes; at most
         the end."""
-        options, end_offset = self._partition.options, self._partition.end_offset
+        options, end_offset = self._head.options, self._head.end_offset
         start = 0
         if options.max_messages is not None:
             start = end_offset + count - options.max_messages
@@ -140,10 +141,9 @@ class Capacity:
         return min(start, end_offset)
 
     def _full(self) -> Refusal:
-        partition = self._partition
         floor = self.floor()
-        held = f"{partition.end_offset - floor} messages ({self.nbytes(floor)} bytes)"
-        who = "wait for the slowest group" if partition.queues.names() else "are kept: no group is enlisted"
+        held = f"{self._head.end_offset - floor} messages ({self.nbytes(floor)} bytes)"
+        who = "wait for the slowest group" if self._places() else "are kept: no group is enlisted"
         text = f"the partition is full: {held} {who}"
         return Refusal(Overloaded.code, text, details={"retry_after_ms": RETRY_AFTER_MS})
 
@@ -183,7 +183,7 @@ class Capacity:
             return self._first[0]
         run = bisect_left(self._sums, total)
         if run == len(self._sums):
-            return self._partition.end_offset
+            return self._head.end_offset
         start, before = self._begin(run)
         rows, size = self._ends[run] - start, self._sums[run] - before
         return start - (before - total) * rows // size  # Rounded up.
@@ -199,7 +199,7 @@ class Capacity:
     def load(self, columns: Sequence[memoryview]) -> None:
         """Restore the state from a snapshot; batches appended before sums were kept count nothing."""
         if not columns:
-            self._first = self._partition.end_offset, 0
+            self._first = self._head.end_offset, 0
             return
         if len(columns) != 2:
             raise Corrupt(f"the snapshot has {len(columns)} pieces of sums")
@@ -211,5 +211,5 @@ class Capacity:
         assert len(self._ends) == len(self._sums) <= RUNS_MAX
         for places in ([self._first[0], *self._ends], [self._first[1], *self._sums]):
             assert places == sorted(places), "sums grow"
-        assert self._partition.start_offset <= self._first[0]
-        assert (self._ends[-1] if self._ends else self._first[0]) == self._partition.end_offset
+        assert self._head.start_offset <= self._first[0]
+        assert (self._ends[-1] if self._ends else self._first[0]) == self._head.end_offset

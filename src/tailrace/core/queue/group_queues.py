@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
 from tailrace.core.collections.span_map import count, flat, pairs, without
 from tailrace.core.credit import Flights
+from tailrace.core.log_head import LogHead
+from tailrace.core.lost_offsets import LostOffsets
 from tailrace.core.model import facts
 from tailrace.core.model import internal_commands as inner
 from tailrace.core.model import queue_commands as wire
@@ -17,6 +19,7 @@ from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.queue import ledger_snapshot
 from tailrace.core.queue.command_rules import problem_with
 from tailrace.core.queue.frame_index import FrameIndex
@@ -27,9 +30,6 @@ from tailrace.core.queue.ledger_stats import Dead, dead_of, figures_of, unsettle
 from tailrace.core.queue.row_lookup import FrameMissing, KeyLookup, RowLookup
 from tailrace.core.queue.settle_decision import MEMBER_GONE, SettleDecision, all_lost
 from tailrace.errors import Fenced, InvalidRequest, NotFound, Unavailable
-
-if TYPE_CHECKING:
-    from tailrace.core.partition import Partition
 
 DONE = Decision(NOTHING, Done())
 Settling = wire.Ack | wire.Nack | wire.GiveBack | wire.RejectMessages | wire.Extend
@@ -71,20 +71,23 @@ class GroupQueues:
     )
     FACTS: tuple[type, ...] = facts.DeliveryFact.__args__
 
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
+    def __init__(self, head: LogHead, lost: LostOffsets) -> None:
+        self._head = head
+        self._lost = lost
         self._ledgers: dict[str, Ledger] = {}
         self._by_number: dict[int, Ledger] = {}
         self._next_number = 1
         self._flights: Flights | None = None
         self.traits = FrameIndex()
         self._originals = RowLookup(self.traits)
-        self._decide: dict[type, Callable[[Any, int], Decision]] = {
+        self._decide: dict[type, Callable[[Any, TurnInput], Decision]] = {
+            inner.LeaseRun: self._lease,
             wire.Ack: self._settle,
             wire.Nack: self._settle,
             wire.GiveBack: self._settle,
             wire.RejectMessages: self._settle,
             wire.Extend: self._settle,
+            wire.Reopen: self._reopen,
             wire.SettleOffsets: self._settle_offsets,
             inner.HoldRun: self._hold,
             inner.Enlist: self._enlist,
@@ -159,6 +162,10 @@ class GroupQueues:
         ledger = self._ledgers.get(group)
         return None if ledger is None else ledger.committed()
 
+    def places(self) -> list[int]:
+        """The first unsettled offset of each group."""
+        return [ledger.committed() for ledger in self._ledgers.values()]
+
     def holders(self, group: str) -> Collection[str]:
         """The members that have messages in flight."""
         ledger = self._ledgers.get(group)
@@ -204,7 +211,7 @@ class GroupQueues:
 
     def figures(self, group: str) -> dict[str, Any]:
         """The stats of a group."""
-        return figures_of(self._ledgers[group], self._partition.end_offset)
+        return figures_of(self._ledgers[group], self._head.end_offset)
 
     def dying(self, group: str, limit: int) -> list[Dead]:
         """The first `limit` messages of a group on their way to the dead letters."""
@@ -236,37 +243,33 @@ class GroupQueues:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
         """Decide a command. Only `expires_at` is compared with the wall clock."""
-        time_us = max(now_us, self._partition.append_time_us)
         try:
-            if type(command) is inner.LeaseRun:
-                return self._lease(command, time_us, wall_us)
-            if type(command) is wire.Reopen:
-                return self._reopen(command, time_us, wall_us)
-            return self._decide[type(command)](command, time_us)
+            return self._decide[type(command)](command, turn)
         except FrameMissing as missing:
             return Decision(NOTHING, Done(), missing=missing.offset)
 
-    def _lease(self, command: inner.LeaseRun, time_us: int, wall_us: int) -> Decision:
+    def _lease(self, command: inner.LeaseRun, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
-        at_hand = self._partition.at_hand
-        return LeaseDecision(ledger, command, self.traits, at_hand, time_us, wall_us).decide()
+        return LeaseDecision(ledger, command, self.traits, turn).decide()
 
-    def _hold(self, command: inner.HoldRun, time_us: int) -> Decision:
+    def _hold(self, command: inner.HoldRun, turn: TurnInput) -> Decision:
         ledger = self._queue(command)
-        return Decision(NOTHING, ledger) if isinstance(ledger, Refusal) else hold(ledger, command, time_us)
+        return (
+            Decision(NOTHING, ledger) if isinstance(ledger, Refusal) else hold(ledger, command, turn.now_us)
+        )
 
-    def _settle(self, command: Settling, time_us: int) -> Decision:
+    def _settle(self, command: Settling, turn: TurnInput) -> Decision:
         problem = problem_with(command)
         if problem is not None:
             return Decision(NOTHING, problem)
         ledger = self._ledgers.get(command.group)
         if ledger is None:
-            return Decision(NOTHING, all_lost(command, time_us))
-        settlement = self._settlement(ledger, time_us)
+            return Decision(NOTHING, all_lost(command, turn.now_us))
+        settlement = self._settlement(ledger, turn)
         if isinstance(command, wire.Ack):
             return settlement.ack(command)
         if isinstance(command, wire.Nack):
@@ -279,14 +282,14 @@ class GroupQueues:
             else settlement.extend(command)
         )
 
-    def _expire(self, command: inner.ExpireLeases, time_us: int) -> Decision:
+    def _expire(self, command: inner.ExpireLeases, turn: TurnInput) -> Decision:
         found = [
-            fact for ledger in self._ledgers.values() for fact in self._settlement(ledger, time_us).expire()
+            fact for ledger in self._ledgers.values() for fact in self._settlement(ledger, turn).expire()
         ]
         soft = not any(isinstance(fact, facts.Dying) for fact in found)
         return Decision(tuple(found), Done(), soft=soft) if found else DONE
 
-    def _evict(self, command: inner.EvictMember, time_us: int) -> Decision:
+    def _evict(self, command: inner.EvictMember, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None or command.member not in ledger.in_flight:
             return DONE
@@ -297,16 +300,16 @@ class GroupQueues:
             if lease.member == command.member and lease.id not in held
         ]
         why = MEMBER_GONE if command.held is None else ""
-        found = self._settlement(ledger, time_us).give_back(leases, why, ended=not command.left)
+        found = self._settlement(ledger, turn).give_back(leases, why, ended=not command.left)
         return Decision(found, Done(), soft=len(found) == 1) if found else DONE
 
-    def _reopen(self, command: wire.Reopen, time_us: int, wall_us: int) -> Decision:
+    def _reopen(self, command: wire.Reopen, turn: TurnInput) -> Decision:
         ledger = self._queue(command)
         if isinstance(ledger, Refusal):
             return Decision(NOTHING, ledger)
-        start, end_offset = self._partition.start_offset, self._partition.end_offset
+        start, end_offset = self._head.start_offset, self._head.end_offset
         gone = [(first, min(end, start)) for first, end in pairs(command.spans) if first < start]
-        gone += self._partition.lost.within(command.spans)
+        gone += self._lost.within(command.spans)
         here = [(max(first, start), min(end, end_offset)) for first, end in pairs(command.spans)]
         here = [(first, end) for first, end in here if first < end]
         if any(ledger.backlog.dying.within(first, end) for first, end in here):
@@ -314,12 +317,12 @@ class GroupQueues:
             # the list, and then the message would be settled.
             text = "a message is still on its way to the dead letters: try again"
             return Decision(NOTHING, Refusal(Unavailable.code, text, details={"retry_after_ms": 100}))
-        known = self._originals.look(flat(here), self._partition.at_hand, keyed=ledger.keyed)
+        known = self._originals.look(flat(here), turn.frames, keyed=ledger.keyed)
         # An expired message would not be delivered again: it counts as gone, unless it is leased now.
         for first, end in here if any(expires_us for _, expires_us in known.values()) else ():
             busy = [run[:2] for run in ledger.leased.within(first, end)]
             for one, other in without(first, end, busy):
-                over = [o for o in range(one, other) if 0 < known.get(o, (0, 0))[1] <= wall_us]
+                over = [o for o in range(one, other) if 0 < known.get(o, (0, 0))[1] <= turn.wall_us]
                 gone += [(offset, offset + 1) for offset in over]
         if gone:
             spans = flat(sorted(gone))
@@ -330,14 +333,14 @@ class GroupQueues:
         spans = flat([part for parts in settled for part in parts])
         if not spans:
             return DONE
-        keys = self._lookup(ledger).row({o: key for o, (key, _) in known.items() if key}, spans)
-        return Decision((facts.Reopened(ledger.number, spans, time_us + ANEW_US, keys),), Done())
+        keys = self._lookup(ledger, turn).row({o: key for o, (key, _) in known.items() if key}, spans)
+        return Decision((facts.Reopened(ledger.number, spans, turn.now_us + ANEW_US, keys),), Done())
 
-    def _settle_offsets(self, command: wire.SettleOffsets, time_us: int) -> Decision:
+    def _settle_offsets(self, command: wire.SettleOffsets, turn: TurnInput) -> Decision:
         ledger = self._queue(command)
         if isinstance(ledger, Refusal):
             return Decision(NOTHING, ledger)
-        end_offset, dying = self._partition.end_offset, ledger.backlog.dying
+        end_offset, dying = self._head.end_offset, ledger.backlog.dying
         spans = []
         for first, end in pairs(command.spans):
             for start, stop in ledger.unsettled(first, min(end, end_offset)) if first < end_offset else ():
@@ -345,9 +348,9 @@ class GroupQueues:
                 spans += without(start, stop, holes)
         if not spans:
             return DONE
-        return Decision((facts.OffsetsSettled(ledger.number, flat(spans), time_us),), Done())
+        return Decision((facts.OffsetsSettled(ledger.number, flat(spans), turn.now_us),), Done())
 
-    def _bury(self, command: inner.BuryDone, time_us: int) -> Decision:
+    def _bury(self, command: inner.BuryDone, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None:
             return DONE
@@ -361,38 +364,39 @@ class GroupQueues:
             at += end - first
         if not spans:
             return DONE
-        fact = facts.Buried(ledger.number, flat(spans), time_us, command.topic, places)
+        fact = facts.Buried(ledger.number, flat(spans), turn.now_us, command.topic, places)
         return Decision((fact,), Done())
 
     # -------------------------------------------------------------------------------------- administration
 
-    def _enlist(self, command: inner.Enlist, time_us: int) -> Decision:
-        partition = self._partition
-        ledger = self._ledgers.get(command.group)
+    def _enlist(self, command: inner.Enlist, turn: TurnInput) -> Decision:
+        head, ledger = self._head, self._ledgers.get(command.group)
         if ledger is not None:
             if ledger.policy == command.policy and command.id in (0, ledger.id):
                 return DONE
             number, id_ = ledger.number, command.id or ledger.id
-            fact = facts.Enlisted(number, command.group, command.policy, ledger.cursor, time_us, id_)
+            fact = facts.Enlisted(number, command.group, command.policy, ledger.cursor, turn.now_us, id_)
             return Decision((fact,), Done())
         start = command.start
         if start is None:
             latest = command.policy.start == "latest"
-            start = partition.end_offset if latest else partition.start_offset
+            start = head.end_offset if latest else head.start_offset
         problem = self._outside("start", start)
         if problem is not None:
             return Decision(NOTHING, problem)
-        start = max(start, partition.start_offset)
-        fact = facts.Enlisted(self._next_number, command.group, command.policy, start, time_us, command.id)
+        start = max(start, head.start_offset)
+        fact = facts.Enlisted(
+            self._next_number, command.group, command.policy, start, turn.now_us, command.id
+        )
         return Decision((fact,), Done())
 
-    def _delist(self, command: inner.Delist, time_us: int) -> Decision:
+    def _delist(self, command: inner.Delist, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None or command.id not in (None, ledger.id):
             return DONE
-        return Decision((facts.Delisted(ledger.number, time_us + ANEW_US),), Done())
+        return Decision((facts.Delisted(ledger.number, turn.now_us + ANEW_US),), Done())
 
-    def _grant(self, command: inner.GrantTo, time_us: int) -> Decision:
+    def _grant(self, command: inner.GrantTo, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
@@ -408,29 +412,29 @@ class GroupQueues:
             return Decision(NOTHING, refusal)
         leases = list(ledger.receipts.live.values())
         lost = [] if same else [lease for lease in leases if ledger.sharing or lease.member == ledger.member]
-        returned = self._settlement(ledger, time_us).give_back(lost, MEMBER_GONE)
+        returned = self._settlement(ledger, turn).give_back(lost, MEMBER_GONE)
         kept = len(lost) < len(leases)
-        grant = command.member, command.generation, time_us, command.shared, kept
+        grant = command.member, command.generation, turn.now_us, command.shared, kept
         return Decision((*returned, facts.Granted(ledger.number, *grant)), Done())
 
-    def _pause(self, command: inner.PauseLeases, time_us: int) -> Decision:
+    def _pause(self, command: inner.PauseLeases, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
         if ledger.paused == command.paused:
             return DONE
-        return Decision((facts.GroupPaused(ledger.number, command.paused, time_us),), Done())
+        return Decision((facts.GroupPaused(ledger.number, command.paused, turn.now_us),), Done())
 
-    def _reset(self, command: inner.ResetTo, time_us: int) -> Decision:
+    def _reset(self, command: inner.ResetTo, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         problem = self._outside("offset", command.offset)
         if ledger is None or problem is not None:
             return Decision(NOTHING, problem or self._unknown(command.group))
-        offset = max(command.offset, self._partition.start_offset)
-        fact = facts.GroupReset(ledger.number, offset, ledger.generation + 1, time_us + ANEW_US)
+        offset = max(command.offset, self._head.start_offset)
+        fact = facts.GroupReset(ledger.number, offset, ledger.generation + 1, turn.now_us + ANEW_US)
         return Decision((fact,), Done())
 
-    def _move_cursor(self, command: inner.MoveCursor, time_us: int) -> Decision:
+    def _move_cursor(self, command: inner.MoveCursor, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)
         if ledger is None:
             return Decision(NOTHING, self._unknown(command.group))
@@ -444,14 +448,14 @@ class GroupQueues:
             return Decision(NOTHING, problem)
         if command.offset == ledger.cursor:
             return DONE
-        fact = facts.CursorMoved(ledger.number, command.member, command.offset, time_us)
+        fact = facts.CursorMoved(ledger.number, command.member, command.offset, turn.now_us)
         return Decision((fact,), Done())
 
-    def _lookup(self, ledger: Ledger) -> KeyLookup:
-        return KeyLookup(ledger, self.traits, self._partition.at_hand)
+    def _lookup(self, ledger: Ledger, turn: TurnInput) -> KeyLookup:
+        return KeyLookup(ledger, self.traits, turn.frames)
 
-    def _settlement(self, ledger: Ledger, time_us: int) -> SettleDecision:
-        return SettleDecision(ledger, self._lookup(ledger), time_us)
+    def _settlement(self, ledger: Ledger, turn: TurnInput) -> SettleDecision:
+        return SettleDecision(ledger, self._lookup(ledger, turn), turn.now_us)
 
     def _queue(self, command: wire.Reopen | wire.SettleOffsets | inner.HoldRun) -> Ledger | Refusal:
         """The ledger of a group that settles its messages one by one, or a refusal."""
@@ -464,17 +468,16 @@ class GroupQueues:
         return Refusal(NotFound.code, f"there is no group {group[:250]!r} on this partition")
 
     def _outside(self, field: str, offset: int) -> Refusal | None:
-        if 0 <= offset <= self._partition.end_offset:
+        if 0 <= offset <= self._head.end_offset:
             return None
-        text = f"{field} {offset} is not in the partition, which ends at {self._partition.end_offset}"
+        text = f"{field} {offset} is not in the partition, which ends at {self._head.end_offset}"
         return Refusal(InvalidRequest.code, text)
 
     # ----------------------------------------------------------------------------------------------- apply
 
     def apply(self, fact: Any) -> None:
         """Apply a fact."""
-        if fact.time_us > self._partition.append_time_us:
-            self._partition.append_time_us = fact.time_us
+        self._head.pass_time(fact.time_us)
         kind = type(fact)
         if kind is facts.Enlisted:
             self._enlisted(fact)
@@ -506,7 +509,7 @@ class GroupQueues:
 
     def _lose_again(self, ledger: Ledger, time_us: int) -> None:
         """Apply known losses to a group that begins, or begins again, before them."""
-        spans = self._partition.lost.spans
+        spans = self._lost.spans
         if spans and spans[-1] > ledger.committed():
             first = ledger.committed()
             ledger.lose(flat((max(a, first), b) for a, b in pairs(spans) if b > first), time_us)
@@ -566,10 +569,10 @@ class GroupQueues:
         if not columns:
             return
         self._next_number = msgspec.msgpack.decode(columns[0], type=_QueuesHead).next_number
-        self.traits.load(columns[1], columns[2], self._partition.end_offset)
+        self.traits.load(columns[1], columns[2], self._head.end_offset)
         for at in range(3, len(columns), ledger_snapshot.COLUMNS):
             part = columns[at : at + ledger_snapshot.COLUMNS]
-            ledger = ledger_snapshot.ledger_of(part, self._partition.append_time_us)
+            ledger = ledger_snapshot.ledger_of(part, self._head.append_time_us)
             self._ledgers[ledger.name] = self._by_number[ledger.number] = ledger
 
     def verify(self) -> None:
@@ -578,5 +581,5 @@ class GroupQueues:
         assert {ledger.number: ledger for ledger in self._ledgers.values()} == self._by_number
         for ledger in self._ledgers.values():
             assert ledger.number < self._next_number
-            assert ledger.cursor <= self._partition.end_offset, "a cursor is above the end"
+            assert ledger.cursor <= self._head.end_offset, "a cursor is above the end"
             ledger_snapshot.verify(ledger)

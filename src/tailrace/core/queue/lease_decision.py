@@ -12,8 +12,9 @@ from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import Dying, Fact, Lapsed, Leased
 from tailrace.core.model.group_options import RANGES
-from tailrace.core.model.identifiers import PRIORITY_DEFAULT, CachedFrames, Refusal, Times
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Refusal, Times
 from tailrace.core.model.internal_commands import LeaseRun, RunLeased
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.queue.backlog import BACK
 from tailrace.core.queue.frame_index import FrameIndex
 from tailrace.core.queue.ledger import Ledger
@@ -49,21 +50,13 @@ class LeaseDecision:
 
     __slots__ = ("_at_hand", "_command", "_ledger", "_time_us", "_traits", "_wall_us")
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        command: LeaseRun,
-        traits: FrameIndex,
-        at_hand: CachedFrames,
-        time_us: int,
-        wall_us: int,
-    ) -> None:
+    def __init__(self, ledger: Ledger, command: LeaseRun, traits: FrameIndex, turn: TurnInput) -> None:
         self._ledger = ledger
         self._command = command
         self._traits = traits
-        self._at_hand = at_hand
-        self._time_us = time_us
-        self._wall_us = wall_us
+        self._at_hand = turn.frames
+        self._time_us = turn.now_us
+        self._wall_us = turn.wall_us
 
     def decide(self) -> Decision:
         """Lease messages that the member may have now, from cached frames."""

@@ -17,11 +17,12 @@ Whether an attempt may be dropped is not known here: only the shell sees the dec
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.log_head import LogHead
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import Appended, Delayed, Fact, StageApplied, Staged, StageDropped, Stored
@@ -32,11 +33,11 @@ from tailrace.core.model.identifiers import (
     hash128,
 )
 from tailrace.core.model.internal_commands import ApplyStaged, CheckStaged, DropStaged, StageBatch
+from tailrace.core.model.turn_input import TurnInput
+from tailrace.core.publish.capacity import too_large
+from tailrace.core.publish.key_index import KeyIndex
 from tailrace.core.publish.publish_rules import late_rows, over_limit
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Overloaded, Unavailable
-
-if TYPE_CHECKING:
-    from tailrace.core.partition import Partition
 
 STAGING_TTL_US = 3_600_000_000
 """An undecided attempt may be dropped when no batch was added to it for this long."""
@@ -87,8 +88,9 @@ class StagedBatches:
     COMMANDS: tuple[type, ...] = (StageBatch, CheckStaged, ApplyStaged, DropStaged)
     FACTS: tuple[type, ...] = (Staged, StageApplied, StageDropped)
 
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
+    def __init__(self, head: LogHead, keys: KeyIndex | None) -> None:
+        self._head = head
+        self._keys = keys
         self._attempts: dict[int, Attempt] = {}
         self._applied: dict[str, tuple[int, int]] = {}
         """By writer: the version last applied, and its time; the latest at the end."""
@@ -123,23 +125,22 @@ class StagedBatches:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int, wall_us: int) -> Decision:
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
         """Decide a command."""
-        time_us = max(now_us, self._partition.append_time_us)
         match command:
             case StageBatch():
-                return self._stage(command, time_us, wall_us)
+                return self._stage(command, turn)
             case CheckStaged():
                 return Decision(NOTHING, self._check(command))
             case ApplyStaged():
-                return self._apply_version(command, time_us, wall_us)
+                return self._apply_version(command, turn)
             case DropStaged():
                 known = [number for number in command.attempts if number in self._attempts]
-                return Decision((StageDropped(known, time_us),) if known else NOTHING, Done())
+                return Decision((StageDropped(known, turn.now_us),) if known else NOTHING, Done())
         raise AssertionError(f"not a command of staging: {command!r}")
 
-    def _stage(self, command: StageBatch, time_us: int, wall_us: int) -> Decision:
-        view, partition = command.view, self._partition
+    def _stage(self, command: StageBatch, turn: TurnInput) -> Decision:
+        view, options = command.view, self._head.options
         problem = bad_name("writer", command.writer) or bad_name("attempt", command.attempt)
         if problem is not None:
             return Decision(NOTHING, problem)
@@ -151,14 +152,14 @@ class StagedBatches:
         if command.number != have:
             text = f"batch {command.number} of an attempt that has {have} here: it expired, or was dropped"
             return Decision(NOTHING, Refusal(NotFound.code, text, details={"batches": have}))
-        problem = _unfit(view.columns) or over_limit(view, partition.options, wall_us)
-        if problem is None and view.keys is not None and partition.keys is not None:
-            problem = partition.keys.check(view.keys, None)
-        problem = problem or partition.ring.too_large(view.count, view.nbytes)
-        problem = problem or self._no_room(command, time_us)
+        problem = _unfit(view.columns) or over_limit(view, options, turn.wall_us)
+        if problem is None and view.keys is not None and self._keys is not None:
+            problem = self._keys.check(view.keys, None)
+        problem = problem or too_large(options, view.count, view.nbytes)
+        problem = problem or self._no_room(command, turn.now_us)
         if problem is not None:
             return Decision(NOTHING, problem)
-        return Decision((Staged(partition.next_entry, view, time_us, number, have),), Done())
+        return Decision((Staged(turn.next_entry, view, turn.now_us, number, have),), Done())
 
     def _no_room(self, command: StageBatch, time_us: int) -> Refusal | None:
         size = _cost(command.view.nbytes)
@@ -185,7 +186,7 @@ class StagedBatches:
         text = f"{len(missing)} attempts are not staged, or not as many batches of them as were said"
         return Refusal(NotFound.code, text, details={"missing": missing})
 
-    def _apply_version(self, command: ApplyStaged, time_us: int, wall_us: int) -> Decision:
+    def _apply_version(self, command: ApplyStaged, turn: TurnInput) -> Decision:
         if self.applied_version(command.writer) >= command.version:
             return Decision(NOTHING, Done())
         numbers = [attempt_number(command.writer, attempt) for attempt in command.attempts]
@@ -193,16 +194,16 @@ class StagedBatches:
             # Batches were added or dropped since the shell read them: it reads them again.
             return Decision(NOTHING, Refusal(Unavailable.code, "what is staged has changed meanwhile"))
         facts: list[Stored | Fact] = []
-        offset, entry = self._partition.end_offset, self._partition.next_entry
+        offset, time_us, wall_us = self._head.end_offset, turn.now_us, turn.wall_us
         for place, view in enumerate(command.views):
             if late_rows(view, wall_us) is None:
                 facts.append(Appended(offset, view, time_us, released=True, wall_us=wall_us))
                 offset += view.count
             else:  # Rows that became due since the shell divided the batch are released at the next tick.
-                facts.append(Delayed(entry + place, view, time_us, released=True, wall_us=wall_us))
+                facts.append(Delayed(turn.next_entry + place, view, time_us, released=True, wall_us=wall_us))
         known = [number for number in numbers if number in self._attempts]
         facts.append(StageApplied(command.writer, command.version, known, time_us))
-        return self._partition.ring.admit(Decision(tuple(facts), Done()), accepted=True)
+        return Decision(tuple(facts), Done())
 
     # ----------------------------------------------------------------------------------------------- apply
 
@@ -224,7 +225,7 @@ class StagedBatches:
             attempt = self._attempts.pop(number, None)
             assert attempt is not None, f"attempt {number} is not staged"
             self.nbytes -= attempt.nbytes
-        self._pass(fact.time_us)
+        self._head.pass_time(fact.time_us)
 
     def _staged(self, fact: Staged) -> None:
         size = _cost(fact.view.nbytes)
@@ -234,7 +235,7 @@ class StagedBatches:
         attempt.nbytes += size
         attempt.time_us = fact.append_time_us
         self.nbytes += size
-        self._pass(fact.append_time_us)
+        self._head.pass_time(fact.append_time_us)
 
     def known(self, attempts: Iterable[int]) -> list[int]:
         """The attempts among these of which batches are staged."""
@@ -251,9 +252,6 @@ class StagedBatches:
             if idle_since_us > time_us - WRITER_IDLE_US:
                 return  # Versions that were staged before the limit was reached: a few more than the limit.
             del self._applied[writer]
-
-    def _pass(self, time_us: int) -> None:
-        self._partition.append_time_us = max(self._partition.append_time_us, time_us)
 
     # -------------------------------------------------------------------------------------------- snapshot
 

@@ -19,6 +19,7 @@ from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.group_facts import StagedDecided, StagedDone, Target, TargetGroup
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
+from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.staged.staged_batches import bad_name
 from tailrace.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 
@@ -95,8 +96,9 @@ class StagedVersions:
 
     # ---------------------------------------------------------------------------------------------- decide
 
-    def decide(self, command: Any, now_us: int) -> Decision:
+    def decide(self, command: Any, turn: TurnInput) -> Decision:
         """Decide a command; the time never goes back."""
+        now_us = turn.now_us
         if isinstance(command, FinishStaged):
             last = self._last.get(command.writer)
             if last is None or last.version != command.version or last.done:
