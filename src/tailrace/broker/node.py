@@ -1,5 +1,4 @@
-"""The node: the engine on an asyncio loop, behind the native and the HTTP listener, until a signal ends
-it."""
+"""Node: the engine on an asyncio loop, behind the native and the HTTP listener, until a signal ends it."""
 
 from __future__ import annotations
 

@@ -307,7 +307,6 @@ class GrantCarrier:
 
 
 def _wanted(group: GroupState, place: Place) -> WantedGrant:
-    """The wanted state of a partition."""
     held = group.places[place]
     shared = place[0] in group.shared or held.dividing
     return WantedGrant(held.owner, held.generation, shared, group.paused, group.policy)

@@ -312,7 +312,7 @@ def _appended_or_fault(log: PartitionLog, offset: int, end: int) -> int | Storag
 
 
 def stats_of_all(topics: Topics) -> Iterator[Place]:
-    """The figures of every group on every partition."""
+    """Stats of every group on every partition, for metrics."""
     for host in topics.hosts():
         for partition, shard in enumerate(host.shards):
             if not shard.machine.delivers:

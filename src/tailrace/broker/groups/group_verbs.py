@@ -496,7 +496,7 @@ def _superseded(group: str, member: str) -> Fenced:
 
 
 def _unsettled() -> Refusal:
-    """It was decided, and not every partition has heard of it in time."""
+    """The answer when a decision has not reached every partition in time."""
     text = "not every partition has the group as it is now; it goes on by itself"
     return refuse(Timeout(text, outcome="unknown"))
 

@@ -194,7 +194,7 @@ class MemberSessions:
 
         def closed() -> None:
             seat.presence = None
-            self._answer(seat, self.membership(seat))  # Nobody reads it, but it keeps the connection alive.
+            self._answer(seat, self.membership(seat))  # Nobody reads it; it would keep the closed connection.
             self._wait_for(group, member, seat)
 
         seat.presence, presence.when_closed = presence, closed

@@ -26,9 +26,9 @@ messages go to others, and asks everywhere again once it can. A wake-up that it 
 time, when there is nothing else and the member has nothing else in flight, so that only one message is at
 risk.
 
-*One request per member and receiver at a time.* A newer one waits until the older one is answered, for two at
-a time would lease messages that arrive in the wrong order. Messages that were leased for a receiver that is
-gone are given back, without a counted delivery.
+*One request of a member at a time*, per topic and connection. A newer one ends the wait of the older one and
+begins when that is answered, because two at a time would lease messages that arrive in the wrong order.
+Messages that were leased for a receiver that is gone are given back, without a counted delivery.
 """
 
 from __future__ import annotations

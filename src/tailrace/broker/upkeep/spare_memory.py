@@ -26,7 +26,7 @@ class SparePages:
         self._peak_bytes = 0
 
     def note(self, used_bytes: int, now_s: float) -> None:
-        """The pool has so much in use now; called several times a second."""
+        """Note the bytes that the pool has in use now; called several times a second."""
         self._peak_bytes = max(self._peak_bytes, used_bytes)
         if now_s - self._looked_s < LOOK_S:
             return

@@ -315,7 +315,7 @@ def _resumed(disk: Disk, handle: int, bad: int, walked: Walked, why: str) -> Hol
         if right and (end == walked.file_bytes or _parsed(disk.read(handle, end, HEADER_BYTES)) is not None):
             return Hole(bad, end, why, entry, _after(header, offset)[0], offset, _after(header, offset)[1])
     if header is None and len(raw) == HEADER_BYTES:
-        kind, number = raw[5], int.from_bytes(raw[56:64], "little")  # As far as they are well.
+        kind, number = raw[5], int.from_bytes(raw[56:64], "little")  # If these bytes are good.
         behind = _parsed(disk.read(handle, bad + HEADER_BYTES, HEADER_BYTES))
         numbered = walked.nonce != 0 and number == walked.nonce
         fits = behind is not None and behind.kind != BARRIER and behind.entry == entry

@@ -12,12 +12,12 @@ nothing by themselves. The question is always whether something *says* that they
                      snapshot names an entry up to which the log was synced
 
 Each append begins with a barrier, which states up to where the segment was synced before that append
-(`scan`). Suppose the last segment reads well up to position 2048, and the frame there is bad:
+(`scan`). Suppose the last segment is good up to position 2048, and the frame there is bad:
 
     0         1024      2048      3072      4096
     │ B F F F │ B F F   │ ✗✗✗✗✗✗✗ │ B F     │ zeros: reserved space
 
-    the mark says 1024, the barrier at 3072 says 1024    nobody was told that 2048 is durable:
+    the mark says 1024, the barrier at 3072 says 1024    nothing says that 2048 was synced:
                                                          a torn tail, cut at 2048
     the mark says 1024, the barrier at 3072 says 3072    2048 to 3072 had been synced when the barrier
                                                          was written: damage, the log is quarantined
