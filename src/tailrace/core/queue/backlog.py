@@ -90,7 +90,7 @@ class Backlog:
         self.blockers: dict[int, list[int]] = {}
         self._dues: list[tuple[int, int, int]] = []
         self.came_due = 0
-        """How many have become ready because time passed; whoever reads it sets it to 0."""
+        """How many have become ready because time passed, and nobody was told of it yet."""
         for first, end, value in self.dying:
             self._index(first, end, DYING.unpack(value)[5], dying=True)
         for first, end, value in self.back:
@@ -244,6 +244,12 @@ class Backlog:
                 for offset in range(start, stop):
                     self._promote(row, bisect_left(row, offset))
         self.came_due += self.ready.total + self.renewed.total - before
+
+    def told_due(self, time_us: int) -> int:
+        """Set the time; how many have become ready because time passed, since this was asked last."""
+        self.advance(time_us)
+        many, self.came_due = self.came_due, 0
+        return many
 
     # ------------------------------------------------------------------------------------------- internals
 

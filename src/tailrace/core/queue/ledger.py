@@ -156,8 +156,7 @@ class Ledger:
     def came_due(self, time_us: int) -> int | None:
         """How many messages have become available by time alone since this was asked last; None: more may go
         with them, as one member leases here and takes what waits behind them, too."""
-        self.backlog.advance(max(time_us, self.backlog.clock_us))
-        many, self.backlog.came_due = self.backlog.came_due, 0
+        many = self.backlog.told_due(max(time_us, self.backlog.clock_us))
         return many if self.sharing else None
 
     def suspects(self) -> Iterator[tuple[int, int, int, int]]:
