@@ -92,9 +92,10 @@ class Shelf:
 class ModelledPartition:
     """Commands go through here: decided, applied, written down, and checked."""
 
-    def __init__(self, options: TopicOptions | None = None) -> None:
+    def __init__(self, options: TopicOptions | None = None, kind: type[Partition] = Partition) -> None:
         self.options = options or TopicOptions()
-        self.partition = Partition(self.options)
+        self.kind = kind
+        self.partition = kind(self.options)
         self.shelf = Shelf()
         self.now_us = T0
         self.log: list[Letter] = []
@@ -423,7 +424,7 @@ class ModelledPartition:
         for fact in self.facts:
             replayed.apply(fact)
         assert _bytes(replayed) == before, "a replay of the facts gives another state"
-        self.partition = Partition.restore(self.options, [before])
+        self.partition = self.kind.restore(self.options, [before])
         assert _bytes(self.partition) == before, "a snapshot gives another state"
         self.check()
 
@@ -435,10 +436,9 @@ class ModelledPartition:
         self.groups = {name: model.copy() for name, model in models.items()}
         for model in self.groups.values():
             model.appended()
-        partition = Partition(self.options)
+        self.partition = self.kind(self.options)
         for fact in self.facts:
-            partition.apply(fact)
-        self.partition = partition
+            self.partition.apply(fact)
         self.check()
 
     def drain(self, group: str, member: str) -> None:

@@ -64,9 +64,12 @@ class Groups(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.play = ModelledPartition()
+        self.play = self.partition()
         self.told: dict[str, list[tuple[int, list[int]]]] = {name: [] for name in GROUPS}
         """Receipts that were ever given out, stale ones too."""
+
+    def partition(self) -> ModelledPartition:
+        return ModelledPartition()
 
     @initialize(policies=st.tuples(POLICIES, POLICIES, POLICIES), batch=BATCHES)
     def begin(self, policies: tuple[GroupPolicy, ...], batch: list[Letter]) -> None:
