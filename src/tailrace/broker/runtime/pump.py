@@ -21,9 +21,9 @@ requests arrive in one read of a socket, two for partition 0 and one for partiti
     …
     drain()           storage finished the write of 0: its two replies leave
 
-Without the bracket, the first `ready` would call `wake`, and all three would get their turn in the next round
-of the event loop. While a write is under way more commands collect, and the next turn takes all of them: the
-group commit follows from the loop, without a timer.
+Without the bracket, the first `ready` would call `wake`, and all three would get their turn in the next
+round of the event loop. Turns do not wait for storage: those that a partition makes while one of its writes
+is under way queue up at the storage threads and become one write, the group commit (`storage.threads`).
 
 One time is read for a whole turn, so that all commands of a turn are decided at the same moment. A member
 that raises does not take the turn from the others; the first error is raised when all have had theirs.
