@@ -28,7 +28,8 @@ release is undecided at a time, and at most `UNSAFE_MAX` wait for the disk.
 all messages up to it were asked for, except those stored later. `_since` parts those: every message up to
 `_after` whose ref is at or above `_since` has not been asked for. Suppose everything due up to 12:00:04 was
 asked for while entry 90 was the first that was not durable. Then D is stored in entry 93, due at 12:00:02:
-D lies before `_after`, its ref lies above `_since` = (90, row 0), so the next look loads D, and D alone.
+D lies before `_after`, its ref lies above `_since` = (90, row 0), so the next look loads D, and none of the
+others up to 12:00:04.
 A message is loaded only when its frame is stored: until then the write may still fail.
 
 *Clocks.* Messages are due by the wall clock, which may be put forward or back at any time. Pauses after a

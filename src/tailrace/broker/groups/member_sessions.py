@@ -8,8 +8,8 @@ A session begins when a member joins and ends in one of four ways:
     it is silent                                          after `session_ms`
     another consumer joins under its name                 at once: the newer consumer takes the session over
 
-A closed connection says more than silence, so its grace is shorter. Only the connection that the member used
-last counts; the end of an older one means nothing.
+A closed connection says more than silence does, so it has a time of its own. Only the connection that the
+member used last counts; the end of an older one means nothing.
 
 *Silence.* One timer per member looks when the session would end. A sign of life only notes the time, and
 does not touch the timer. With `session_ms` = 10 s:

@@ -1,7 +1,7 @@
 """Maintenance of one partition: syncs in intervals, retention, snapshots, freeing segments.
 
-All of it runs beside the commands, and none of it may cost a promise. A sync, a snapshot or a trim that fails
-costs replay time or space, and is tried again later.
+All of it runs beside the commands, and none of it may cost a promise. A snapshot or a trim that fails costs
+replay time or space, and is tried again later; a sync that fails fails the partition.
 
 A segment is freed only after everything that says so is durable. Suppose retention finds that messages below
 offset 5000 are past it:
@@ -11,8 +11,8 @@ offset 5000 are past it:
     3  a snapshot is stored that says "begins at 5000"
     4  segments that lie wholly below 5000 are removed, except for those that the *previous* snapshot needs
 
-If a crash comes before 3, the log simply begins at its old start again. Internal logs have no readers, so
-their segments are freed as soon as snapshots cover them.
+If a power failure takes the fact before it is synced, the log simply begins at its old start again. Internal
+logs have no readers, so their segments are freed as snapshots cover them.
 """
 
 from __future__ import annotations

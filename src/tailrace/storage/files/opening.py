@@ -23,9 +23,9 @@ Each append begins with a barrier, which states up to where the segment was sync
                                                          was written: damage, the log is quarantined
 
 A torn tail may hold whole frames behind the bad place, as here: they go, too, because the log has to be
-without gaps, and no reply promised that they were synced. Zeros up to the end of the file are reserved space,
-and no bad frame. A group of frames (MORE) that lacks its end is cut like a torn tail: a group is there whole
-or not at all.
+without gaps, and nothing says that they were synced. Zeros up to the end of the file are reserved space, and
+no bad frame. A group of frames (MORE) that lacks its end is cut like a torn tail: a group is there whole or
+not at all.
 
 Reading every file at every start would take minutes, so a sealed segment is taken from its index when the
 index fits the file and its neighbours; its frames are checked when they are replayed, read or scrubbed. Only
