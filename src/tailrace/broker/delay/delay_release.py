@@ -115,7 +115,7 @@ class DelayRelease:
         self._after, self._since = _START, 0
         self._safe_entry = 0
         self._soonest_us = 0
-        """The earliest time that was scheduled since the last look; nothing was looked at yet."""
+        """Earliest due time of the messages delayed since the last look; 0 before the first look."""
         self._loading = False
         self._row_bytes = ROW_BYTES
         self._submitted: tuple[int, tuple[int, int]] | None = None
