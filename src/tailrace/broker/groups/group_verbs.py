@@ -304,17 +304,12 @@ class GroupVerbs:
             respond(policy, NOTHING)
             return
         command = MakeGroup(request.group, policy, sizes, request.if_missing, self._ids(sizes))
-        existed = self.find(request.group) is not None
-
-        def made(reply: Reply) -> None:
-            if isinstance(reply, Refusal):
-                respond(reply, NOTHING)
-            else:
-                self.when_settled(request.group, None, answer)
-
-        def answer(settled: bool) -> None:
-            self._answer_info(request.group, settled, respond, created=not existed)
-
+        created = self.find(request.group) is None
+        made = self._then_settled(
+            request.group,
+            respond,
+            lambda settled: self._answer_info(request.group, settled, respond, created=created),
+        )
         self._after_leaving(request.group, lambda: self._command(request.group, command, made), respond)
 
     def _delete(self, request: verbs.DeleteGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
@@ -341,16 +336,9 @@ class GroupVerbs:
 
     def _pause(self, request: verbs.PauseGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
         self.must_find(request.group)
-
-        def paused(reply: Reply) -> None:
-            if isinstance(reply, Refusal):
-                respond(reply, NOTHING)
-            else:
-                self.when_settled(request.group, None, answer)
-
-        def answer(settled: bool) -> None:
-            respond(Done() if settled else _unsettled(), NOTHING)
-
+        paused = self._then_settled(
+            request.group, respond, lambda settled: respond(Done() if settled else _unsettled(), NOTHING)
+        )
         self._command(request.group, SetPaused(request.group, request.paused), paused)
 
     def _alter(self, request: verbs.AlterGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
@@ -360,14 +348,21 @@ class GroupVerbs:
         self.must_find(name)
         if not request.options:
             raise InvalidRequest("options: name at least one that is to be changed")
+        changed = self._then_settled(name, respond, lambda settled: self._answer_info(name, settled, respond))
+        self._command(name, ChangeOptions(name, request.options), changed)
 
-        def changed(reply: Reply) -> None:
+    def _then_settled(
+        self, name: str, respond: Respond, answer: Callable[[bool], None]
+    ) -> Callable[[Reply], None]:
+        """Pass a refusal on; otherwise answer when every partition knows of it, or when that takes too long."""
+
+        def decided(reply: Reply) -> None:
             if isinstance(reply, Refusal):
                 respond(reply, NOTHING)
             else:
-                self.when_settled(name, None, lambda settled: self._answer_info(name, settled, respond))
+                self.when_settled(name, None, answer)
 
-        self._command(name, ChangeOptions(name, request.options), changed)
+        return decided
 
     def _answer_info(self, name: str, settled: bool, respond: Respond, **fields: Any) -> None:
         """Answer with a group that every partition knows by now, or with a timeout."""
