@@ -1,4 +1,7 @@
-"""The blocking consumer and its neighbours: the same promises from plain threads."""
+"""The blocking consumer and its neighbours: the same promises from plain threads.
+
+Covers `sync/blocking_consumer.py` and `sync/blocking_groups.py`.
+"""
 
 import threading
 from collections.abc import Iterator

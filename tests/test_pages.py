@@ -1,4 +1,7 @@
-"""The pages say what the code does: errors, options, metrics, commands, the first program, links."""
+"""The pages say what the code does: errors, options, metrics, commands, the first program, links.
+
+Covers `errors.py`.
+"""
 
 import re
 from pathlib import Path

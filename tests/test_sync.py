@@ -1,4 +1,8 @@
-"""The blocking wrappers: the same names as the asynchronous SDK, from any thread, without losing anything."""
+"""The blocking wrappers: the same names as the asynchronous SDK, from any thread, without losing anything.
+
+Covers `sync/blocking_client.py`, `sync/blocking_producer.py`, `sync/blocking_reader.py`,
+`sync/blocking_wrapper.py` and `sync/portal.py`.
+"""
 
 import ast
 import asyncio

@@ -1,4 +1,7 @@
-"""The fixtures for tests of applications: virtual time, restarts, faults, other threads, a real process."""
+"""The fixtures for tests of applications: virtual time, restarts, faults, other threads, a real process.
+
+Covers `testing/local_broker.py`, `testing/plugin.py` and `testing/server_process.py`.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,7 @@
-"""Groups, dead letters, delays and virtual time of the broker for tests; docs/testing.md shows their use."""
+"""Groups, dead letters, delays and virtual time of the broker for tests; docs/testing.md shows their use.
+
+Covers `client/admin/group_admin.py`.
+"""
 
 import asyncio
 import time

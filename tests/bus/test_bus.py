@@ -1,4 +1,8 @@
-"""The bus on a real broker core in virtual time: handlers, policies, batches, requests, poison."""
+"""The bus on a real broker core in virtual time: handlers, policies, batches, requests, poison.
+
+Covers `bus/application.py`, `bus/envelope.py`, `bus/handlers.py`, `bus/outcomes.py`, `bus/requests.py`,
+`bus/subscriptions.py` and `sync/blocking_bus.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Streams of events: versions, conflicts, reading both ways, and subscribing from a position."""
+"""Streams of events: versions, conflicts, reading both ways, and subscribing from a position.
+
+Also covers `client/read/key_pages.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Types on the bus: names, versions, codecs, and what counts as poison."""
+"""Types on the bus: names, versions, codecs, and what counts as poison.
+
+Also covers `bus/payloads.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Blocking handlers whose threads hang: what is left behind takes nothing away from others."""
+"""Blocking handlers whose threads hang: what is left behind takes nothing away from others.
+
+Covers `bus/handler_threads.py`.
+"""
 
 from __future__ import annotations
 

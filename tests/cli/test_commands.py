@@ -1,4 +1,8 @@
-"""Topics, serve, log files, help, completion and the way every command ends."""
+"""Topics, serve, log files, help, completion and the way every command ends.
+
+Covers `cli/app.py`, `cli/broker_wait.py`, `cli/execution.py`, `cli/parameters.py`, `cli/commands/about.py`,
+`cli/commands/log.py`, `cli/commands/serve.py` and `cli/commands/topic.py`.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""`tailrace consume` against a real broker: modes, acknowledgements, commands, and how it ends."""
+"""`tailrace consume` against a real broker: modes, acknowledgements, commands, and how it ends.
+
+Covers `cli/commands/consume.py`.
+"""
 
 import base64
 import json

@@ -1,4 +1,7 @@
-"""`tailrace group` against a real broker: enlist, list, describe, pause, reset, delete."""
+"""`tailrace group` against a real broker: enlist, list, describe, pause, reset, delete.
+
+Covers `cli/commands/group.py`.
+"""
 
 import json
 import signal

@@ -1,4 +1,7 @@
-"""`tailrace dlq` against a real broker: list, show, redrive, purge."""
+"""`tailrace dlq` against a real broker: list, show, redrive, purge.
+
+Covers `cli/commands/dead_letter.py`.
+"""
 
 import json
 import os

@@ -1,4 +1,8 @@
-"""publish and read against a real broker: every option, streams, pipes that close, and Ctrl-C."""
+"""publish and read against a real broker: every option, streams, pipes that close, and Ctrl-C.
+
+Covers `cli/lines.py`, `cli/commands/message_options.py`, `cli/commands/publish.py` and
+`cli/commands/read.py`.
+"""
 
 import base64
 import json

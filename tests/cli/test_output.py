@@ -1,4 +1,7 @@
-"""What is printed: escapes, tables, spans of time and JSON records."""
+"""What is printed: escapes, tables, spans of time and JSON records.
+
+Also covers `cli/moments.py` and `cli/records.py`.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""The commands about pipelines, without Spark: lists, options, the words for errors."""
+"""The commands about pipelines, without Spark: lists, options, the words for errors.
+
+Covers `cli/commands/pipeline.py`.
+"""
 
 from __future__ import annotations
 

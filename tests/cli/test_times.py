@@ -1,4 +1,7 @@
-"""`tailrace publish --delay`, `delayed`, `schedule` and `trace` against a real broker."""
+"""`tailrace publish --delay`, `delayed`, `schedule` and `trace` against a real broker.
+
+Covers `cli/commands/schedule.py` and `cli/commands/trace.py`.
+"""
 
 import json
 from itertools import count

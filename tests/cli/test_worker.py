@@ -1,4 +1,7 @@
-"""`tailrace worker` against a real broker: the handlers of a module, until a signal says stop."""
+"""`tailrace worker` against a real broker: the handlers of a module, until a signal says stop.
+
+Covers `cli/commands/worker.py`.
+"""
 
 import os
 import select

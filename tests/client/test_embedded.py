@@ -1,4 +1,7 @@
-"""The SDK on a broker inside the process, over real files: every promise of producers, readers and admin."""
+"""The SDK on a broker inside the process, over real files: every promise of producers, readers and admin.
+
+Covers `broker/engine.py`, `client/client.py` and `client/admin/topic_admin.py`.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,7 @@
-"""One suite for every `Clock` of brokers and every `ClientClock`: the docstrings of the ports as tests."""
+"""One suite for every `Clock` of brokers and every `ClientClock`: the docstrings of the ports as tests.
+
+Covers `broker/runtime/clock.py` and `client/rpc/machine_clock.py`.
+"""
 
 import time
 

@@ -1,4 +1,7 @@
-"""One suite for every `Registry`: what was saved last is loaded, whole, or the failure is told."""
+"""One suite for every `Registry`: what was saved last is loaded, whole, or the failure is told.
+
+Covers `cluster/embedded.py`.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""One suite for every `TopicFolders`: intents become cards, and what was never confirmed can be withdrawn."""
+"""One suite for every `TopicFolders`: intents become cards, and what was never confirmed can be withdrawn.
+
+Covers `storage/files/topic_folders.py`.
+"""
 
 from pathlib import Path
 

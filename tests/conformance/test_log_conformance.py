@@ -1,4 +1,7 @@
-"""One suite for every engine behind `LogStore` and `PartitionLog`: the docstrings of the ports as tests."""
+"""One suite for every engine behind `LogStore` and `PartitionLog`: the docstrings of the ports as tests.
+
+Covers `storage/continuity.py` and `storage/memory_log.py`.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,7 @@
-"""`PartitionLog.scan` and `entry_at` on every engine: order, bounds, bodies on demand, trims on the way."""
+"""`PartitionLog.scan` and `entry_at` on every engine: order, bounds, bodies on demand, trims on the way.
+
+Covers `storage/files/frame_scan.py`.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""What every `SpaceGauge` must do; of `storage.spare_space` also what it leaves on the disk."""
+"""What every `SpaceGauge` must do; of `storage.spare_space` also what it leaves on the disk.
+
+Covers `storage/spare_space.py`.
+"""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""One suite for every `BrokerVerbs`: in the process, over the native protocol (`Verbs`), in tests."""
+"""One suite for every `BrokerVerbs`: in the process, over the native protocol (`Verbs`), in tests.
+
+Covers `broker/gateway.py`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

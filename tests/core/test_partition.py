@@ -1,4 +1,7 @@
-"""One partition: limits at their bounds, races, lost answers, acks, trimming and snapshots."""
+"""One partition: limits at their bounds, races, lost answers, acks, trimming and snapshots.
+
+Also covers `core/model/decision.py`, `core/model/identifiers.py` and `core/publish/publish_rules.py`.
+"""
 
 from __future__ import annotations
 

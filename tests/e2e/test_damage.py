@@ -1,4 +1,7 @@
-"""A byte of a closed segment changes below a real broker: it shows, and the loss can be accepted."""
+"""A byte of a closed segment changes below a real broker: it shows, and the loss can be accepted.
+
+Covers `cli/commands/log_repair.py`.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,7 @@
-"""Files missing from the data folder of a real broker: named, refused, never made anew; catalogs rebuilt."""
+"""Files missing from the data folder of a real broker: named, refused, never made anew; catalogs rebuilt.
+
+Covers `cli/commands/rebuild_catalog.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A broker that was started with few open files takes as many as it may, and warns before they run out."""
+"""A broker that was started with few open files takes as many as it may, and warns before they run out.
+
+Covers `broker/upkeep/open_files.py`.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,7 @@
-"""Reading: from any offset and time, across segments, after a trim, at the end, and while topics grow."""
+"""Reading: from any offset and time, across segments, after a trim, at the end, and while topics grow.
+
+Covers `broker/queue/time_lookup.py`.
+"""
 
 import asyncio
 import random

@@ -1,4 +1,7 @@
-"""The end of a broker: graceful, in time, with all that was acknowledged; and starts that must fail."""
+"""The end of a broker: graceful, in time, with all that was acknowledged; and starts that must fail.
+
+Covers `broker/node.py` and `storage/lock.py`.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,7 @@
-"""Bodies: what is encoded comes back, pyarrow agrees with the direct writer, and the limits hold."""
+"""Bodies: what is encoded comes back, pyarrow agrees with the direct writer, and the limits hold.
+
+Also covers `format/builder.py`, `format/message.py` and `format/schema.py`.
+"""
 
 import itertools
 import struct

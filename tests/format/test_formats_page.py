@@ -1,4 +1,7 @@
-"""docs/formats.md is true: its tables fit the code, and its program reads a file of frames."""
+"""docs/formats.md is true: its tables fit the code, and its program reads a file of frames.
+
+Covers `core/model/commands.py` and `core/model/queue_commands.py`.
+"""
 
 import re
 import struct

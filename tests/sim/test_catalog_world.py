@@ -1,4 +1,7 @@
-"""Catalog and folders: changes cut by a crash, missing folders and files, older catalogs put back."""
+"""Catalog and folders: changes cut by a crash, missing folders and files, older catalogs put back.
+
+Covers `core/model/inventory.py`, `format/cards.py` and `format/catalog_text.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The client world holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+"""The client world holds over fixed seeds, and each planted bug is caught: the test of the tests.
+
+Covers `sim/late_storage.py`, `sim/log_contents.py`, `sim/virtual_time.py`, `sim/actors/sim_clients.py`,
+`sim/actors/sim_consumers.py` and `sim/worlds/client_world.py`.
+"""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -1,4 +1,9 @@
-"""The delivery world holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+"""The delivery world holds over fixed seeds, and each planted bug is caught: the test of the tests.
+
+Covers `sim/delivery_history.py`, `sim/network.py`, `sim/actors/sim_auditors.py`,
+`sim/actors/sim_members.py`, `sim/actors/sim_publishers.py`, `sim/actors/sim_writers.py` and
+`sim/worlds/delivery_world.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The world of fairness holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+"""The world of fairness holds over fixed seeds, and each planted bug is caught: the test of the tests.
+
+Covers `broker/queue/hunger.py`, `client/queue/hand.py`, `sim/fairness_accounts.py`,
+`sim/worlds/fairness_world.py` and `sim/sim_loop.py`.
+"""
 
 import logging
 from collections.abc import Callable, Iterator

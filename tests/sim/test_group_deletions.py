@@ -1,4 +1,7 @@
-"""Groups are forgotten because they were deleted, never because somebody does not know them."""
+"""Groups are forgotten because they were deleted, never because somebody does not know them.
+
+Covers `broker/groups/deletion_carrier.py` and `core/groups/group_deletions.py`.
+"""
 
 from __future__ import annotations
 

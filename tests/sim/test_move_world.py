@@ -1,4 +1,7 @@
-"""The world of moves holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+"""The world of moves holds over fixed seeds, and each planted bug is caught: the test of the tests.
+
+Covers `sim/actors/sim_operators.py` and `sim/worlds/move_world.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Work that is shared among consumers on the real broker, in virtual time: how long it takes, who waits."""
+"""Work that is shared among consumers on the real broker, in virtual time: how long it takes, who waits.
+
+Covers `sim/actors/sim_workers.py`.
+"""
 
 from __future__ import annotations
 

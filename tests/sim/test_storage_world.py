@@ -1,4 +1,7 @@
-"""The storage world holds over fixed seeds, and each planted bug is caught: the test of the tests."""
+"""The storage world holds over fixed seeds, and each planted bug is caught: the test of the tests.
+
+Covers `sim/bit_flips.py`, `sim/log_checks.py` and `sim/worlds/storage_world.py`.
+"""
 
 from collections import Counter
 from collections.abc import Callable

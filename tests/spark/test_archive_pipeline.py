@@ -1,4 +1,7 @@
-"""The pipeline `archive`: what was published is in the archive once, and reads go on into the log."""
+"""The pipeline `archive`: what was published is in the archive once, and reads go on into the log.
+
+Covers `spark/pipelines/archive.py`.
+"""
 
 from __future__ import annotations
 

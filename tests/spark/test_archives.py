@@ -1,4 +1,7 @@
-"""Archives without Spark: what manifests say, how they grow and are put in place, and the plan of a read."""
+"""Archives without Spark: what manifests say, how they grow and are put in place, and the plan of a read.
+
+Also covers `spark/manifests.py` and `spark/source/archive_reader.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The pipeline `backfill`: the same messages in the same order, once, whatever stops it."""
+"""The pipeline `backfill`: the same messages in the same order, once, whatever stops it.
+
+Covers `spark/pipelines/backfill.py`.
+"""
 
 from __future__ import annotations
 

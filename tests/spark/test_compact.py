@@ -1,4 +1,7 @@
-"""The pipeline `compact`: the newest message of each key, over archive and log, round after round."""
+"""The pipeline `compact`: the newest message of each key, over archive and log, round after round.
+
+Covers `spark/pipelines/compact.py`.
+"""
 
 from __future__ import annotations
 

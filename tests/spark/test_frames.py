@@ -1,4 +1,7 @@
-"""Frames of a slice from a real broker: whole, in order, and never silently fewer."""
+"""Frames of a slice from a real broker: whole, in order, and never silently fewer.
+
+Covers `spark/link.py` and `spark/source/slice_frames.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Facts as rows: what the view `lifecycle` says of a message is what its trace says."""
+"""Facts as rows: what the view `lifecycle` says of a message is what its trace says.
+
+Covers `spark/source/group_rows.py`, `spark/source/life_rows.py` and `spark/source/lifecycle.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Columns of a DataFrame become messages: every row once, on its partition, in order; bad rows are named."""
+"""Columns of a DataFrame become messages: every row once, on its partition, in order; bad rows are named.
+
+Covers `spark/sink/message_columns.py` and `spark/sink/parcels.py`.
+"""
 
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,7 @@
-"""Progress of pipelines: steps, the wish to stop, and jobs that are cancelled by it."""
+"""Progress of pipelines: steps, the wish to stop, and jobs that are cancelled by it.
+
+Covers `spark/pipelines/progress.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Projections: tables and topics that follow their events, are stopped anywhere, and are made anew."""
+"""Projections: tables and topics that follow their events, are stopped anywhere, and are made anew.
+
+Covers `spark/pipelines/project.py`, `spark/pipelines/programs.py` and `spark/pipelines/projections.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Filters: what is taken is exact, what is not understood stays with Spark."""
+"""Filters: what is taken is exact, what is not understood stays with Spark.
+
+Covers `spark/source/pushdown.py`.
+"""
 
 from __future__ import annotations
 

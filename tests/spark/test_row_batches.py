@@ -1,4 +1,7 @@
-"""Frames as Spark's batches: equal to what readers of the SDK get, whatever is chosen, cut and gathered."""
+"""Frames as Spark's batches: equal to what readers of the SDK get, whatever is chosen, cut and gathered.
+
+Covers `spark/source/row_batches.py`.
+"""
 
 from __future__ import annotations
 

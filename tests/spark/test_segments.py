@@ -1,4 +1,7 @@
-"""Mode segments: sealed files give the rows that the broker gives, and nothing in their folder changes."""
+"""Mode segments: sealed files give the rows that the broker gives, and nothing in their folder changes.
+
+Covers `spark/source/sealed_logs.py` and `spark/source/segment_rows.py`.
+"""
 
 from __future__ import annotations
 

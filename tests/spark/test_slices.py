@@ -1,4 +1,7 @@
-"""Slices: nothing is lost or doubled when topics are cut, and a limit is shared by lag."""
+"""Slices: nothing is lost or doubled when topics are cut, and a limit is shared by lag.
+
+Covers `spark/source/slices.py`.
+"""
 
 from __future__ import annotations
 

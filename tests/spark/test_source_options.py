@@ -1,4 +1,7 @@
-"""Options: each is checked by name, in reads and writes, and points are understood as people write them."""
+"""Options: each is checked by name, in reads and writes, and points are understood as people write them.
+
+Covers `spark/options.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The plan of a stream read: offsets as Spark stores them, limits, growth, loss, tasks."""
+"""The plan of a stream read: offsets as Spark stores them, limits, growth, loss, tasks.
+
+Covers `spark/source/stream_plan.py` and `spark/source/log_spans.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Stream reads: the reader against a real broker without Spark, and whole queries with it."""
+"""Stream reads: the reader against a real broker without Spark, and whole queries with it.
+
+Covers `spark/source/stream_reader.py`.
+"""
 
 from __future__ import annotations
 

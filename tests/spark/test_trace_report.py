@@ -1,4 +1,7 @@
-"""The page of traces: whole, readable without a network, and harmless whatever users have sent."""
+"""The page of traces: whole, readable without a network, and harmless whatever users have sent.
+
+Covers `spark/pipelines/trace_report.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The views lifecycle and groups in Spark, and the pipeline `traces` on them."""
+"""The views lifecycle and groups in Spark, and the pipeline `traces` on them.
+
+Covers `spark/pipelines/traces.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Writes from Spark: what is written, exactly once, and what is refused."""
+"""Writes from Spark: what is written, exactly once, and what is refused.
+
+Covers `spark/sink/staged_tasks.py` and `spark/sink/writers.py`.
+"""
 
 from __future__ import annotations
 

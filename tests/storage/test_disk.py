@@ -1,4 +1,7 @@
-"""What is special to the real disk and to the simulated one; `tests/conformance` has what they share."""
+"""What is special to the real disk and to the simulated one; `tests/conformance` has what they share.
+
+Also covers `sim/sim_disk.py`.
+"""
 
 import errno
 import os

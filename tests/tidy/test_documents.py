@@ -1,4 +1,7 @@
-"""What CONTRIBUTING.md, tests/README.md and docstrings say is so: numbers, files, drawings."""
+"""What CONTRIBUTING.md, tests/README.md and docstrings say is so: numbers, files, drawings.
+
+Covers `ports.py`.
+"""
 
 import ast
 import re

@@ -137,11 +137,11 @@ def repeated_classes() -> Places:
 
 def untested_modules() -> Places:
     files = list(TESTS.rglob("test_*.py"))
-    mirrored = {path.name.removeprefix("test_") for path in files}
+    mirrored = {str(path.relative_to(TESTS)).replace("test_", "") for path in files}
     told = "\n".join(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in files)
     named = set(re.findall(r"`([\w/]+\.py)`", told))
     modules = [name for name in trees() if Path(name).name not in ("__init__.py", "__main__.py")]
-    return [name for name in modules if Path(name).name not in mirrored and name not in named]
+    return [name for name in modules if name not in mirrored and name not in named]
 
 
 def nested_functions() -> Places:

@@ -1,4 +1,7 @@
-"""The verbs behind dead letters: what is still there, and holding some of it while something is done."""
+"""The verbs behind dead letters: what is still there, and holding some of it while something is done.
+
+Also covers `core/queue/hold_decision.py`.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Dead letters: everything that dies gets there once, whatever fails on the way, and is settled only then."""
+"""Dead letters: everything that dies gets there once, whatever fails on the way, and is settled only then.
+
+Also covers `broker/deadletter/dead_letter_batch.py` and `core/model/dead_letter_headers.py`.
+"""
 
 import logging
 from typing import Any

@@ -1,4 +1,7 @@
-"""Delayed messages at work: released at their tick, cancelled for good, over restarts and on full disks."""
+"""Delayed messages at work: released at their tick, cancelled for good, over restarts and on full disks.
+
+Also covers `broker/delay/delay_prefetch.py` and `broker/delay/delay_release.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Recurring schedules: every tick once, whatever happens to the broker, in the time of a real zone."""
+"""Recurring schedules: every tick once, whatever happens to the broker, in the time of a real zone.
+
+Also covers `broker/groups/cron_times.py` and `core/groups/cron_schedules.py`.
+"""
 
 import itertools
 import time

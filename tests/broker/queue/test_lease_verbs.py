@@ -1,4 +1,7 @@
-"""Leases in the shell: what is answered and when, who is woken, and that nothing goes to who is gone."""
+"""Leases in the shell: what is answered and when, who is woken, and that nothing goes to who is gone.
+
+Also covers `broker/queue/lease_request.py`.
+"""
 
 import gc
 from typing import Any

@@ -1,4 +1,7 @@
-"""Who is woken, how what is free is split, what credit there is, and that no wake-up is lost."""
+"""Who is woken, how what is free is split, what credit there is, and that no wake-up is lost.
+
+Also covers `broker/queue/credit_waiters.py` and `core/credit.py`.
+"""
 
 import random
 from collections import Counter

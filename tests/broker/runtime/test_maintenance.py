@@ -1,4 +1,7 @@
-"""Upkeep: when partitions take snapshots of themselves, and that what a restart replays stays bounded."""
+"""Upkeep: when partitions take snapshots of themselves, and that what a restart replays stays bounded.
+
+Also covers `broker/runtime/replay_debt.py`.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,8 @@
-"""One partition at work: replies wait for durability, failures drop what was speculative."""
+"""One partition at work: replies wait for durability, failures drop what was speculative.
+
+Also covers `broker/runtime/framing.py`, `broker/runtime/recovery.py`, `broker/runtime/state_machines.py`
+and `broker/runtime/turn.py`.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,7 @@
-"""Staged writes at work: all or nothing, once, whatever crashes between any two steps."""
+"""Staged writes at work: all or nothing, once, whatever crashes between any two steps.
+
+Also covers `broker/staged/staged_apply.py`.
+"""
 
 from __future__ import annotations
 

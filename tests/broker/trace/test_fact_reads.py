@@ -1,4 +1,7 @@
-"""Facts out of the log: all of them once and in order, only committed ones, a piece at a time."""
+"""Facts out of the log: all of them once and in order, only committed ones, a piece at a time.
+
+Also covers `client/read/fact_feed.py`.
+"""
 
 from __future__ import annotations
 

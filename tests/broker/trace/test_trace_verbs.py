@@ -1,4 +1,7 @@
-"""Traces over real logs: found by place, id, key, time and status, with everything that happened since."""
+"""Traces over real logs: found by place, id, key, time and status, with everything that happened since.
+
+Also covers `broker/trace/trace_search.py`.
+"""
 
 from __future__ import annotations
 

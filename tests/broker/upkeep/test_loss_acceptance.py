@@ -1,4 +1,8 @@
-"""Accepting loss: the partition opens again, groups count what they miss, readers are told, offsets stay."""
+"""Accepting loss: the partition opens again, groups count what they miss, readers are told, offsets stay.
+
+Also covers `broker/runtime/repair.py`, `core/lost_offsets.py`, `core/salvage.py` and
+`core/model/damage_commands.py`.
+"""
 
 from pathlib import Path
 from typing import Any

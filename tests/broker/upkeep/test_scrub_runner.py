@@ -1,4 +1,7 @@
-"""The scrub: once in a period and when asked, in pieces, bounded, and it goes on after a restart."""
+"""The scrub: once in a period and when asked, in pieces, bounded, and it goes on after a restart.
+
+Also covers `storage/files/scrub.py`.
+"""
 
 from pathlib import Path
 

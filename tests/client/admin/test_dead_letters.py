@@ -1,4 +1,7 @@
-"""Dead letters, schedules and delayed messages through the SDK, on the real core with virtual time."""
+"""Dead letters, schedules and delayed messages through the SDK, on the real core with virtual time.
+
+Also covers `client/admin/dead_letter_reader.py`, `client/admin/redrive.py` and `client/admin/schedules.py`.
+"""
 
 import asyncio
 from datetime import timedelta

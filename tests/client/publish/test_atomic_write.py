@@ -1,4 +1,7 @@
-"""Atomic writes in the SDK: all or nothing over topics, once per version, also when answers get lost."""
+"""Atomic writes in the SDK: all or nothing over topics, once per version, also when answers get lost.
+
+Also covers `sync/blocking_atomic.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The producer on virtual time, against a broker in hand: batches, order, bounds, who hears of failures."""
+"""The producer on virtual time, against a broker in hand: batches, order, bounds, who hears of failures.
+
+Also covers `client/publish/message_fields.py`.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Consumers of queues on the real core with virtual time: every promise, and mistakes that others made."""
+"""Consumers of queues on the real core with virtual time: every promise, and mistakes that others made.
+
+Also covers `client/queue/delivery.py`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine

@@ -1,4 +1,7 @@
-"""Any handler on any consumer: `run` handles the messages of a key in order, one at a time, to their end."""
+"""Any handler on any consumer: `run` handles the messages of a key in order, one at a time, to their end.
+
+Covers `client/queue/handler_runner.py`.
+"""
 
 import asyncio
 import random

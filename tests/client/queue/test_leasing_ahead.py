@@ -1,4 +1,7 @@
-"""How much a consumer leases ahead on the real core, in virtual time: batches, failures, no prefetch."""
+"""How much a consumer leases ahead on the real core, in virtual time: batches, failures, no prefetch.
+
+Covers `client/queue/lease_polls.py` and `client/queue/lease_prefetch.py`.
+"""
 
 from __future__ import annotations
 

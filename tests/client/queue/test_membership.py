@@ -1,4 +1,7 @@
-"""Membership and settling against a scripted broker on virtual time: silence, refusals, late answers."""
+"""Membership and settling against a scripted broker on virtual time: silence, refusals, late answers.
+
+Also covers `client/queue/ack_sender.py` and `client/queue/consumer_options.py`.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Clients of several topics while the broker is away: they ask little meanwhile, and go on afterwards."""
+"""Clients of several topics while the broker is away: they ask little meanwhile, and go on afterwards.
+
+Covers `client/rpc/retries.py`.
+"""
 
 import asyncio
 from typing import Any

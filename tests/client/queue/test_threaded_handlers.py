@@ -1,4 +1,7 @@
-"""Handlers that are plain functions: in threads, while the loop goes on; and what they say by raising."""
+"""Handlers that are plain functions: in threads, while the loop goes on; and what they say by raising.
+
+Also covers `client/queue/handler_verdicts.py`.
+"""
 
 import asyncio
 import contextvars

@@ -1,4 +1,7 @@
-"""The reader on virtual time, against a broker in hand: position, seek, prefetch, errors, the end."""
+"""The reader on virtual time, against a broker in hand: position, seek, prefetch, errors, the end.
+
+Also covers `client/read/fetcher.py`.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable

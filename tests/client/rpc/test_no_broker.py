@@ -1,5 +1,8 @@
 """No broker, or not a broker: who connects is told at once and in words, waits only when asked to, and hears
-in the log of a connection that is lost and made again."""
+in the log of a connection that is lost and made again.
+
+Covers `connect.py`.
+"""
 
 import asyncio
 import contextlib

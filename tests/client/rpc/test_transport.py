@@ -1,4 +1,7 @@
-"""Connections of a client against scripted brokers on real sockets: greeting, loss, other hosts, probes."""
+"""Connections of a client against scripted brokers on real sockets: greeting, loss, other hosts, probes.
+
+Also covers `client/rpc/calls.py`.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,7 @@
-"""Runs of offsets against plain sets and dicts of offsets."""
+"""Runs of offsets against plain sets and dicts of offsets.
+
+Also covers `core/collections/dense_spans.py` and `core/collections/span_blocks.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Delayed messages of a partition: publish, release, cancel, dedup, retries, and every way to rebuild it."""
+"""Delayed messages of a partition: publish, release, cancel, dedup, retries, and every way to rebuild it.
+
+Also covers `core/delay/cancelled_ids.py` and `core/publish/delayed_dedup.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The coordinator as a state machine: joins, leaves, confirmations and time-outs in any order."""
+"""The coordinator as a state machine: joins, leaves, confirmations and time-outs in any order.
+
+Also covers `core/groups/group_membership.py` and `core/groups/group_state.py`.
+"""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,7 @@
-"""Stored facts: their bytes are a promise to every later release."""
+"""Stored facts: their bytes are a promise to every later release.
+
+Also covers `core/model/group_facts.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Random lives of several groups on one partition: every reply is one that the model of its group allows."""
+"""Random lives of several groups on one partition: every reply is one that the model of its group allows.
+
+Covers `core/queue/run_selector.py`.
+"""
 
 from __future__ import annotations
 

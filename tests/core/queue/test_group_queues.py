@@ -1,4 +1,8 @@
-"""Groups on a partition: leases, receipts and administration, every rule by name."""
+"""Groups on a partition: leases, receipts and administration, every rule by name.
+
+Also covers `core/model/internal_commands.py`, `core/queue/command_rules.py`,
+`core/queue/lease_decision.py`, `core/queue/ledger_stats.py` and `core/queue/settle_decision.py`.
+"""
 
 from __future__ import annotations
 

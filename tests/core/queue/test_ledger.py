@@ -1,4 +1,8 @@
-"""The parts of a ledger by themselves: back-off, texts, frame_index, leases, what waits and what may go."""
+"""The parts of a ledger by themselves: back-off, texts, frame_index, leases, what waits and what may go.
+
+Also covers `core/collections/string_pool.py`, `core/queue/backlog.py`, `core/queue/frame_index.py` and
+`core/queue/leases.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Groups on a partition: snapshots and replay give the same state, and decisions change nothing."""
+"""Groups on a partition: snapshots and replay give the same state, and decisions change nothing.
+
+Covers `core/queue/ledger_snapshot.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A partition that becomes shared, and one member's again: leases go on, and keys in flight are held."""
+"""A partition that becomes shared, and one member's again: leases go on, and keys in flight are held.
+
+Covers `core/queue/row_lookup.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Staged writes in the core: applied at most once and in order, refusals, and rebuilding the state."""
+"""Staged writes in the core: applied at most once and in order, refusals, and rebuilding the state.
+
+Also covers `core/staged/staged_versions.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The file log beyond what every engine does: files, fences, torn tails, damage, full disks, readers."""
+"""The file log beyond what every engine does: files, fences, torn tails, damage, full disks, readers.
+
+Also covers `storage/snapshots.py`, `storage/files/file_store.py`, `storage/files/log_folder.py`,
+`storage/files/log_reader.py`, `storage/files/mark.py`, `storage/files/opening.py`,
+`storage/files/reservation.py` and `storage/files/scan.py`.
+"""
 
 import errno
 import os

@@ -1,4 +1,7 @@
-"""Messages by key in the file log, against a list: over segments, restarts, crashes, trims and damage."""
+"""Messages by key in the file log, against a list: over segments, restarts, crashes, trims and damage.
+
+Also covers `storage/files/key_rows.py`.
+"""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ class GroupVerbs:
     def _then_settled(
         self, name: str, respond: Respond, answer: Callable[[bool], None]
     ) -> Callable[[Reply], None]:
-        """Pass a refusal on; otherwise answer when every partition knows of it, or when that takes too long."""
+        """Pass a refusal on; otherwise answer when every partition knows it, or when that takes too long."""
 
         def decided(reply: Reply) -> None:
             if isinstance(reply, Refusal):
