@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from tailrace.broker.deadletter import dead_letter_writer
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
+from tailrace.broker.groups import cron_runner, grant_carrier
 from tailrace.broker.runtime.assurance import Assurance
+from tailrace.broker.staged import staged_apply, staged_verbs
 from tailrace.core.model.queue_commands import Reopen
 from tailrace.sim.actors.sim_clients import Violation
 from tailrace.sim.actors.sim_operators import Letter, SimOperator
@@ -53,14 +56,15 @@ def test_power_fails_once_after_any_event(step: int) -> None:
 # ------------------------------------------------------------------------------------------- planted bugs
 
 
-def _only_written(step: str) -> Plant:
+def _only_written(step: Callable[..., Any]) -> Plant:
     """One step of a move does not wait for the sync: the one whose answer this function waits for."""
+    waits = step.__qualname__
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         surely = Assurance.surely
 
         def hasty(self: Assurance, respond: Any) -> Any:
-            return respond if respond.__qualname__.startswith(step) else surely(self, respond)
+            return respond if respond.__qualname__.startswith(waits) else surely(self, respond)
 
         monkeypatch.setattr(Assurance, "surely", hasty)
 
@@ -99,12 +103,12 @@ def _redrive_settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: dict[str, Plant] = {
-    "letter only written": _only_written("_Funeral._publish"),
-    "death only written": _only_written("_Funeral._begin"),
-    "staged batches only written": _only_written("_on_each"),
-    "staged done when written": _only_written("RollForward._read"),
-    "tick recorded when written": _only_written("Cron._tick"),
-    "grant told when written": _only_written("Granting._send"),
+    "letter only written": _only_written(dead_letter_writer._DyingMessages._publish),
+    "death only written": _only_written(dead_letter_writer._DyingMessages._begin),
+    "staged batches only written": _only_written(staged_verbs._on_each),
+    "staged done when written": _only_written(staged_apply.StagedApply._read),
+    "tick recorded when written": _only_written(cron_runner.CronRunner._tick),
+    "grant told when written": _only_written(grant_carrier.GrantCarrier._send),
     "reopened when written": _reopened_when_written,
     "letter taken off when written": _letter_taken_off_when_written,
     "redrive settles first": _redrive_settles_first,
