@@ -76,7 +76,7 @@ def _reopened_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def hasty(self: DeadLetterVerbs, request: Any, body: Any, respond: Any, gate: Any) -> None:
         if isinstance(request, Reopen):
-            self._leasing.shard(request.topic, request.partition).submit(request, b"", respond)
+            self._topics.partition(request.topic, request.partition).submit(request, b"", respond)
         else:
             surely(self, request, body, respond, gate)
 
@@ -90,7 +90,7 @@ def _letter_taken_off_when_written(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(request, Reopen):
             surely(self, request, body, respond, gate)
         else:
-            self._leasing.shard(request.topic, request.partition).submit(request, b"", respond)
+            self._topics.partition(request.topic, request.partition).submit(request, b"", respond)
 
     monkeypatch.setattr(DeadLetterVerbs, "_surely", hasty)
 

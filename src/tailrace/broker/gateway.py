@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.queue.fetch_request import FetchRequest, OpenGate
 from tailrace.broker.queue.time_lookup import locate
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
+from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import TopicHost, Topics
 from tailrace.broker.upkeep.space_watch import SpaceWatch
@@ -39,7 +39,7 @@ from tailrace.core.model.commands import (
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import PublishBatch
 from tailrace.core.model.queue_commands import StageRows
-from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
+from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.format.small import measure
@@ -113,12 +113,6 @@ class Gateway:
         for job in list(self._jobs):
             job.expire(0)
 
-    def _shard(self, topic: str, partition: int) -> PartitionRuntime:
-        shards = self._topics.get(topic).shards
-        if not 0 <= partition < len(shards):
-            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
-        return shards[partition]
-
     def _counted(self, respond: Respond) -> Respond:
         def count(reply: Reply, parts: Any) -> None:
             if type(reply) is Refusal:
@@ -133,7 +127,7 @@ class Gateway:
         respond(Pong(), NOTHING)
 
     def _publish(self, request: Publish, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._shard(request.topic, request.partition)
+        shard = self._topics.partition(request.topic, request.partition)
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
         view = measure(body, request.columns, want_keys=shard.options.key_index)
@@ -148,7 +142,7 @@ class Gateway:
             raise InvalidRequest("positions: a partition is listed twice")
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
-        shards = [self._shard(request.topic, partition) for partition, _ in request.positions]
+        shards = [self._topics.partition(request.topic, partition) for partition, _ in request.positions]
         job = FetchRequest(
             request, shards, self._pump, self._metrics, gate, self._counted(respond), self._over
         )
@@ -182,10 +176,10 @@ class Gateway:
         self._pump.threads.read(work, done)
 
     def _claim(self, request: ClaimProducer, body: Buffer, respond: Respond, gate: Gate) -> None:
-        self._shard(request.topic, request.partition).submit(request, b"", respond)
+        self._topics.partition(request.topic, request.partition).submit(request, b"", respond)
 
     def _trim(self, request: TrimTopic, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._shard(request.topic, request.partition)
+        shard = self._topics.partition(request.topic, request.partition)
         if request.offset > shard.end_offset:
             raise InvalidRequest(f"offset: {request.offset} is beyond the end, {shard.end_offset}")
 

@@ -54,6 +54,13 @@ class TopicHost(msgspec.Struct):
     info: core.TopicEntry
     shards: list[PartitionRuntime]
 
+    def partition(self, number: int) -> PartitionRuntime:
+        """One of its partitions; raises `NotFound`."""
+        if not 0 <= number < len(self.shards):
+            name, last = self.info.name, len(self.shards) - 1
+            raise NotFound(f"topic {name!r} has partitions 0 to {last}, not {number}")
+        return self.shards[number]
+
 
 class TopicCreation(msgspec.Struct):
     """A change of one topic under way: the catalog with it, the request, and the new partitions."""
@@ -209,11 +216,20 @@ class Topics:
 
     def get(self, name: str) -> TopicHost:
         """A user's topic by name; raises `NotFound`, or `Denied` for an internal one."""
-        host = self.find(name)
-        if host is None:
-            raise NotFound(f"there is no topic {name!r}", topic=name)
+        host = self.known(name)
         if not host.shards[0].machine.delivers:
             raise Denied(f"topic {name!r} is internal", topic=name)
+        return host
+
+    def partition(self, topic: str, number: int) -> PartitionRuntime:
+        """A partition of a user's topic; raises as `get` does, and `NotFound` for its number."""
+        return self.get(topic).partition(number)
+
+    def known(self, name: str) -> TopicHost:
+        """Any topic by name, internal ones included; raises `NotFound`."""
+        host = self._hosts.get(name)
+        if host is None:
+            raise NotFound(f"there is no topic {name!r}", topic=name)
         return host
 
     def find(self, name: str) -> TopicHost | None:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX, LeaseVerbs
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Publish
 from tailrace.core.model.identifiers import HEADER_BYTES_MAX
@@ -28,7 +27,7 @@ from tailrace.core.model.queue_commands import (
     UnsettledFound,
 )
 from tailrace.core.queue.lease_decision import LEASE_MS_MAX
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.errors import InvalidRequest
 from tailrace.format import batch
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import Gate, Respond, Verb
@@ -51,14 +50,8 @@ class DeadLetterVerbs:
             SettleOffsets: self._surely,
         }
 
-    def _shard(self, topic: str, partition: int) -> PartitionRuntime:
-        shards = self._topics.get(topic).shards
-        if not 0 <= partition < len(shards):
-            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
-        return shards[partition]
-
     def _find(self, request: FindUnsettled, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._shard(request.topic, request.partition)
+        shard = self._topics.partition(request.topic, request.partition)
         if not 1 <= request.count_max <= COUNT_MAX:
             raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
         first, end = max(request.offset, shard.start_offset), shard.end_offset
@@ -67,7 +60,7 @@ class DeadLetterVerbs:
         shard.answer(shard.surely(respond), UnsettledFound(spans))
 
     def _hold(self, request: HoldOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._shard(request.topic, request.partition)
+        shard = self._topics.partition(request.topic, request.partition)
         if not 1 <= len(request.member) <= MEMBER_MAX:
             raise InvalidRequest(f"member: 1 to {MEMBER_MAX} characters, not {len(request.member)}")
         if not 1 <= request.lease_ms <= LEASE_MS_MAX:
@@ -80,7 +73,7 @@ class DeadLetterVerbs:
         shard.submit(hold, b"", respond)
 
     def _republish(self, request: Republish, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._shard(request.topic, request.partition)
+        shard = self._topics.partition(request.topic, request.partition)
         if crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
         most = HEADER_BYTES_MAX + MARK_BYTES_MAX
@@ -91,5 +84,5 @@ class DeadLetterVerbs:
         shard.submit(PublishBatch(publish, view), body, shard.surely(respond))
 
     def _surely(self, request: Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._leasing.shard(request.topic, request.partition)
+        shard = self._topics.partition(request.topic, request.partition)
         shard.submit(request, b"", shard.surely(respond))

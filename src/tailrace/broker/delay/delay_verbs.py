@@ -13,7 +13,7 @@ from tailrace.broker.runtime.turn import together
 from tailrace.broker.topics import Topics
 from tailrace.core.collections.timing_wheel import AT, NEVER, REF
 from tailrace.core.model.queue_commands import CancelScheduled, ListScheduled, ScheduledList
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.errors import InvalidRequest
 from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, PartitionLog, Respond, Verb
 
@@ -33,11 +33,7 @@ class DelayVerbs:
         self._pump = pump
 
     def _cancel(self, request: CancelScheduled, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shards = self._topics.get(request.topic).shards
-        if not 0 <= request.partition < len(shards):
-            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}"
-            raise NotFound(f"{text}, not {request.partition}")
-        shards[request.partition].submit(request, b"", respond)
+        self._topics.partition(request.topic, request.partition).submit(request, b"", respond)
 
     def _list(self, request: ListScheduled, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= request.count_max <= LIST_MAX:

@@ -35,7 +35,7 @@ from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, KeyRead, ReadKey, Reply
 from tailrace.core.model.identifiers import KEY_BYTES_MAX, Refusal, hash128
-from tailrace.errors import InvalidRequest, NotFound
+from tailrace.errors import InvalidRequest
 from tailrace.format.batch import stored
 from tailrace.format.frame import Buffer, Frame
 from tailrace.format.gathering import hash_of_key, pick
@@ -67,11 +67,7 @@ class KeyReads:
         self._closed = True
 
     def _read(self, request: ReadKey, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shards = self._topics.get(request.topic).shards
-        if not 0 <= request.partition < len(shards):
-            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}, not {request.partition}"
-            raise NotFound(text)
-        shard = shards[request.partition]
+        shard = self._topics.partition(request.topic, request.partition)
         if not shard.options.key_index:
             raise InvalidRequest(f"topic {request.topic!r} was made without key_index: it has no streams")
         if len(request.key) > KEY_BYTES_MAX:

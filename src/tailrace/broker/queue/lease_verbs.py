@@ -13,7 +13,7 @@ from tailrace.broker.metrics import Metrics
 from tailrace.broker.queue.credit_waiters import CreditWaiters
 from tailrace.broker.queue.hunger import Hunger
 from tailrace.broker.queue.lease_request import LeaseRequest
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
+from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import together
 from tailrace.broker.topics import Topics
@@ -32,7 +32,7 @@ from tailrace.core.model.queue_commands import (
 )
 from tailrace.core.queue.lease_decision import LEASE_MS_MAX
 from tailrace.core.selection.lanes import LANES
-from tailrace.errors import Fenced, InvalidRequest, NotFound
+from tailrace.errors import Fenced, InvalidRequest
 from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, Respond
 
@@ -94,16 +94,6 @@ class LeaseVerbs:
             if job.request.group == group and job.request.member == member:
                 job.hang_up()
 
-    def shard(self, topic: str, partition: int) -> PartitionRuntime:
-        """The runtime of a data partition; raises when there is none."""
-        shards = self.topics.get(topic).shards
-        if not 0 <= partition < len(shards):
-            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
-        shard = shards[partition]
-        if not shard.machine.delivers:
-            raise InvalidRequest(f"topic: {topic!r} is internal and has no messages to lease")
-        return shard
-
     # -- leases
 
     def _lease(self, request: Lease, body: Buffer, respond: Respond, gate: Gate) -> None:
@@ -124,7 +114,7 @@ class LeaseVerbs:
         above = request.above
         if above is not None and not 0 < above < LANES:
             raise InvalidRequest(f"above: 1 to {LANES - 1}, not {above}")
-        shards = [self.shard(request.topic, partition) for partition, _ in places]
+        shards = [self.topics.partition(request.topic, partition) for partition, _ in places]
         if request.held is not None:
             for shard in shards:
                 evict = EvictMember(request.group, request.member, request.held)
@@ -163,12 +153,12 @@ class LeaseVerbs:
     # -- settling
 
     def _settle(self, request: Ack | GiveBack | Extend, body: Buffer, respond: Respond, gate: Gate) -> None:
-        self.shard(request.topic, request.partition).submit(request, b"", respond)
+        self.topics.partition(request.topic, request.partition).submit(request, b"", respond)
 
     def _fail(self, request: Nack | RejectMessages, body: Buffer, respond: Respond, gate: Gate) -> None:
         if len(request.error) > ERROR_MAX:
             request = msgspec.structs.replace(request, error=request.error[:ERROR_MAX])
-        self.shard(request.topic, request.partition).submit(request, b"", respond)
+        self.topics.partition(request.topic, request.partition).submit(request, b"", respond)
 
     # -- cursors of groups
 
@@ -177,7 +167,7 @@ class LeaseVerbs:
             raise InvalidRequest(f"positions: 1 to {PARTITIONS_MAX}, not {len(request.positions)}")
         targets = []
         for partition, generation, offset in request.positions:
-            shard = self.shard(request.topic, partition)
+            shard = self.topics.partition(request.topic, partition)
             if not 0 <= offset <= shard.end_offset:
                 raise InvalidRequest(f"positions: offset {offset} of partition {partition} is not in the log")
             targets.append((shard, MoveCursor(request.group, request.member, generation, offset)))

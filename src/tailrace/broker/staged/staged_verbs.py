@@ -100,16 +100,10 @@ class StagedVerbs:
         coordinator = self._coordinators.of(writer)
         return None if coordinator is None else coordinator.staged.last(writer)
 
-    def _target(self, topic: str, partition: int) -> PartitionRuntime:
-        shards = self._topics.get(topic).shards
-        if not 0 <= partition < len(shards):
-            raise NotFound(f"topic {topic!r} has partitions 0 to {len(shards) - 1}, not {partition}")
-        return shards[partition]
-
     # -- verbs
 
     def _stage(self, request: StageRows, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._target(request.topic, request.partition)
+        shard = self._topics.partition(request.topic, request.partition)
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
         view = measure(body, request.columns, want_keys=shard.options.key_index)
@@ -170,7 +164,7 @@ class StagedVerbs:
             else:
                 over(problem)
 
-        _on_each([(self._target(*place), check) for place, check in work.items()], checked)
+        _on_each([(self._topics.partition(*place), check) for place, check in work.items()], checked)
 
     def _choose(self, request: DecideStaged, over: Callable[[Reply], None]) -> None:
         """Let the coordinator decide; a winner is answered after a round of applying."""
@@ -230,7 +224,7 @@ class StagedVerbs:
         targets = []
         for place, drop in work.items():
             try:
-                targets.append((self._target(*place), drop))
+                targets.append((self._topics.partition(*place), drop))
             except NotFound:
                 continue  # The staged batches went with the topic.
         _on_each(targets, over)

@@ -12,7 +12,7 @@ from tailrace.broker.runtime.read_queue import ReadQueue, Work
 from tailrace.broker.runtime.turn import error_of
 from tailrace.broker.topics import Topics
 from tailrace.core.model.queue_commands import FactsRead, ReadFacts
-from tailrace.errors import Corrupt, InvalidRequest, NotFound
+from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import Gate, PartitionLog, Respond, Verb
@@ -37,12 +37,7 @@ class FactReads:
         self._turns = ReadQueue(pump, "readers of facts", WAITING_MAX, retry_after_ms=100)
 
     def _read(self, request: ReadFacts, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shards = self._topics.get(request.topic).shards
-        if not 0 <= request.partition < len(shards):
-            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}, not {request.partition}"
-            raise NotFound(text)
-        if not shards[request.partition].machine.delivers:
-            raise InvalidRequest(f"topic: {request.topic!r} is the broker's own, and has no messages")
+        self._topics.partition(request.topic, request.partition)
         if request.bytes_max < 1 or request.entry < 0:
             raise InvalidRequest("bytes_max: at least 1; entry: 0 or more")
         self._turns.add(lambda: self._begin(request), respond)

@@ -46,13 +46,10 @@ class TraceVerbs:
         return wanted_of(request, self._pump.clock.now_us(), kept_us)
 
     def _shards(self, request: Trace) -> list[tuple[int, PartitionRuntime]]:
-        shards = list(enumerate(self._topics.get(request.topic).shards))
+        host = self._topics.get(request.topic)
         if request.partition is None:
-            return shards
-        if not 0 <= request.partition < len(shards):
-            text = f"topic {request.topic!r} has partitions 0 to {len(shards) - 1}, not {request.partition}"
-            raise NotFound(text)
-        return [shards[request.partition]]
+            return list(enumerate(host.shards))
+        return [(request.partition, host.partition(request.partition))]
 
     def _begin(self, request: Trace) -> Work:
         wanted = self._wanted(request)

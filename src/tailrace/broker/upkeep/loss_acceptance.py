@@ -32,13 +32,7 @@ class LossAcceptance:
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {AcceptLoss: self._accept}
 
     def _accept(self, request: AcceptLoss, body: Buffer, respond: Respond, gate: Gate) -> None:
-        host = self._topics.find(request.topic)
-        if host is None:
-            raise NotFound(f"there is no topic {request.topic!r}", topic=request.topic)
-        if not 0 <= request.partition < len(host.shards):
-            last = len(host.shards) - 1
-            raise NotFound(f"topic {request.topic!r} has partitions 0 to {last}, not {request.partition}")
-        shard = host.shards[request.partition]
+        shard = self._topics.known(request.topic).partition(request.partition)
         if shard.damage is None:
             respond(LossReport([], [], done=not request.dry_run), NOTHING)
             return

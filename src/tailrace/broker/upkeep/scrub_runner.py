@@ -21,7 +21,7 @@ from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime,
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.damage_commands import Scrub, ScrubState
-from tailrace.errors import NotFound, StorageFault
+from tailrace.errors import StorageFault
 from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, LogStore, Respond, Scrubbed
 
@@ -124,14 +124,8 @@ class ScrubRunner:
     def _shards(self, topic: str | None, partition: int | None) -> list[PartitionRuntime]:
         if topic is None:
             return list(self._topics.shards())
-        host = self._topics.find(topic)
-        if host is None:
-            raise NotFound(f"there is no topic {topic!r}", topic=topic)
-        if partition is None:
-            return list(host.shards)
-        if not 0 <= partition < len(host.shards):
-            raise NotFound(f"topic {topic!r} has partitions 0 to {len(host.shards) - 1}, not {partition}")
-        return [host.shards[partition]]
+        host = self._topics.known(topic)
+        return list(host.shards) if partition is None else [host.partition(partition)]
 
     def _scrub(self, request: Scrub, body: Buffer, respond: Respond, gate: Gate) -> None:
         wanted = (request.topic, request.partition)
