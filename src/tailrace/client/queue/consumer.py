@@ -161,7 +161,7 @@ class Consumer:
         intake = self.opened()
         runner = HandlerRunner(
             self,
-            intake.ready,
+            intake,
             handler,
             concurrency=concurrency,
             settle=settle,

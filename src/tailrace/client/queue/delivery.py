@@ -73,7 +73,7 @@ class Settling(Protocol):
 class LeasedRows(Rows):
     """Rows of one frame, all of them leased by one lease."""
 
-    __slots__ = ("lease", "rank", "settling")
+    __slots__ = ("lease", "rank", "settling", "urgent")
 
     def __init__(self, lease: HeldLease, settling: Settling, header: Header, batch: pa.RecordBatch) -> None:
         super().__init__(lease.place[0], lease.place[1], header, batch)
@@ -81,6 +81,8 @@ class LeasedRows(Rows):
         self.settling = settling
         self.rank = 0
         """Lower ones are handed out first, see `client.hand`."""
+        self.urgent = False
+        """Whether they were asked for because they are more urgent than others that were in hand."""
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -113,7 +115,8 @@ class LeasedRows(Rows):
     def part(self, chosen: Sequence[int]) -> LeasedRows:
         """A copy with some of the rows, in their order."""
         rows = LeasedRows(self.lease, self.settling, self.header, self.batch)
-        rows.base_offset, rows.deltas, rows.rank = self.base_offset, self.deltas, self.rank
+        rows.base_offset, rows.deltas = self.base_offset, self.deltas
+        rows.rank, rows.urgent = self.rank, self.urgent
         rows.keep(chosen)
         return rows
 

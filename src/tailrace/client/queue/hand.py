@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tailrace.client.queue.delivery import LeasedRows
-from tailrace.client.queue.held_leases import Unstarted
+from tailrace.client.queue.delivery import LeasedMessage, LeasedRows
+from tailrace.client.queue.held_leases import HeldLease, Unstarted
+from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT
+from tailrace.core.selection.lanes import LANES
 
 Chosen = Callable[[LeasedRows], Sequence[int]]
 """Rows that are chosen among some."""
@@ -29,6 +31,8 @@ class Hand:
     def __init__(self) -> None:
         self._rows: deque[LeasedRows] = deque()
         self.count = 0
+        self.held_back = False
+        """Whether more urgent rows may wait behind others of their key."""
 
     def __iter__(self) -> Iterator[LeasedRows]:
         return iter(self._rows)
@@ -68,22 +72,36 @@ class Hand:
         self._rows = kept
         return taken
 
+    def rank(self) -> int | None:
+        """The rank of the next rows; None: there are none."""
+        return self._rows[0].rank if self._rows else None
+
     def lane(self) -> int:
         """The most urgent lane of what is in hand."""
-        return min((min(lanes) if (lanes := rows.lanes()) else PRIORITY_DEFAULT) for rows in self._rows)
+        lanes = ((min(lanes) if (lanes := rows.lanes()) else PRIORITY_DEFAULT) for rows in self._rows)
+        return min(lanes, default=LANES)
 
-    def short_of(self, count: int) -> tuple[int, int]:
-        """The least urgent rank in hand before which there are fewer than `count`, and by how many fewer."""
+    def short_of(self, count: int, others: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """The least urgent rank before which there are fewer than `count` messages, and by how many fewer; of
+        those in hand, and of others: rank, and how many may be started."""
         before, short = 0, (0, 0)
-        for rows in sorted(self._rows, key=lambda rows: rows.rank):
+        ranks = [(rows.rank, len(rows)) for rows in self._rows]
+        for rank, many in sorted([*ranks, *others]):
             if before >= count:
                 break
-            if rows.rank > short[0]:
-                short = rows.rank, count - before
-            before += len(rows)
+            if rank > short[0]:
+                short = rank, count - before
+            before += many
         return short
 
     # -- order
+
+    def rank_anew(self, policy: GroupPolicy, now_us: int) -> None:
+        """Those before them of their key may be gone: rows that were held back have their own rank again."""
+        rows, self._rows = self._rows, deque()
+        self.count, self.held_back = 0, False
+        for part in rows:
+            self.add(part, policy, now_us, urgent=False)
 
     def add(self, rows: LeasedRows, policy: GroupPolicy, now_us: int, *, urgent: bool) -> None:
         """Rows have come; `urgent`: they were asked for as such."""
@@ -100,7 +118,8 @@ class Hand:
         if lanes is None:
             lanes = [PRIORITY_DEFAULT] * len(rows)
         if policy.ordering == "key":
-            lanes = self._behind_their_keys(rows, lanes)
+            own, lanes = lanes, self._behind_their_keys(rows, lanes)
+            self.held_back = self.held_back or (strict and lanes is not own and list(lanes) != list(own))
         ranks = sorted(set(lanes))
         for rank in ranks:
             part = rows
@@ -138,6 +157,12 @@ class Hand:
         return found
 
 
+def rank_of(message: LeasedMessage) -> int:
+    """The rank of a message that is the first of its key."""
+    rank = message.rows.rank
+    return rank if rank == _IN_TURN else min(rank, message.priority)
+
+
 def _by_lane(policy: GroupPolicy, *, urgent: bool) -> bool:
     return policy.ordering != "partition" and (urgent or policy.priority_mode == "strict")
 
@@ -152,3 +177,34 @@ def overtakes(rows: LeasedRows, others: LeasedRows, policy: GroupPolicy, *, urge
 
 def _given(keys: Iterable[bytes | None] | None) -> Iterable[bytes]:
     return (key for key in keys or () if key is not None)
+
+
+def all_of(places: set[Place]) -> Chosen:
+    """Rows of some partitions."""
+    return lambda rows: range(len(rows)) if rows.lease.place in places else ()
+
+
+def of_lease(lease: HeldLease, offsets: set[int]) -> Chosen:
+    """Some rows of a lease."""
+
+    def chosen(rows: LeasedRows) -> Sequence[int]:
+        if rows.lease is not lease:
+            return ()
+        return [row for row, offset in enumerate(rows.offsets()) if offset in offsets]
+
+    return chosen
+
+
+def behind(place: Place, offset: int, key: bytes | None, fresh: int | None = None) -> Chosen:
+    """Rows behind an offset, of a key or all; of leases before number `fresh`."""
+
+    def chosen(rows: LeasedRows) -> Sequence[int]:
+        if rows.lease.place != place or (fresh is not None and rows.lease.number >= fresh):
+            return ()
+        offsets = rows.offsets()
+        if key is None:
+            return [row for row, other in enumerate(offsets) if other > offset]
+        keys = rows.values("key") or ()
+        return [row for row, other in enumerate(keys) if other == key and offsets[row] > offset]
+
+    return chosen

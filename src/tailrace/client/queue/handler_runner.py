@@ -1,7 +1,8 @@
 """Handlers at work: `Consumer.run` with several at a time, messages of one key one after the other.
 
 Coroutine functions run on the loop, plain functions in threads (`plain_handlers`). A key whose handler is
-slow parks only its own messages; others go on, up to a bound on what is parked.
+slow parks only its own messages; others go on, up to a bound on what is parked. What is parked may start as
+soon as its key is free; what is more urgent and in hand goes before it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from tailrace.client.queue.delivery import Delivery, LeasedMessage
+from tailrace.client.queue.hand import rank_of
 from tailrace.client.queue.handler_verdicts import Reject, Retry, as_text, delay_of, described
 from tailrace.client.queue.held_leases import Unstarted
 from tailrace.client.queue.pace import Pace
@@ -34,13 +36,37 @@ class DeliverySource(Protocol):
         ...
 
 
+class Intake(Protocol):
+    """What is at hand."""
+
+    def ready(self) -> Delivery | None:
+        """Hand out the next message when one is at hand and nobody else is waiting for it."""
+        ...
+
+    def next_rank(self) -> int | None:
+        """The rank of what `ready` hands out; None: there is nothing."""
+        ...
+
+    def may_bring_before(self, rank: int) -> bool:
+        """Whether something more urgent than this may come in a moment, and shall be waited for."""
+        ...
+
+    def ask(self) -> None:
+        """Something that was handed out before is started now: other messages may be wanted."""
+        ...
+
+    async def news(self) -> None:
+        """Return when something has come, or does not come."""
+        ...
+
+
 class HandlerRunner:
     """One run of a handler over a consumer."""
 
     def __init__(
         self,
         source: DeliverySource,
-        ready: Callable[[], Delivery | None],
+        intake: Intake,
         handler: Handler,
         *,
         concurrency: int,
@@ -51,7 +77,7 @@ class HandlerRunner:
         now_ms: Callable[[], float],
     ) -> None:
         self._source = source
-        self._ready = ready
+        self._intake = intake
         self._handler: Callable[[Any], Any] = handler
         self._plain = None if is_async(handler) else PlainHandler(handler, concurrency)
         self._concurrency = concurrency
@@ -61,7 +87,9 @@ class HandlerRunner:
         self._pace = pace
         self._now_ms = now_ms
         self._parked: dict[object, deque[Delivery]] = {}
-        """Keys at work, and what waits behind the message that is handled."""
+        """Keys at work, or free again, and what waits behind the message that is or was handled."""
+        self._free: list[object] = []
+        """Keys of these that nobody works on, in the order in which they became free."""
         self._parked_count = 0
         self._room = asyncio.Event()
         self._pulling = asyncio.Lock()
@@ -109,12 +137,12 @@ class HandlerRunner:
             return None
 
     async def _work(self) -> None:
-        """One of the workers: a message, then those that were parked behind it, then the next. While some are
-        at hand, each costs one look at the clock and no coroutine but that of its handler."""
+        """One of the workers. While messages are at hand and none that was parked may start, each costs one
+        look at the clock and no coroutine but that of its handler."""
         pace, now_ms = self._pace, self._now_ms
         began_ms = now_ms()
         while True:
-            picked = self._pick_ready()
+            picked = None if self._free else self._pick_ready()
             if picked is None:
                 picked = await self._pick()
                 if picked is None:
@@ -130,43 +158,49 @@ class HandlerRunner:
             pace.worked(ended_ms - began_ms)
             began_ms = ended_ms
             if key is not None:
-                await self._work_off(key, delivery)
-                began_ms = now_ms()
+                self._set_free(key, delivery)
 
-    async def _work_off(self, key: object, delivery: Delivery) -> None:
-        """What was parked behind a message that was handled, until nothing of its key is left."""
+    def _set_free(self, key: object, delivery: Delivery) -> None:
+        """A message was handled: what was parked behind it may start."""
         parked = self._parked[key]
-        while True:
-            if delivery.rows.lease.comes_again(delivery.offset):
-                self._return_stale(parked, delivery)
-            if self._over or not parked:
-                break
-            delivery = parked.popleft()
-            self._parked_count -= 1
-            self._room.set()
-            lease = delivery.rows.lease
-            if not (delivery.rows.settling.is_over(lease) or lease.is_lost(delivery.offset)):
-                began_ms = self._now_ms()
-                self._pace.busy += 1
-                try:
-                    await self._handle(delivery)
-                finally:
-                    self._pace.busy -= 1
-                self._pace.worked(self._now_ms() - began_ms)
-        if not parked:
+        if delivery.rows.lease.comes_again(delivery.offset):
+            self._return_stale(parked, delivery)
+        if parked:
+            self._free.append(key)
+        else:
             del self._parked[key]
 
     async def _pick(self) -> Picked | None:
-        """The same as `_pick_ready`, but wait for a message."""
+        """The same as `_pick_ready`, or one that was parked and may start; wait for a message while there is
+        neither."""
         while not self._over:
-            while self._parked_count >= self._parked_max:
+            full = self._parked_count >= self._parked_max
+            rank = self._rank_parked()
+            in_hand = None if full else self._intake.next_rank()
+            if rank is not None and (in_hand is None or rank <= in_hand):
+                if self._intake.may_bring_before(rank):
+                    await self._intake.news()
+                elif (picked := self._unparked()) is not None:
+                    return picked
+                continue
+            if full:
                 self._room.clear()
                 await self._room.wait()
-            picked = self._pick_ready()
-            if picked is not None:
-                return picked
-            if self._parked_count >= self._parked_max:
                 continue
+            if rank is None or in_hand is None:
+                if (picked := self._pick_ready()) is not None:
+                    return picked
+                if self._parked_count >= self._parked_max:
+                    continue
+            elif (delivery := self._intake.ready()) is not None:
+                if (picked := self._claim(delivery)) is not None:
+                    return picked
+                continue
+            elif self._intake.may_bring_before(in_hand):
+                await self._intake.news()
+                continue
+            elif self._intake.next_rank() is None:
+                continue  # The leases of all that was in hand are over.
             self._pace.takers += 1
             try:
                 async with self._pulling:  # One of the workers waits for more, the others for their turn.
@@ -175,8 +209,7 @@ class HandlerRunner:
                 self._pace.takers -= 1
             if delivery is None:
                 break
-            picked = self._claim(delivery)
-            if picked is not None:
+            if (picked := self._claim(delivery)) is not None:
                 return picked
         return None
 
@@ -184,7 +217,7 @@ class HandlerRunner:
         """The next message at hand whose key nobody works on, and that key; others are parked behind their
         key, as long as there is room."""
         while not self._over and self._parked_count < self._parked_max:
-            delivery = self._ready()
+            delivery = self._intake.ready()
             if delivery is None:
                 break
             picked = self._claim(delivery)
@@ -200,8 +233,30 @@ class HandlerRunner:
             if parked is not None:
                 parked.append(delivery)
                 self._parked_count += 1
+                self._pace.behind += 1
                 return None
             self._parked[key] = deque()
+        self._pace.behind = 0
+        return delivery, key
+
+    def _rank_parked(self) -> int | None:
+        """The most urgent rank of those that were parked and may start now."""
+        for key in [key for key in self._free if not self._parked[key]]:
+            self._free.remove(key)
+            del self._parked[key]
+        return min((rank_of(self._parked[key][0]) for key in self._free), default=None)
+
+    def _unparked(self) -> Picked | None:
+        """The most urgent one of those, the first of several; None: its lease is over."""
+        key = min(self._free, key=lambda key: rank_of(self._parked[key][0]))
+        delivery = self._parked[key].popleft()
+        self._parked_count -= 1
+        self._room.set()
+        lease = delivery.rows.lease
+        if delivery.rows.settling.is_over(lease) or lease.is_lost(delivery.offset):
+            return None
+        self._free.remove(key)
+        self._intake.ask()
         return delivery, key
 
     def _key(self, delivery: LeasedMessage) -> object:
@@ -306,6 +361,11 @@ class HandlerRunner:
             for delivery in parked:
                 unstarted.add(delivery.rows.lease, delivery.offset, delivery.key)
         return unstarted
+
+    def firsts(self) -> list[tuple[LeasedMessage, bool]]:
+        """See `intake.Parking`."""
+        free = set(self._free)
+        return [(parked[0], key in free) for key, parked in self._parked.items() if parked]
 
     def behind(self, failed: LeasedMessage) -> Unstarted:
         """See `intake.Parking`."""

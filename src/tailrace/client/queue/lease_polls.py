@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from tailrace.client.queue.consumer_options import ConsumerOptions
-from tailrace.client.queue.hand import Hand
+from tailrace.client.queue.delivery import LeasedMessage
+from tailrace.client.queue.hand import Hand, rank_of
 from tailrace.client.queue.held_leases import FirstOfKeys
 from tailrace.client.queue.pace import Pace
 from tailrace.client.rpc.calls import PAUSE_S_MAX, error_of
@@ -33,6 +34,7 @@ HELD_MAX = 5_000
 _REFILL = 3
 """More is asked for when so many quarters of what may be in hand are gone: the last one is for the way."""
 _FILLED = 4
+_FILLED_MIN = 64
 _WASTE_SHARE = 0.02
 _WASTE_SPARE = 4
 _WASTE_WINDOW = 2_000
@@ -61,6 +63,10 @@ class Taker(Protocol):
         """How many messages were handed out so far."""
         ...
 
+    def parked(self) -> list[tuple[LeasedMessage, bool]]:
+        """The first of each key of those that were handed out and not started, and whether it may start."""
+        ...
+
     def policy(self) -> GroupPolicy:
         """The options of the group."""
         ...
@@ -71,6 +77,10 @@ class Taker(Protocol):
 
     def arrived(self, answer: Answer) -> None:
         """Leases were granted."""
+        ...
+
+    def go_on(self) -> None:
+        """What `may_bring_before` spoke of has come, or does not come."""
         ...
 
     def fenced(self) -> None:
@@ -145,6 +155,16 @@ class LeasePolls:
         """So many are in hand at most: fewer when many of them go back behind failures."""
         self._wasted = 0
         self._since = 0
+        self._seen: int | None = None
+        """How many messages were handed out when it was last said that what is in hand is started soon."""
+        self._stuck = False
+        self._none_below: dict[str, int] = {}
+        """By topic: of lanes below this one, fewer messages came than were asked for. When there are some
+        again, the poll that waits brings them."""
+        self._answered_soon: dict[int, int] = {}
+        """Polls for lanes below one that do not wait for a message: they tell soon if there is one."""
+        self._urgent, self._urgent_since = 0, -1
+        """How many urgent messages came since so many messages were handed out."""
 
     def wasted(self, count: int) -> None:
         """Messages went back unstarted, because one of their key failed: that may happen to a small share of
@@ -256,12 +276,48 @@ class LeasePolls:
     def _above(self) -> tuple[int, int]:
         """Some messages of lanes below this one are wanted although enough is in hand; 0: none are."""
         hand, pace, policy = self._hand, self._pace, self._taker.policy()
-        enough = max(1, pace.workers, pace.ahead())
-        if hand.count * pace.message_ms < 2 * SOON_MS or policy.ordering == "partition":
+        enough = max(1, pace.ahead())
+        if policy.ordering == "partition" or hand.count > max(_FILLED * enough, _FILLED_MIN):
+            return 0, 0  # When what came has to wait behind its key, the hand only grows.
+        parked = self._taker.parked()
+        waiting = hand.count + len(parked)
+        if not waiting:
             return 0, 0
-        if hand.count > _FILLED * enough:
-            return 0, 0  # What came has to wait behind its key, so that the hand only grows.
-        return hand.short_of(enough) if policy.priority_mode == "strict" else (hand.lane(), pace.wanted())
+        if waiting * pace.message_ms < 2 * SOON_MS and not self._stuck:
+            self._look_again()
+            return 0, 0
+        if policy.priority_mode != "strict":
+            return min([hand.lane(), *(message.priority for message, _ in parked)]), pace.wanted()
+        above, short = hand.short_of(enough, [(rank_of(message), int(free)) for message, free in parked])
+        if above and self._urgent_since == self._taker.started():
+            short = min(short + self._urgent, _FILLED_MIN)  # Those that came do not help.
+        return above, short
+
+    def may_bring_before(self, rank: int) -> bool:
+        """Whether what is answered in a moment may be more urgent than this; strictly, that goes first."""
+        return any(above <= rank for above in self._answered_soon.values())
+
+    def _note_urgent(self, topic: str, above: int, reply: Leases, count_max: int) -> None:
+        count = sum(run[1] for grant in reply.grants for run in grant.runs)
+        if count < count_max:
+            self._none_below[topic] = max(above, self._none_below.get(topic, 0))
+        else:
+            self._none_below.pop(topic, None)
+        started = self._taker.started()
+        self._urgent = count + (self._urgent if self._urgent_since == started else 0)
+        self._urgent_since = started
+
+    def _look_again(self) -> None:
+        """What is in hand is started soon, unless a handler takes longer than those before."""
+        if self._seen is None:
+            self._seen = self._taker.started()
+            self._loop.call_later(2 * SOON_MS / 1000, self._see_again)
+
+    def _see_again(self) -> None:
+        seen, self._seen = self._seen, None
+        self._stuck = self._taker.started() == seen
+        self.ask()
+        self._stuck = False
 
     def _take_back(self, above: int) -> None:
         """Enough is in hand: polls that wait for any message are withdrawn, or replaced by `above` ones."""
@@ -274,7 +330,11 @@ class LeasePolls:
 
     def _submit(self, topic: str, wanted: list[tuple[int, int]], count_max: int, above: int = 0) -> None:
         self._count += 1
+        strict = self._taker.policy().priority_mode == "strict"
+        at_once = strict and above > self._none_below.get(topic, 0)
         poll, sent_ms = _Poll(self._count, above), self._now_ms()
+        if at_once:
+            self._answered_soon[poll.number] = above
         generations = dict(wanted)
         lease_ms = self._taker.policy().lease_ms  # It may be changed before the answer comes.
         held = self._held(topic) if topic in self._doubtful else None
@@ -287,6 +347,8 @@ class LeasePolls:
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             answered(reply, parts)
             self._answered(poll.number)
+            if self._answered_soon.pop(poll.number, 0):
+                self._taker.go_on()
 
         def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
             current = self._under_way.get(topic) is poll
@@ -304,6 +366,8 @@ class LeasePolls:
                 self._doubtful.discard(topic)
             assert isinstance(reply, Leases)
             self._retries.served(topic)
+            if above:
+                self._note_urgent(topic, above, reply, count_max)
             granted_ms = sent_ms + reply.waited_ms
             asked = (above > 0, poll.number)
             self._taker.arrived(Answer(topic, generations, reply, parts, granted_ms, lease_ms, *asked))
@@ -311,7 +375,7 @@ class LeasePolls:
             self._loop.call_soon(self.ask)
 
         group, member, size = self._request.group, self._request.member, self._options.fetch_bytes_max
-        wait_ms = WAIT_MS if held is None and count_max else 0
+        wait_ms = WAIT_MS if held is None and count_max and not at_once else 0
         lanes = above or None
         request = Lease(topic, group, member, wanted, count_max, size, wait_ms, lease_ms, held, lanes)
         self._verbs.submit(request, b"", respond)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from tailrace.client.queue.ack_sender import AckSender
 from tailrace.client.queue.consumer_options import ConsumerOptions
 from tailrace.client.queue.delivery import Delivery, LeasedMessage, LeasedRows, foreign_rows, unpack
-from tailrace.client.queue.hand import Chosen, Hand, overtakes
+from tailrace.client.queue.hand import Chosen, Hand, all_of, behind, of_lease, overtakes
 from tailrace.client.queue.held_leases import HeldLease, Unstarted, deadline_ms, spans_of
 from tailrace.client.queue.lease_polls import SOON_MS, Answer, LeasePolls
 from tailrace.client.queue.membership import GroupSession
@@ -46,6 +46,10 @@ class Parking(Protocol):
 
     def parked(self) -> Unstarted:
         """All of them; they stay."""
+        ...
+
+    def firsts(self) -> list[tuple[LeasedMessage, bool]]:
+        """The next one of each key, and whether it may start now."""
         ...
 
     def behind(self, failed: LeasedMessage) -> Unstarted:
@@ -101,11 +105,17 @@ class LeasePrefetch:
         self._safe_ms = 0.0
         self.guard: AbstractContextManager[object] = nullcontext()
         """Held by whoever takes from `current` in another thread (see `tailrace.sync`)."""
+        self._rank = 0
+        """The rank of the rows that were looked at last."""
+        self._ranked_ms = 0.0
+        """When the hand was ranked anew last."""
         self._streak = 0
         self._taking = False
         self._stopping = False
         self._error: BaseException | None = None
         self._waiters: list[asyncio.Future[None]] = []
+        self._listeners: list[asyncio.Future[None]] = []
+        """Who waits to hear what a poll brings, and not for a message."""
         self.closed: TailraceError | None = None
 
     # -- handing out
@@ -140,10 +150,17 @@ class LeasePrefetch:
             raise StopAsyncIteration
         now_ms = self.settlement.now_ms()
         self._count_taken(now_ms)
-        if self._hand.count * self.pace.average_ms > LATE_MS and self._hand.count > self.pace.wanted():
-            # It became slower since they were leased.
-            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), self.pace.wanted()))
-        while self._hand.count:
+        if self._hand.count * self.pace.average_ms > LATE_MS:
+            self._trim()
+        if self._hand.held_back and now_ms - self._ranked_ms > 2 * SOON_MS:
+            self._ranked_ms = now_ms
+            self._hand.rank_anew(self.membership.policy, self.wall_ns() // 1000)
+        while (rank := self._hand.rank()) is not None:
+            if rank > self._rank:
+                self._polls.ask()  # Now, not when it is handed out.
+            self._rank = rank
+            if self._polls.may_bring_before(rank):
+                break
             rows = self._hand.pop()
             lease = rows.lease
             calm = self.calm_ns <= self.wall_ns() < self.until_ns and lease.deadline_ms > self._safe_ms
@@ -161,6 +178,14 @@ class LeasePrefetch:
             self._polls.ask()
             return True
         return False
+
+    def _trim(self) -> None:
+        """It became slower since they were leased. As many as were asked for as urgent ones stay."""
+        urgent = sum(len(rows) for rows in self._hand if rows.urgent)
+        others, wanted = self._hand.count - urgent, self.pace.wanted()
+        if others > wanted and others * self.pace.average_ms > LATE_MS:
+            late = self._hand.take_out(lambda rows: range(len(rows)), urgent + wanted)
+            self.settlement.give_back(late)
 
     def _count_taken(self, now_ms: float) -> None:
         """All current rows were handed out, and somebody comes for more."""
@@ -226,6 +251,15 @@ class LeasePrefetch:
             if self.calm_ns <= self.wall_ns() < self.until_ns or not self.is_over(message.rows.lease):
                 return message
 
+    def next_rank(self) -> int | None:
+        """The rank of what `ready` hands out; None: there is nothing."""
+        if self._taking:
+            return None
+        rows, last = self._rows, self.last
+        if rows is not None and (last is None or last.row + 1 < len(rows)):
+            return rows.rank
+        return self._hand.rank()
+
     def in_hand(self) -> int:
         """How many messages are there that are not being handed out yet."""
         return self._hand.count
@@ -244,7 +278,8 @@ class LeasePrefetch:
         self._kind = kind
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters = self._waiters + self._listeners
+        self._waiters, self._listeners = [], []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -279,7 +314,7 @@ class LeasePrefetch:
             if ordering == "none" or (ordering == "key" and key is None):
                 continue
             place, number = failed.rows.lease.place, failed.offset
-            found = self._take_out(_behind(place, number, key if ordering == "key" else None))
+            found = self._take_out(behind(place, number, key if ordering == "key" else None))
             taken.merge(found)
             if self.parking is not None:
                 taken.merge(self.parking.behind(failed))
@@ -310,13 +345,13 @@ class LeasePrefetch:
             key = failed.key if ordering == "key" else None
             if ordering == "none" or (ordering == "key" and key is None):
                 continue
-            self.settlement.give_back(self._take_out(_behind(lease.place, failed.offset, key, fresh)))
+            self.settlement.give_back(self._take_out(behind(lease.place, failed.offset, key, fresh)))
 
     def _lease_lost(self, lease: HeldLease) -> None:
         """Its messages come again, and what is in hand behind them goes back to come after them."""
         self._forget(self._take_out(lambda rows: range(len(rows)) if rows.lease is lease else ()))
         if lease.gone and self.membership.policy.ordering != "none":
-            self.settlement.give_back(self._take_out(_behind(lease.place, min(lease.gone), None)))
+            self.settlement.give_back(self._take_out(behind(lease.place, min(lease.gone), None)))
 
     def _take_out(self, chosen: Chosen, keep: int = 0) -> Unstarted:
         self._set_down()
@@ -326,7 +361,7 @@ class LeasePrefetch:
 
     def _take_unstarted(self, places: set[Place]) -> Unstarted:
         """All of some partitions that was not started: also what waits behind a handler."""
-        taken = self._take_out(_all_of(places))
+        taken = self._take_out(all_of(places))
         if self.parking is not None:
             taken.merge(self.parking.give_up(places))
         return taken
@@ -362,7 +397,7 @@ class LeasePrefetch:
         soon = int(pace * SOON_MS)
         self._polls.be_modest(soon)
         self._polls.withdraw({topic for topic, _ in places})
-        self.settlement.give_back(self._take_out(_all_of(places), soon))
+        self.settlement.give_back(self._take_out(all_of(places), soon))
 
     # -- partitions
 
@@ -446,6 +481,10 @@ class LeasePrefetch:
         late = current is not None and len(current) * self.pace.message_ms >= SOON_MS
         return len(current) if late and current is not None else 0
 
+    def parked(self) -> list[tuple[LeasedMessage, bool]]:
+        """See `polls.Taker`."""
+        return [] if self.parking is None else self.parking.firsts()
+
     def policy(self) -> GroupPolicy:
         """See `polls.Taker`."""
         return self.membership.policy
@@ -477,6 +516,24 @@ class LeasePrefetch:
                 self._not_wanted(topic, grant)
         self._wake()
 
+    def go_on(self) -> None:
+        """See `polls.Taker`."""
+        self._wake()
+
+    def may_bring_before(self, rank: int) -> bool:
+        """See `handler_runner.DeliverySource`."""
+        return not self._stopping and self.closed is None and self._polls.may_bring_before(rank)
+
+    def ask(self) -> None:
+        """See `handler_runner.DeliverySource`."""
+        self._polls.ask()
+
+    async def news(self) -> None:
+        """See `handler_runner.DeliverySource`."""
+        listener = self._loop.create_future()
+        self._listeners.append(listener)
+        await listener
+
     def _not_wanted(self, topic: str, grant: Grant) -> None:
         """Nobody here wants it any more; when this does not arrive, the lease ends by itself."""
         spans = [n for first, count, _, _ in sorted(grant.runs) for n in (first, first + count)]
@@ -485,7 +542,7 @@ class LeasePrefetch:
 
     def _add(self, place: Place, generation: int, grant: Grant, data: Buffer, answer: Answer) -> None:
         for older, offsets in self.settlement.leases.superseded(place, grant.runs).items():
-            self._take_out(_of_lease(older, offsets))
+            self._take_out(of_lease(older, offsets))
             self.settlement.leases.forget(older, offsets)
         lease = self.settlement.leases.add(place, generation, grant)
         try:
@@ -508,6 +565,7 @@ class LeasePrefetch:
                 self._send_back_early(rows, early)
             if len(rows):
                 policy, current = self.membership.policy, self._rows
+                rows.urgent = answer.urgent
                 if current is not None and overtakes(rows, current, policy, urgent=answer.urgent):
                     self._set_down()
                 self._hand.add(rows, policy, now_us, urgent=answer.urgent)
@@ -543,31 +601,3 @@ class LeasePrefetch:
         rows.keep([row for row in range(len(rows)) if row not in set(early)])
         self._polls.wasted(len(early))
         self.settlement.give_back(unstarted)
-
-
-def _all_of(places: set[Place]) -> Chosen:
-    return lambda rows: range(len(rows)) if rows.lease.place in places else ()
-
-
-def _of_lease(lease: HeldLease, offsets: set[int]) -> Chosen:
-    def chosen(rows: LeasedRows) -> Sequence[int]:
-        if rows.lease is not lease:
-            return ()
-        return [row for row, offset in enumerate(rows.offsets()) if offset in offsets]
-
-    return chosen
-
-
-def _behind(place: Place, offset: int, key: bytes | None, fresh: int | None = None) -> Chosen:
-    """Rows behind an offset, of a key or all; of leases before number `fresh`."""
-
-    def chosen(rows: LeasedRows) -> Sequence[int]:
-        if rows.lease.place != place or (fresh is not None and rows.lease.number >= fresh):
-            return ()
-        offsets = rows.offsets()
-        if key is None:
-            return [row for row, other in enumerate(offsets) if other > offset]
-        keys = rows.values("key") or ()
-        return [row for row, other in enumerate(keys) if other == key and offsets[row] > offset]
-
-    return chosen

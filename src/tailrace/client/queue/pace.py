@@ -40,6 +40,8 @@ class Pace:
         self._latest_ms = AHEAD_MS
         self.busy = 0
         self.takers = 0
+        self.behind = 0
+        """Messages that came since one could be started last: all of them wait behind their keys."""
         self.workers = 0
         """Handlers that run side by side, when it is the consumer who calls them; else 0."""
         self._quick = 0
@@ -90,7 +92,7 @@ class Pace:
         if self._batch_count:
             return self._batch_count
         self._reckon()
-        return max(1, self.takers, int(AHEAD_MS / self.message_ms) - self.busy)
+        return max(1, self.takers + self.behind, int(AHEAD_MS / self.message_ms) - self.busy)
 
     def _measured(self, ms: float, share: float) -> None:
         known = self._latest_ms
