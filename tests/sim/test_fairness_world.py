@@ -22,12 +22,14 @@ from tailrace.core.model import facts
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.queue.ledger import Ledger
+from tailrace.core.selection import row_selector
+from tailrace.core.selection.lanes import LANES, WEIGHTED, WEIGHTS, smooth_pattern
 from tailrace.sim.actors.sim_clients import Violation
 from tailrace.sim.worlds import fairness_world
 
 SEEDS = 24
 SEEDS_LONG = 400
-BUG_SEEDS = 40
+BUG_SEEDS = 60
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -39,9 +41,32 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def test_every_seed_holds() -> None:
-    for seed in range(SEEDS):
-        fairness_world.run(seed)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_seed_holds(seed: int) -> None:
+    fairness_world.run(seed)
+
+
+FAILED_ONCE = (
+    *(1114, 1171, 1210, 3014, 3016, 3140, 3156, 3171, 3283, 3361, 3426, 3439),
+    *(710191, 710375, 710391, 710422, 710518, 710529),
+)
+"""Less urgent messages that went first: what was parked behind its key, what a handler that became slow left
+in hand, what was started while more urgent ones were on their way; and shares that were counted of starts,
+among what busy members had in hand."""
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_seed_that_failed_once_holds(seed: int) -> None:
+    fairness_world.run(seed)
+
+
+def test_pattern_is_never_further_than_two_from_the_weights() -> None:
+    for lane, weight in enumerate(WEIGHTS):
+        off, highest, lowest = 0.0, 0.0, 0.0
+        for slot in WEIGHTED * 2:
+            off += (slot == lane) - weight / sum(WEIGHTS)
+            highest, lowest = max(highest, off), min(lowest, off)
+        assert highest - lowest <= 2
 
 
 @pytest.mark.long
@@ -135,6 +160,14 @@ def _order_lost_at_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "divided", shared)
 
 
+def _all_lanes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_selector, "WEIGHTED", smooth_pattern((20,) * LANES))
+
+
+def _weights_of_the_lane_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_selector, "WEIGHTED", smooth_pattern((WEIGHTS[-1], *WEIGHTS[:-1])))
+
+
 BUGS: list[tuple[Plant, str]] = [
     (_one_takes_everything, "idles"),
     (_hunger_is_not_told, "idles"),
@@ -144,6 +177,8 @@ BUGS: list[tuple[Plant, str]] = [
     (_urgent_ones_wait_at_the_broker, "passed over"),
     (_messages_go_to_and_fro, "in vain"),
     (_order_lost_at_the_switch, "is started before"),
+    (_all_lanes_alike, "that were handed out, its share"),
+    (_weights_of_the_lane_before, "that were handed out, its share"),
 ]
 
 

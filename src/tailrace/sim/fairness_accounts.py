@@ -8,7 +8,8 @@ until the broker has found out.
 - *Nobody idles*: no member that could start a message does nothing while it waits for more than 0.5 s.
 - *Urgent first*: `strict`: no handler is started on a less urgent message of the partition while a more
   urgent one has been waiting for as long as news need to travel, but for what is done in a moment.
-  `weighted`: not more often than the weights allow, and with a backlog in all lanes each one has its share.
+  `weighted`: not more often than the weights allow, and what the broker hands out of a backlog in all lanes
+  is divided by the weights (`SHARE_OFF`).
 - *Order per key*: a message is started when those before it were handled, and never after a later one.
 - *No delivery too many*: what a handler is told of earlier deliveries are starts, and holds lost to a death
   or a stall; nothing else.
@@ -22,9 +23,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.client.queue.delivery import Delivery
-from tailrace.core.model.queue_commands import Leases
+from tailrace.core.model.queue_commands import Grant, Leases
 from tailrace.core.queue.ledger import Ledger
-from tailrace.core.selection.lanes import LANES, WEIGHTS
+from tailrace.core.selection.lanes import LANES, OWED_MAX, WEIGHTS
 from tailrace.sim.actors.sim_clients import Violation
 from tailrace.sim.actors.sim_workers import GROUP, TOPIC, Worker
 from tailrace.sim.virtual_time import SECOND_US
@@ -47,11 +48,15 @@ news have."""
 EMPTY_HANDED_US = 4 * SECOND_US
 """So long a member may have no partition where there is one for it."""
 NEVER = 1 << 62
-SHARE_STARTS_MIN = 200
-LOOK_STARTS = 10
-SHARE_EDGE = 8
-"""So many messages of a lane more or less may be with the members when it is counted."""
-BACKLOG_MIN = 3
+SHARE_MIN = 50
+"""So many messages in a row are enough to say that shares were counted."""
+SHARE_OFF = 2 + OWED_MAX
+"""So many messages more or less than its share a lane may have had among those of one partition that were
+handed out one after the other while every lane had a backlog, however many these are. The slots of the lanes
+are spread so evenly that, from one place to another, a lane is never further than 2 from its share. A lane
+may have been given `OWED_MAX` ahead of its turn by the end, or may pay back as many that it was given before
+the beginning. For 1,000 messages that is within a tenth of every share but the two smallest, of which the
+contract's 10 % are 7 and 3 messages: to hold a hundred messages to those would be to count fractions."""
 GRANTS_SPARE = 12
 """So often more than it was started may a message be handed to members that then give it back."""
 
@@ -107,8 +112,8 @@ class Accounts:
         """By partition and lane: less urgent messages that were started while it waited, since its last."""
         self._passed_us: dict[tuple[int, int], int] = {}
         """When the first of those was started."""
-        self._shares: Counter[int] = Counter()
-        self._backlog = False
+        self._shares = [Counter[int]() for _ in range(world.partitions)]
+        """By partition: how many messages of each lane were handed out since all lanes have a backlog."""
 
     def _now_us(self) -> int:
         return self._world.clock.now_us()
@@ -147,6 +152,27 @@ class Accounts:
                         task.granted = worker.name, self._now_us()
                         if worker.leaving:
                             task.lost_holds.add(task.granted)
+            if self._world.has_shares():
+                self._count_shares(grant)
+
+    def _count_shares(self, grant: Grant) -> None:
+        """Handed out while every lane had more: it was free to choose, so the lanes have had their shares.
+        Such counts of different times are not added: what happens between them moves the turn."""
+        tasks, shares = self.open[grant.partition], self._shares[grant.partition]
+        ledger = self._ledger(grant.partition)
+        fresh = {o for first, end in ledger.fresh_spans(0, ledger.cursor) for o in range(first, end)}
+        lanes = {task.lane for offset, task in tasks.items() if offset >= ledger.cursor or offset in fresh}
+        if len(lanes) < LANES:
+            shares.clear()
+            return
+        offsets = [o for first, count, _, _ in grant.runs for o in range(first, first + count)]
+        shares.update(tasks[offset].lane for offset in offsets if offset in tasks)
+        total = shares.total()
+        self._world.seen["shares counted"] += total >= SHARE_MIN
+        for lane, weight in enumerate(WEIGHTS):
+            share = total * weight / sum(WEIGHTS)
+            what = f"lane {lane} had {shares[lane]} of {total} that were handed out, its share is {share:.0f}"
+            self._require(abs(shares[lane] - share) <= SHARE_OFF, what)
 
     def started(self, worker: Worker, delivery: Delivery) -> None:
         """A handler is called."""
@@ -165,10 +191,6 @@ class Accounts:
         self._idle_since_us.pop(worker.name, None)
         task.waits_since_us = task.handed_us = NEVER
         self._world.seen["started"] += 1
-        if self._backlog:
-            self._shares[task.lane] += 1
-            if self._shares.total() % LOOK_STARTS == 0:
-                self._backlog = self._in_all_lanes()
 
     def finished(self, worker: Worker, value: bytes) -> None:
         """A handler is done."""
@@ -293,7 +315,6 @@ class Accounts:
         workers = self._world.workers
         for partition in range(self._world.partitions):
             self._look_at(partition, now_us)
-        self._backlog = self._in_all_lanes()
         for worker in workers:
             if worker.dead or worker.loop.frozen():
                 self._note_holds(worker)
@@ -400,14 +421,6 @@ class Accounts:
             what = f"{name} has no partition for {(now_us - since_us) / SECOND_US:.1f} s"
             self._require(now_us - since_us <= EMPTY_HANDED_US, what)
 
-    def _in_all_lanes(self) -> bool:
-        """Whether every lane of every partition has something to choose from."""
-        for tasks in self.open:
-            free = Counter(t.lane for t in tasks.values() if t.handed_us != NEVER and not t.starts)
-            if any(free[lane] < BACKLOG_MIN for lane in range(LANES)):
-                return False
-        return True
-
     # ------------------------------------------------------------------------------------------- at the end
 
     def done(self) -> bool:
@@ -425,14 +438,6 @@ class Accounts:
         for partition in range(self._world.partitions):
             dead = self._ledger(partition).counters.dead_lettered
             self._require(not dead, f"{partition}: {dead} messages went to the dead letters")
-        total = self._shares.total()
-        if total >= SHARE_STARTS_MIN and self._world.priority_mode == "weighted":
-            self._world.seen["shares counted"] += 1
-            for lane, weight in enumerate(WEIGHTS):
-                wanted = total * weight / sum(WEIGHTS)
-                off = abs(self._shares[lane] - wanted)
-                what = f"lane {lane} had {self._shares[lane]} of {total} starts, its share is {wanted:.0f}"
-                self._require(off <= 0.1 * wanted + SHARE_EDGE, what)
 
 
 def _each(runs: Iterable[tuple[Run, int, int]]) -> Iterator[tuple[int, Run]]:

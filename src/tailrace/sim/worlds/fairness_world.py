@@ -141,6 +141,11 @@ class FairnessWorld(VirtualTime):
         """A worker by its name."""
         return next(worker for worker in self.workers if worker.name == name)
 
+    def has_shares(self) -> bool:
+        """Whether lanes have shares of single messages. Keys have the lane of their oldest message."""
+        keyed = bool(self._keys) and self.ordering == "key"
+        return self.priority_mode == "weighted" and self._lanes == "backlog" and not keyed
+
     def has_one_for_each(self) -> bool:
         """Whether the assignment gives every member something to do, and everybody has had time to hear."""
         now_us = self.clock.now_us()
