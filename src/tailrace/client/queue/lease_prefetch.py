@@ -105,10 +105,8 @@ class LeasePrefetch:
         self._safe_ms = 0.0
         self.guard: AbstractContextManager[object] = nullcontext()
         """Held by whoever takes from `current` in another thread (see `tailrace.sync`)."""
-        self._rank = 0
-        """The rank of the rows that were looked at last."""
-        self._ranked_ms = 0.0
-        """When the hand was ranked anew last."""
+        self._rank = 0  # Of the rows that were looked at last.
+        self._ranked_ms = 0.0  # When the hand was ranked anew last.
         self._streak = 0
         self._taking = False
         self._stopping = False
@@ -181,11 +179,10 @@ class LeasePrefetch:
 
     def _trim(self) -> None:
         """It became slower since they were leased. As many as were asked for as urgent ones stay."""
-        urgent = sum(len(rows) for rows in self._hand if rows.urgent)
-        others, wanted = self._hand.count - urgent, self.pace.wanted()
+        urgent, wanted = sum(len(rows) for rows in self._hand if rows.urgent), self.pace.wanted()
+        others = self._hand.count - urgent
         if others > wanted and others * self.pace.average_ms > LATE_MS:
-            late = self._hand.take_out(lambda rows: range(len(rows)), urgent + wanted)
-            self.settlement.give_back(late)
+            self.settlement.give_back(self._hand.take_out(lambda rows: range(len(rows)), urgent + wanted))
 
     def _count_taken(self, now_ms: float) -> None:
         """All current rows were handed out, and somebody comes for more."""
@@ -530,9 +527,8 @@ class LeasePrefetch:
 
     async def news(self) -> None:
         """See `handler_runner.DeliverySource`."""
-        listener = self._loop.create_future()
-        self._listeners.append(listener)
-        await listener
+        self._listeners.append(self._loop.create_future())
+        await self._listeners[-1]
 
     def _not_wanted(self, topic: str, grant: Grant) -> None:
         """Nobody here wants it any more; when this does not arrive, the lease ends by itself."""
