@@ -113,12 +113,19 @@ async def _run_counted(count: int) -> int:
         async def __anext__(self) -> Any:
             raise StopAsyncIteration
 
+        def ready(self) -> Any:
+            return left.pop() if left else None
+
+        def next_rank(self) -> int | None:
+            return 0 if left else None
+
     async def handler(delivery: object) -> None:
         pass
 
+    source = Source()
     runner = HandlerRunner(
-        Source(),
-        lambda: cast(Any, left.pop() if left else None),
+        source,
+        cast(Any, source),
         handler,
         concurrency=10,
         settle=False,
