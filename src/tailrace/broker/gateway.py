@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.queue.fetch_request import FetchRequest, OpenGate
 from tailrace.broker.queue.time_lookup import locate
+from tailrace.broker.runtime.framing import publish_batch
 from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import TopicHost, Topics
@@ -37,7 +38,6 @@ from tailrace.core.model.commands import (
     TrimTopic,
 )
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.internal_commands import PublishBatch
 from tailrace.core.model.queue_commands import StageRows
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.format import frame
@@ -131,7 +131,7 @@ class Gateway:
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
         view = measure(body, request.columns, want_keys=shard.options.key_index)
-        shard.submit(PublishBatch(request, view), body, respond)
+        shard.submit(publish_batch(request, view, body), body, respond)
 
     def _fetch(self, request: Fetch, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= len(request.positions) <= FETCH_PARTITIONS_MAX:

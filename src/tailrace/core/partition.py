@@ -196,15 +196,19 @@ class Partition:
             return Decision(NOTHING, problem)
         producer = publish.producer_id, publish.producer_epoch, publish.producer_sequence
         if late is None or not late.any():
-            appended = Appended(self.end_offset, view, time_us, *producer, wall_us=wall_us)
+            stored = _stored(command, view, keep)
+            appended = Appended(self.end_offset, stored, time_us, *producer, wall_us=wall_us)
             return Decision((appended,), Published(self.end_offset, time_us, duplicates), keep)
         rows = np.arange(view.count) if keep is None else keep
         waiting = rows[late].tolist()
         if late.all():
-            scheduled = Delayed(turn.next_entry, view, time_us, *producer, wall_us=wall_us)
+            stored = _stored(command, view, keep)
+            scheduled = Delayed(turn.next_entry, stored, time_us, *producer, wall_us=wall_us)
             return Decision((scheduled,), Published(-1, time_us, duplicates, waiting), late=keep)
         # The first frame of the group is the scheduled one; the producer's sequence counts once.
-        waits, goes = (view.take(np.flatnonzero(rows)) for rows in (late, ~late))
+        waits, goes = (
+            _stored(command, view.take(np.flatnonzero(chosen)), rows[chosen]) for chosen in (late, ~late)
+        )
         scheduled = Delayed(turn.next_entry, waits, time_us, wall_us=wall_us)
         appended = Appended(self.end_offset, goes, time_us, *producer, wall_us=wall_us)
         reply = Published(self.end_offset, time_us, duplicates, waiting)
@@ -444,6 +448,13 @@ class Partition:
         self.staging.verify()
         self.ring.verify()
         self.lost.verify()
+
+
+def _stored(command: PublishBatch, view: BatchView, rows: npt.NDArray[np.int64] | None) -> BatchView:
+    """The view of the rows that are stored, with the size of their body; None: all rows."""
+    if rows is None or command.body is None:
+        return view
+    return msgspec.structs.replace(view, nbytes=command.body.nbytes(rows))
 
 
 def _cut(data: memoryview, lengths: list[int]) -> list[memoryview]:

@@ -307,6 +307,15 @@ def test_bytes_are_those_of_what_is_stored_also_of_a_batch_with_duplicates() -> 
     assert broker.shard().state.ring.buffers() == before
 
 
+def test_a_batch_needs_room_for_what_is_stored_of_it_only() -> None:
+    broker = QueueEngine()
+    broker.create(retention="ephemeral", max_bytes=30_000, on_full="overwrite")
+    broker.send(bytes(20_000), dedup_ids=[b"same"])
+    broker.send(bytes(20_000), bytes(15_000), dedup_ids=[b"same", b"new"])
+    state = broker.shard().state
+    assert (state.start_offset, state.end_offset) == (1, 2)
+
+
 def test_what_is_overwritten_before_it_is_durable_was_never_there_for_readers() -> None:
     broker = QueueEngine()
     broker.create(retention="ephemeral", max_messages=2, on_full="overwrite")

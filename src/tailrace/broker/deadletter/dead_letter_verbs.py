@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX, LeaseVerbs
+from tailrace.broker.runtime.framing import publish_batch
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Publish
 from tailrace.core.model.identifiers import HEADER_BYTES_MAX
-from tailrace.core.model.internal_commands import EvictMember, HoldRun, PublishBatch
+from tailrace.core.model.internal_commands import EvictMember, HoldRun
 from tailrace.core.model.queue_commands import (
     FindUnsettled,
     HoldOffsets,
@@ -81,7 +82,7 @@ class DeadLetterVerbs:
         view, _ = batch.open_body(body, request.columns, want_keys=keyed, header_bytes_max=most)
         view = msgspec.structs.replace(view, header_bytes_max=min(view.header_bytes_max, HEADER_BYTES_MAX))
         publish = Publish(request.topic, request.partition, request.columns, request.crc)
-        shard.submit(PublishBatch(publish, view), body, shard.surely(respond))
+        shard.submit(publish_batch(publish, view, body), body, shard.surely(respond))
 
     def _surely(self, request: Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
         shard = self._topics.partition(request.topic, request.partition)

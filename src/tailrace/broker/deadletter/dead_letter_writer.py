@@ -24,12 +24,13 @@ from typing import Any
 
 from tailrace.broker.deadletter.dead_letter_batch import DeadLetterBatch, DeadLetterOrigin, DyingRow, write
 from tailrace.broker.metrics import Metrics
+from tailrace.broker.runtime.framing import publish_batch
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import AlterTopic, CreateTopic, Done, Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.internal_commands import BuryDone, PublishBatch
+from tailrace.core.model.internal_commands import BuryDone
 from tailrace.core.model.topic_options import DEAD_LETTERS, decode_folder
 from tailrace.errors import Corrupt
 from tailrace.format import batch
@@ -167,7 +168,7 @@ class _DyingMessages:
         # headers, too.
         view = batch.view_of(header, letters.body, want_keys=target.options.key_index)
         publish = Publish(self._dead_letters, origin.partition, header.columns, header.body_crc)
-        target.submit(PublishBatch(publish, view), letters.body, target.surely(published))
+        target.submit(publish_batch(publish, view, letters.body), letters.body, target.surely(published))
 
     def _make_room(self, origin: DeadLetterOrigin, letters: DeadLetterBatch) -> None:
         """Create the dead-letter topic, or add partitions until it has as many as its origin."""

@@ -30,6 +30,7 @@ from cronsim import CronSimError
 
 from tailrace.broker.groups.cron_times import latest_tick_us, next_tick_us, zone_of
 from tailrace.broker.groups.group_directory import GroupDirectory
+from tailrace.broker.runtime.framing import publish_batch
 from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.topics import Topics
@@ -44,7 +45,7 @@ from tailrace.core.model.identifiers import (
     hash128,
     partition_of,
 )
-from tailrace.core.model.internal_commands import PublishBatch, TickDone
+from tailrace.core.model.internal_commands import TickDone
 from tailrace.core.model.topic_options import check_name
 from tailrace.core.publish.publish_rules import over_limit
 from tailrace.errors import InvalidRequest, NotFound
@@ -190,7 +191,7 @@ class CronRunner:
                 self._arm(name)
 
         view = measure(body, publish.columns, want_keys=shard.options.key_index)
-        shard.submit(PublishBatch(publish, view), body, shard.surely(published))
+        shard.submit(publish_batch(publish, view, body), body, shard.surely(published))
 
     def _again(self, name: str, why: str) -> None:
         """A tick could not be published: try again later. A newer tick that comes before takes its place."""

@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.core.model.commands import Publish
 from tailrace.core.model.decision import Decision
 from tailrace.core.model.facts import Acked, Appended, Delayed, Fact, Staged, Stored
+from tailrace.core.model.identifiers import BatchView
 from tailrace.core.model.internal_commands import ApplyStaged, PublishBatch, ReleaseDue, StageBatch
 from tailrace.format import batch, codec, frame
 from tailrace.format.frame import Buffer, Frame, Header
@@ -56,6 +57,36 @@ def facts_of(
     return (Appended(header.base_offset, view, header.append_time_us, *producer, released, header.wall_us),)
 
 
+class PublishedBody:
+    """The body of a publish. Each choice of rows is cut once: for its size, and then for its frame."""
+
+    __slots__ = ("_body", "_columns", "_cuts")
+
+    def __init__(self, body: Buffer, columns: int) -> None:
+        self._body = body
+        self._columns = columns
+        self._cuts: dict[bytes, Buffer] = {}
+
+    def nbytes(self, rows: npt.NDArray[np.int64]) -> int:
+        """The size of a body of only these rows."""
+        return len(self.cut(rows))
+
+    def cut(self, rows: npt.NDArray[np.int64]) -> Buffer:
+        """A body of only these rows, in this order."""
+        chosen = rows.tobytes()
+        found = self._cuts.get(chosen)
+        if found is None:
+            found = self._cuts[chosen] = batch.take(self._body, self._columns, rows)
+        return found
+
+
+def publish_batch(publish: Publish, view: BatchView, body: Buffer) -> PublishBatch:
+    """The command for a publish. Rows are left out of a body only if there are dedup ids or delays."""
+    if view.dedup_ids is None and view.deliver_at_us is None:
+        return PublishBatch(publish, view)
+    return PublishBatch(publish, view, PublishedBody(body, view.columns))
+
+
 class TurnFrames:
     """Collects the frames of one turn."""
 
@@ -74,22 +105,22 @@ class TurnFrames:
         """Index of the next frame that holds a body."""
         return self.entry + bool(self._facts)
 
-    def add(self, decision: Decision, work: Any, body: Buffer) -> tuple[Any, ...]:
-        """Add all facts of one decision, in order; returns the facts as a replay will find them."""
+    def add(self, decision: Decision, work: Any, body: Buffer) -> None:
+        """Add all facts of one decision, in order. A replay will find them as they are."""
         facts = decision.facts
         if len(facts) == 1 or not any(isinstance(fact, _STORED) for fact in facts):
             if len(facts) == 1 and isinstance(facts[0], _STORED):
                 self.flush()
-                return (self._put(facts[0], *_body(facts[0], decision, work, body, 0)),)
-            self._facts += facts
-            return facts
+                self._put(facts[0], *_body(facts[0], decision, work, body, 0))
+            else:
+                self._facts += facts
+            return
         self.flush()
         first, place = len(self.frames), 0
-        stored = list(facts)
-        for number, fact in enumerate(facts):
+        for fact in facts:
             if isinstance(fact, _STORED):
                 self.flush()
-                stored[number] = self._put(fact, *_body(fact, decision, work, body, place))
+                self._put(fact, *_body(fact, decision, work, body, place))
                 place += 1
             else:
                 self._facts.append(fact)
@@ -98,7 +129,6 @@ class TurnFrames:
             item = self.frames[index]
             header = _with_flags(item.header, item.header.flags | frame.MORE)
             self.frames[index] = Frame(header, frame.pack(header), item.body, item.keys)
-        return tuple(stored)
 
     def flush(self) -> None:
         """Put the small facts collected so far into one frame."""
@@ -113,8 +143,9 @@ class TurnFrames:
         header = Header(frame.FACTS, 0, len(body), crc, *place, wall_us=self._wall_us)
         self._append(header, body)
 
-    def _put(self, fact: Stored, body: Buffer, crc: int) -> Stored:
+    def _put(self, fact: Stored, body: Buffer, crc: int) -> None:
         view = fact.view
+        assert len(body) == view.nbytes, f"a body of {len(body)} bytes was decided on as {view.nbytes}"
         kind, flags, base, span = frame.SCHEDULED, view.columns, 0, 0
         if isinstance(fact, Appended):
             kind, base, span = frame.DATA, fact.base_offset, view.count
@@ -141,10 +172,6 @@ class TurnFrames:
         )
         keys = view.keys if kind == frame.DATA else None
         self._append(header, body, None if keys is None else stored_hashes(keys))
-        if len(body) == view.nbytes:
-            return fact
-        # Rows were left out: the decision only knew an upper bound of the size.
-        return msgspec.structs.replace(fact, view=msgspec.structs.replace(view, nbytes=len(body)))
 
     def _append(self, header: Header, body: Buffer, keys: npt.NDArray[np.uint64] | None = None) -> None:
         self.frames.append(Frame(header, frame.pack(header), body, keys))
@@ -153,19 +180,17 @@ class TurnFrames:
 
 def _body(fact: Stored, decision: Decision, work: Any, body: Buffer, place: int) -> tuple[Buffer, int]:
     """Body and checksum for the frame of a stored fact, number `place` among those of its decision."""
-    rows: npt.NDArray[np.int64] | None = None
     if isinstance(work, PublishBatch):
-        crc = work.publish.crc
         rows = decision.late if isinstance(fact, Delayed) else decision.keep
-    elif isinstance(work, ApplyStaged):
+        if rows is None:
+            return body, work.publish.crc
+        assert isinstance(work.body, PublishedBody)
+        body = work.body.cut(rows)
+        return body, frame.crc32c(body)
+    if isinstance(work, ApplyStaged):
         return work.bodies[place], work.crcs[place]
-    else:
-        assert isinstance(work, ReleaseDue | StageBatch)
-        crc = work.crc
-    if rows is not None:
-        body = batch.take(body, fact.view.columns, rows)
-        crc = frame.crc32c(body)
-    return body, crc
+    assert isinstance(work, ReleaseDue | StageBatch)
+    return body, work.crc
 
 
 def _with_flags(header: Header, flags: int) -> Header:

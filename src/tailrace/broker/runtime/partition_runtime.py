@@ -253,7 +253,8 @@ class PartitionRuntime:
                 continue
             soft, reply = decision.soft, decision.reply
             if decision.facts:
-                for fact in made.add(decision, command, body):
+                made.add(decision, command, body)
+                for fact in decision.facts:
                     state.apply(fact)
                     kind = type(fact)
                     if kind is Dying:

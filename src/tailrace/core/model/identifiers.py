@@ -81,6 +81,14 @@ class BatchView(msgspec.Struct, frozen=True, eq=False):
         )
 
 
+class CutBody(Protocol):
+    """The immutable body of a batch of which some rows may be left out when it is stored."""
+
+    def nbytes(self, rows: Times) -> int:
+        """The size of a body of only these rows, in this order."""
+        ...
+
+
 class Columns(msgspec.Struct, frozen=True, eq=False):
     """The columns of one data frame that decisions about delivery need. A frame never changes once appended.
 

@@ -9,7 +9,7 @@ import msgspec
 from tailrace.core.model.commands import Publish
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy
-from tailrace.core.model.identifiers import PRIORITY_MAX, BatchView, Times
+from tailrace.core.model.identifiers import PRIORITY_MAX, BatchView, CutBody, Times
 
 
 class PublishBatch(msgspec.Struct, frozen=True, eq=False):
@@ -17,6 +17,8 @@ class PublishBatch(msgspec.Struct, frozen=True, eq=False):
 
     publish: Publish
     view: BatchView
+    body: CutBody | None = None
+    """Gives the sizes of what is stored; without it these are upper bounds where rows are left out."""
 
 
 class Sweep(msgspec.Struct, frozen=True):
