@@ -537,5 +537,10 @@ class LeaseRequest:
 
     def _go_on(self) -> None:
         newer, self._then = self._then, None
-        if newer is not None and newer._respond is not None:
-            newer._begin()
+        if newer is not None:
+            newer.begin_late()
+
+    def begin_late(self) -> None:
+        """The request before this one is over: begin, unless this one is over as well."""
+        if self._respond is not None:
+            self._begin()

@@ -117,9 +117,10 @@ class HashTable:
         "_values",
     )
 
-    def __init__(self, entries: int = 0) -> None:
-        """Make an empty table with room for that many entries before it grows."""
-        self._take(np.zeros((_slots_for(entries), 3), np.uint64), 0)
+    def __init__(self, entries: int = 0, *, slots: Slots | None = None, count: int = 0) -> None:
+        """Make an empty table with room for that many entries before it grows, or one of these slots, where
+        `count` are in use."""
+        self._take(np.zeros((_slots_for(entries), 3), np.uint64) if slots is None else slots, count)
 
     def _take(self, slots: Slots, count: int) -> None:
         self._slots = slots
@@ -134,6 +135,11 @@ class HashTable:
         self._former: HashTable | None = None
         self._moved = self._due = 0
         """Slots of the former table that have been moved, and those that are due to be."""
+
+    @property
+    def slots(self) -> Slots:
+        """All slots, used and empty, without those of a former table."""
+        return self._slots
 
     def __len__(self) -> int:
         return self._count
@@ -253,7 +259,7 @@ class HashTable:
         if wanted * 3 <= size * 2:
             return
         if self._former is not None:
-            self._move(len(self._former._slots))  # One batch was so large that the move is not over yet.
+            self._move(len(self._former.slots))  # One batch was so large that the move is not over yet.
         if size < SMALL_SLOTS or wanted * 4 > size * 3:
             self._grow(np.zeros((_slots_for(wanted), 3), np.uint64))
             if size < SMALL_SLOTS:
@@ -269,8 +275,7 @@ class HashTable:
 
     def _grow(self, slots: Slots) -> None:
         """Continue in an empty table with more slots; the present one becomes the former table."""
-        former = HashTable.__new__(HashTable)
-        former._take(self._slots, self._count)
+        former = HashTable(slots=self._slots, count=self._count)
         self._take(slots, self._count)
         self._former = former
 
@@ -278,11 +283,11 @@ class HashTable:
         """Move the next slots of the former table. Entries that were put since then are newer and stay."""
         former = self._former
         assert former is not None
-        old = former._slots[self._moved : self._moved + slots]
+        old = former.slots[self._moved : self._moved + slots]
         self._insert(old[_used(old)], replace=False)
         self._moved += slots
         self._due = 0
-        if self._moved >= len(former._slots):
+        if self._moved >= len(former.slots):
             self._former, self._moved = None, 0
 
     def buffers(self) -> list[bytes]:
@@ -290,7 +295,7 @@ class HashTable:
         progress of the growth."""
         if self._former is None and self._next is None:
             return [self._slots.tobytes()]
-        former = b"" if self._former is None else self._former._slots.data
+        former = b"" if self._former is None else self._former.slots.data
         place = np.array([self._moved, self._due, self._cleared], np.uint64)
         return [b"".join((self._slots.data, former, place.data))]
 
@@ -300,20 +305,25 @@ class HashTable:
         (data,) = buffers
         rows = np.frombuffer(data, np.uint64).reshape(-1, 3)
         size = 1 << (len(rows).bit_length() - 1)
-        table = cls.__new__(cls)
         slots = rows[:size].copy()
-        table._take(slots, int(np.count_nonzero(_used(slots))))
-        if len(rows) == size:
-            return table
-        table._moved, table._due, table._cleared = rows[-1].tolist()
-        if table._cleared:
-            table._next = np.zeros((2 * size, 3), np.uint64)
-        else:
-            former = cls.from_buffers([rows[size:-1].tobytes()])
-            left = former._slots[_used(former._slots)][:, :2]
-            table._count += int(np.count_nonzero(table.get_many(left) == MISSING))
-            table._former = former
+        table = cls(slots=slots, count=int(np.count_nonzero(_used(slots))))
+        if len(rows) > size:
+            table.grow_on(rows[size:])
         return table
+
+    def grow_on(self, rows: Slots) -> None:
+        """Continue growing where the snapshot of a table did: the slots of its former table, and one row that
+        says how far it was."""
+        self._moved, self._due, self._cleared = rows[-1].tolist()
+        if self._cleared:
+            self._next = np.zeros((2 * len(self._slots), 3), np.uint64)
+            return
+        slots = rows[:-1].copy()
+        used = _used(slots)
+        former = HashTable(slots=slots, count=int(np.count_nonzero(used)))
+        left = slots[used][:, :2]
+        self._count += int(np.count_nonzero(self.get_many(left) == MISSING))
+        self._former = former
 
     def check(self) -> None:
         """Assert the invariants: the load, the count, and that every entry can be found."""
@@ -326,7 +336,7 @@ class HashTable:
         count = len(used)
         if (former := self._former) is not None:
             former.check()
-            moved, left = former._slots[: self._moved], former._slots[self._moved :]
+            moved, left = former.slots[: self._moved], former.slots[self._moved :]
             self._former = None
             assert (self.get_many(moved[_used(moved)][:, :2]) != MISSING).all(), "an entry was not moved"
             count += int(np.count_nonzero(self.get_many(left[_used(left)][:, :2]) == MISSING))

@@ -346,7 +346,7 @@ class Backlog:
             runs.verify()
         again = Backlog()
         again.back, again.dying = self.back, self.dying
-        again._look(self.clock_us)
+        again.rebuild(self.clock_us)
         assert again.blockers == self.blockers, "the keys held are not those of the messages"
         assert self.scanned >= self.cursor
         for ours, theirs in ((self.ready, again.ready), (self.renewed, again.renewed)):

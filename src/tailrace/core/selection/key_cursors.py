@@ -187,7 +187,7 @@ class KeyCursor:
         """All rows shown were drawn: show the next run. Return whether other lanes have changed by it."""
         if self._last is not None:
             _, row, queue = self._last
-            self._follow(queue, row)
+            self.follow(queue, row)
         if self._size > 1:
             # Never more than can still be drawn: what is shown in vain has to be offered again.
             self._left -= len(self.rows)
@@ -201,10 +201,10 @@ class KeyCursor:
         while stale := [feed for feed in self._feeds if feed.stale]:
             changed = True
             for feed in stale:
-                feed._show_again()
+                feed.show_again()
         return changed
 
-    def _show_again(self) -> None:
+    def show_again(self) -> None:
         if self.state != READY:
             self._show()
         elif self._last is not None and len(self.rows) == 1:
@@ -250,7 +250,7 @@ class KeyCursor:
                 self._last = (entry, row, queue)
                 break
             if row + 1 < len(queue.codes):
-                self._follow(queue, row)
+                self.follow(queue, row)
         if run:
             self.state = READY
         else:
@@ -313,7 +313,7 @@ class KeyCursor:
         spot.lift(rows)
         return queue, queue.first_down(self._queues.flying)
 
-    def _follow(self, queue: KeyQueue, row: int) -> None:
+    def follow(self, queue: KeyQueue, row: int) -> None:
         """Offer the message behind one that was drawn."""
         row = queue.first_down(self._queues.flying, row + 1) if queue.mixed else row + 1
         if row < len(queue.codes):
@@ -366,5 +366,5 @@ class KeyCursor:
             return
         lane = next(code & 7 for code in queue.codes if code >> 3 not in lapsed)
         feed = self._feeds[lane]
-        feed._follow(queue, row)
+        feed.follow(queue, row)
         feed.stale = feed is not self
