@@ -84,8 +84,11 @@ class Desk:
         return [part for _, parts in reply.lost for part in parts]
 
     def wait(self, seconds: float) -> Decision:
+        """Let time pass. Like the shell, the desk expires leases then, and hears what has come due."""
         self.now_us += round(seconds * SECOND)
-        return self.do(inner.ExpireLeases())
+        decision = self.do(inner.ExpireLeases())
+        self.partition.queues.came_due(self.now_us)
+        return decision
 
     def figures(self) -> dict[str, Any]:
         return self.partition.queues.figures("g")
