@@ -16,7 +16,7 @@ from tailrace.storage.memory_log import MemoryLog, MemoryStore
 
 
 class HeldThreads:
-    """See `broker.pump.Threads`: work waits in one line; `run_held` does it."""
+    """See `ports.Threads`: work waits in one line; `run_held` does it."""
 
     def __init__(self) -> None:
         self.held: list[tuple[Callable[[], object], Any]] = []

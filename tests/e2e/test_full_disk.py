@@ -1,7 +1,7 @@
 """A real disk that is full below a real broker: a small file system of its own, filled by messages and by
 others. It takes the right to mount; where that is missing, the tests are listed as skipped with the reason.
 
-See also `broker.space_watch` (virtual time) and `storage.spare_space`."""
+See also `broker.upkeep.space_watch` (virtual time) and `storage.spare_space`."""
 
 import asyncio
 import contextlib

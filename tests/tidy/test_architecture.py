@@ -91,3 +91,25 @@ def test_every_word_of_the_glossary_once_and_in_one_sentence() -> None:
     assert [word for word, count in words.items() if count > 1] == []
     assert [term for term, text in entries if not text.endswith(".") or ". " in text] == []
     assert len(entries) == len(re.findall(r"^- ", GLOSSARY, re.M))
+
+
+def test_modules_named_in_the_code_exist() -> None:
+    """As `core.queue.ledger`, with or without a name in it."""
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+
+    def exists(name: str) -> bool:
+        parts = name.split(".")
+        for count in range(len(parts), 0, -1):
+            path = PACKAGE.joinpath(*parts[:count])
+            if path.with_suffix(".py").exists() or (path.is_dir() and count == len(parts)):
+                return True
+        return False
+
+    named = [
+        (str(path.relative_to(ROOT)), name)
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"`(?:tailrace\.)?([a-z_]+(?:\.\w+)+)`", path.read_text(encoding="utf-8"))
+        if name.partition(".")[0] in packages
+    ]
+    assert len(named) > 30
+    assert [place for place in named if not exists(place[1])] == []

@@ -90,7 +90,7 @@ class Lane:
 
 
 class LateThreads:
-    """See `broker.pump.Threads`; in virtual time. Work on one log is done in order, and what waits together
+    """See `ports.Threads`; in virtual time. Work on one log is done in order, and what waits together
     is written together, as the real threads do it."""
 
     def __init__(

@@ -80,7 +80,7 @@ class LeasedRows(Rows):
         self.lease = lease
         self.settling = settling
         self.rank = 0
-        """Lower ones are handed out first, see `client.hand`."""
+        """Lower ones are handed out first, see `client.queue.hand`."""
         self.urgent = False
         """Whether they were asked for because they are more urgent than others that were in hand."""
 

@@ -1,6 +1,6 @@
 """Long polls of a consumer of a queue: when to ask for messages, and for how many.
 
-One `Lease` for each topic is under way while there is room, which is a matter of time (see `client.pace`).
+One `Lease` for each topic is under way while the prefetch window has room (see `client.queue.pace`).
 While enough is in hand, a poll for more urgent messages takes its place. A newer poll replaces an older one
 at the broker; the older one is still answered, but not repeated. So it is when the partitions that may be
 asked change, too.

@@ -1,4 +1,4 @@
-"""What comes in to a consumer of a queue (see `client.polls`): it is handed out, or goes back.
+"""What comes in to a consumer of a queue (see `lease_polls`): it is handed out, or goes back.
 
 Messages that no handler has got go back when another member is hungry, when their partition is given up, when
 the consumer ends, and behind a message of their key that failed: each time as if they had never been

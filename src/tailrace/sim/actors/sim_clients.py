@@ -38,7 +38,7 @@ class SentBatch:
 
 
 class SimProducer:
-    """See `client.flow.Outside`: one producing client, with a flow to each place."""
+    """See `client.publish.partition_flow.Outside`: one producing client, with a flow to each place."""
 
     def __init__(self, world: ClientWorld, named_id: int | None) -> None:
         self._world = world

@@ -47,7 +47,7 @@ GATHERED_BYTES_MAX = 32 * 1024 * 1024
 ROW_BYTES = 48
 """What a message takes besides its value, key and headers, about."""
 _partition_hash = mmh3.mmh3_32_uintdigest
-"""That of `core.model.partition_of`, without a call in between for each row."""
+"""That of `core.model.identifiers.partition_of`, without a call in between for each row."""
 _OPTIONAL = (
     ("key", HAS_KEY),
     ("headers", HAS_HEADERS),
