@@ -101,8 +101,11 @@ def test_modules_named_in_the_code_exist() -> None:
         parts = name.split(".")
         for count in range(len(parts), 0, -1):
             path = PACKAGE.joinpath(*parts[:count])
-            if path.with_suffix(".py").exists() or (path.is_dir() and count == len(parts)):
+            if path.with_suffix(".py").exists():
                 return True
+            if path.is_dir():
+                exported = (path / "__init__.py").read_text(encoding="utf-8")
+                return count == len(parts) or f'"{parts[count]}"' in exported
         return False
 
     named = [

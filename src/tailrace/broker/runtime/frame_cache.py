@@ -84,7 +84,7 @@ class FrameCache:
         return columns
 
     def reach(self, offset: int, bytes_max: int) -> int:
-        """See `core.model.AtHand`."""
+        """See `core.model.identifiers.CachedFrames`."""
         end = self._shard.tail.reach(offset, bytes_max)
         if end == offset:
             found = self._run(offset)
