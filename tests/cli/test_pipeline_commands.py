@@ -35,7 +35,7 @@ class Example:
 
     NAME = "example"
     HELP = "does nothing"
-    Options = Options
+    OPTIONS = Options
 
 
 def test_all_pipelines_are_listed_and_described() -> None:
@@ -144,7 +144,7 @@ def test_names_are_those_of_the_modules() -> None:
     for name in NAMES:
         found = pipeline(name)
         assert name == found.NAME
-        assert issubclass(found.Options, CommonOptions)
+        assert issubclass(found.OPTIONS, CommonOptions)
 
 
 def test_our_own_words_are_found_in_the_errors_of_spark() -> None:
