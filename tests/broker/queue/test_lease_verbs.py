@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.broker.queue.lease_request import LeaseRequest
 from tailrace.core.model.commands import DeleteTopic, Done, Offsets, TrimTopic
 from tailrace.core.model.identifiers import Refusal
@@ -191,6 +192,21 @@ def test_is_answered_with_nothing_when_the_time_is_up() -> None:
     assert got(waiting) == []
     assert waiting_places(broker) == 0
     assert not broker.engine.leasing.jobs
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_request_for_nothing_ends_the_one_before_and_is_answered_at_once(partitions: int) -> None:
+    """A member withdraws its poll before it gives up a partition, and waits for the answer."""
+    broker = make(partitions)
+    gate = OpenGate()
+    first = broker.begin_lease(wait_ms=60_000, gate=gate)
+    assert first == []
+    second = broker.begin_lease(count_max=0, gate=gate)
+    assert grants(first) == grants(second) == []
+    alone = broker.begin_lease(count_max=0, gate=gate)
+    assert grants(alone) == []
+    broker.send(b"a")
+    assert values(broker.lease(gate=gate)) == [b"a"]
 
 
 def test_costs_nothing_while_nothing_happens() -> None:

@@ -210,7 +210,7 @@ class LeaseRequest:
         self._lone.clear()
         wanted = self._count_left
         for place in pending:
-            if wanted <= 0 and not place.roused:
+            if wanted <= 0 < self._count_left and not place.roused:
                 self._pending.append(place)  # Asked if the others have less than it seems.
                 continue
             self._under_way += 1
