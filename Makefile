@@ -10,7 +10,7 @@ BASE ?=
 MINUTES ?= 60
 CHECK_BUDGET_S ?= 120
 TEST_PROCESSES ?= 2
-TEST_BUDGET_S ?= 800
+TEST_BUDGET_S ?= 1000
 TEST_LONG_BUDGET_S ?= 2700
 
 .PHONY: help run test test-long check bench bench-pairs soak sim table format clean setup-base setup-dev
