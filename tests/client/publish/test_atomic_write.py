@@ -234,7 +234,7 @@ def test_nothing_is_decided_without_a_message_that_could_not_be_staged(
                     await tx.send("u", b"2")
 
         with pytest.raises(InvalidRequest, match="could not be staged"):
-            await overlook(client.atomic("w", 1, timeout=0.01))
+            await overlook(client.atomic("w", 1, timeout=0.5))
         async with client.atomic("w", 1) as tx:
             await tx.send("t", b"again")
         assert tx.won
