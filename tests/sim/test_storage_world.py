@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from tailrace.sim.__main__ import run_world
+from tailrace.sim.log_checks import LogViolation
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.sim.worlds import storage_world
-from tailrace.sim.worlds.storage_world import Violation
 from tailrace.storage.files import file_log, log_folder, log_reader, opening, scan
 from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.log_folder import LogFolder
@@ -32,7 +32,7 @@ def _first_caught() -> int | None:
     for seed in range(BUG_SEEDS):
         try:
             storage_world.run(seed)
-        except Violation:
+        except LogViolation:
             return seed
         except Exception:  # a planted bug may also break the code under test in its own way
             return seed
@@ -163,7 +163,7 @@ def test_a_failing_seed_and_an_unreached_state_fail_the_run(
 
     def broken(seed: int) -> Counter[str]:
         if seed == 3:
-            raise Violation("broken on purpose")
+            raise LogViolation("broken on purpose")
         return Counter(quiet=1)
 
     monkeypatch.setitem(command.WORLDS, "broken", command.World(broken, frozenset({"quiet"})))
