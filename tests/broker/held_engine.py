@@ -141,13 +141,13 @@ class HeldEngine:
         partition = fields.pop("partition", 0)
         return self.submit(Publish(topic, partition, columns, crc32c(body), **fields), body)
 
-    def shard(self, topic: str = "t", partition: int = 0) -> PartitionRuntime:
+    def runtime(self, topic: str = "t", partition: int = 0) -> PartitionRuntime:
         """A partition at work."""
-        return self.engine.topics.get(topic).shards[partition]
+        return self.engine.topics.get(topic).runtimes[partition]
 
     def log(self, topic: str = "t", partition: int = 0) -> MemoryLog:
         """The log of a partition."""
-        log = self.shard(topic, partition).log
+        log = self.runtime(topic, partition).log
         assert isinstance(log, MemoryLog)
         return log
 

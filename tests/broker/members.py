@@ -69,4 +69,4 @@ class Members:
 
 
 def coordinators(group: Members) -> list[PartitionRuntime]:
-    return group.broker.engine.coordinators.shards()
+    return group.broker.engine.coordinators.runtimes()

@@ -34,10 +34,10 @@ class QueueEngine(HeldEngine):
         ((reply, _),) = self.submit(request)
         assert isinstance(reply, Membership), reply
 
-    def tell(self, shard: Any, command: Any) -> Any:
+    def tell(self, runtime: Any, command: Any) -> Any:
         """A command of the broker itself; its answer."""
         replies: list[Reply] = []
-        shard.submit(command, b"", lambda reply, parts: replies.append(reply))
+        runtime.submit(command, b"", lambda reply, parts: replies.append(reply))
         self.settle()
         (reply,) = replies
         assert not hasattr(reply, "code"), reply
@@ -53,13 +53,13 @@ class QueueEngine(HeldEngine):
 
     def begin_lease(self, group: str = "g", topic: str = "t", member: str = "m", **fields: Any) -> Answers:
         """Ask for messages; the list gets the answer when there is one."""
-        shards = self.engine.topics.get(topic).shards
+        runtimes = self.engine.topics.get(topic).runtimes
         generation = fields.pop("generation", None)
-        partitions = fields.pop("partitions", range(len(shards)))
+        partitions = fields.pop("partitions", range(len(runtimes)))
         gate = fields.pop("gate", None) or OpenGate()
         places = []
         for partition in partitions:
-            granted = shards[partition].state.queues.grant(group)
+            granted = runtimes[partition].state.queues.grant(group)
             known = 0 if granted is None else granted[1]
             places.append((partition, known if generation is None else generation))
         return self.submit(Lease(topic, group, member, places, **fields), gate=gate)

@@ -259,13 +259,13 @@ def test_retention_trims(
                 for number in range(0, COUNT, 10):
                     await producer.send_many([payload(number + row) for row in range(10)])
             engine = verbs._host.engine
-            (shard,) = engine.topics.get("kept").shards
-            time_us = shard.time_us() + later_s * 1_000_000
-            monkeypatch.setattr(shard, "time_us", lambda: time_us)
-            shard.upkeep.sweep()
+            (runtime,) = engine.topics.get("kept").runtimes
+            time_us = runtime.time_us() + later_s * 1_000_000
+            monkeypatch.setattr(runtime, "time_us", lambda: time_us)
+            runtime.upkeep.sweep()
             # What follows in the same queue comes back when the sweep has looked.
             swept = asyncio.Event()
-            shard.run_in_order(lambda: None, lambda result, error: swept.set())
+            runtime.run_in_order(lambda: None, lambda result, error: swept.set())
             await swept.wait()
             await client.admin().trim_topic("kept", 0, 0)
             found = await numbers(client, "kept", start="earliest")

@@ -116,7 +116,7 @@ class CatalogWorld:
     def fill(self, name: str, partition: int, segments: int = 4) -> None:
         """Store messages until there are so many segments."""
         number = 0
-        while self.broker.shard(name, partition).stats().segments < segments:
+        while self.broker.runtime(name, partition).stats().segments < segments:
             self.publish(name, partition, b"%04d" % number + bytes(400))
             number += 1
 
@@ -204,7 +204,7 @@ class CatalogWorld:
         """Where a group stands on the partitions of a topic."""
         host = self.broker.engine.topics.find(topic)
         assert host is not None
-        return [shard.state.queues.committed(group) for shard in host.shards]
+        return [runtime.state.queues.committed(group) for runtime in host.runtimes]
 
     def groups(self) -> dict[str, GroupInfo]:
         """All groups."""

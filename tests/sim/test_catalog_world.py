@@ -138,7 +138,7 @@ def test_all_segments_missing_is_damage() -> None:
 def test_what_is_missing_can_be_given_up_and_no_offset_is_given_twice(what: str) -> None:
     world = made()
     world.fill("other", 0)
-    folder, end = f"{world.folder('other')}/0", world.broker.shard("other").end_offset
+    folder, end = f"{world.folder('other')}/0", world.broker.runtime("other").end_offset
     world.stop()
     segments = [path for path in world.paths(folder) if path.endswith(".log")]
     world.disk.remove(folder if what == "folder" else segments[0])
@@ -163,7 +163,7 @@ def test_segments_that_were_trimmed_are_not_missed() -> None:
         world.publish("short", 0, b"%d" % number)
         world.restart()
     world.broker.pass_s(120)
-    assert world.broker.shard("short").stats().start_offset > 0
+    assert world.broker.runtime("short").stats().start_offset > 0
     world.start()
     assert world.broker.engine.faults() == []
 

@@ -212,7 +212,7 @@ def test_a_group_of_a_release_without_ids_is_deleted_like_any_other() -> None:
     assert machine is not None
     machine.groups.by_name["g"].id = 0
     for number in range(2):
-        world.broker.shard("a", number).state.queues._ledgers["g"].id = 0
+        world.broker.runtime("a", number).state.queues._ledgers["g"].id = 0
     assert isinstance(world.broker.ask(DeleteGroup("g")), Done)
     assert world.places("g", "a") == [None, None]
     assert world.groups() == {}
@@ -225,8 +225,8 @@ def test_a_partition_that_lost_a_group_begins_with_what_it_has() -> None:
     reply = world.broker.ask(CreateGroup("g", ["a"], {"start": "latest"}))
     assert isinstance(reply, GroupInfo)
     assert world.places("g", "a") == [3, 3]
-    shard = world.broker.shard("a", 1)
-    shard.submit(Delist("g"), b"", lambda reply, parts: None)  # As if its log were of an older day.
+    runtime = world.broker.runtime("a", 1)
+    runtime.submit(Delist("g"), b"", lambda reply, parts: None)  # As if its log were of an older day.
     world.broker.settle()
     world.restart()
     assert world.places("g", "a") == [3, 0]
@@ -253,8 +253,8 @@ def test_a_group_whose_coordinator_is_missing_is_neither_unknown_nor_deleted() -
 
 def test_planted_absence_is_deletion_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def delist(self: DeletionCarrier) -> None:
-        for name, shards in self.strangers().items():
-            self.expel(name, shards, lambda reply, parts: None)
+        for name, runtimes in self.strangers().items():
+            self.expel(name, runtimes, lambda reply, parts: None)
 
     monkeypatch.setattr(DeletionCarrier, "report", delist)
     with pytest.raises(AssertionError):

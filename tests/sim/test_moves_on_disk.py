@@ -45,7 +45,7 @@ class OnDisk(QueueEngine):
 
     def log_segments(self) -> int:
         """How many files the log of `t` has."""
-        return self.shard().log.stats().segments
+        return self.runtime().log.stats().segments
 
 
 class Moving:
@@ -186,7 +186,7 @@ def with_closed_segments(world: Moving) -> None:
     for number, value in enumerate(LARGE):
         world.broker.send(value)
         if number >= 6:
-            world.broker.shard().upkeep.save_snapshot()
+            world.broker.runtime().upkeep.save_snapshot()
             world.broker.settle()
     assert world.broker.log_segments() > 2
 
@@ -200,7 +200,7 @@ def trim(world: Moving) -> None:
 def begins_where_it_says(world: Moving, done: bool) -> None:
     """The record of a trim may be lost; then nothing has gone."""
     assert world.broker.engine.faults() == []
-    start = world.broker.shard().start_offset
+    start = world.broker.runtime().start_offset
     assert start in (0, 5)
     assert world.broker.values("t", offset=start) == LARGE[start:]
 
@@ -244,9 +244,9 @@ def test_without_assurances_a_move_is_torn(move: str, monkeypatch: pytest.Monkey
 
 def _freed_when_written(upkeep: Maintenance) -> None:
     """Planted: segments go when the record of the trim is written, not when a snapshot has it."""
-    shard = upkeep._shard
-    log, offset = shard.log, shard.state.start_offset
-    shard.run_in_order(lambda: log.trim(offset), upkeep._done)
+    runtime = upkeep._runtime
+    log, offset = runtime.log, runtime.state.start_offset
+    runtime.run_in_order(lambda: log.trim(offset), upkeep._done)
 
 
 def test_a_trim_that_outlives_its_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

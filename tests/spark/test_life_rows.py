@@ -119,7 +119,7 @@ def test_a_stream_group_commits() -> None:
 
     broker = broker_with(mode="stream")
     broker.send(b"0", b"1", b"2")
-    granted = broker.shard().state.queues.grant("g")
+    granted = broker.runtime().state.queues.grant("g")
     assert granted is not None
     for offset in (2, 3):
         broker.ask(Commit("t", "g", "m", [(0, granted[1], offset)]))
@@ -174,7 +174,7 @@ def test_rows_are_what_traces_say(steps: list[tuple[str, int]], bytes_max: int, 
                 continue  # The lease is over; that is an answer, too.
     rows = rows_of(broker, bytes_max)
     names = {"redriven": "reopened", "extended": None, "published": None}
-    for offset in range(broker.shard().end_offset):
+    for offset in range(broker.runtime().end_offset):
         found = broker.ask(Trace("t", 0, offset)).messages[0]["events"]
         told = [
             (names.get(one["event"], one["event"]), one["time_us"], one.get("member"))

@@ -102,8 +102,8 @@ class Engine:
 
     def start(self) -> None:
         """Begin the upkeep, and resume what the last run left unfinished."""
-        for shard in list(self.topics.shards()):
-            self._opened(shard)
+        for runtime in list(self.topics.runtimes()):
+            self._opened(runtime)
         self.space.start()
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
@@ -114,43 +114,43 @@ class Engine:
         self.scrubbing.start()
         self.key_reading.warm()
 
-    def _opened(self, shard: PartitionRuntime) -> None:
-        shard.buries = self.burial.take_up
-        shard.reopened = self._reopened
-        shard.overslept = self.leasing.overslept
-        shard.credit = self.leasing.credit
-        shard.start()
+    def _opened(self, runtime: PartitionRuntime) -> None:
+        runtime.buries = self.burial.take_up
+        runtime.reopened = self._reopened
+        runtime.overslept = self.leasing.overslept
+        runtime.credit = self.leasing.credit
+        runtime.start()
 
-    def _reopened(self, shard: PartitionRuntime) -> None:
-        self.coordination.reopened(shard)
-        if not shard.machine.delivers:
+    def _reopened(self, runtime: PartitionRuntime) -> None:
+        self.coordination.reopened(runtime)
+        if not runtime.machine.delivers:
             self.cron.start()
             self.staged_writes.resume()
 
     def _sync(self, now_us: int) -> None:
-        upkeeps = [shard.upkeep for shard in self.topics.shards()]
+        upkeeps = [runtime.upkeep for runtime in self.topics.runtimes()]
         for upkeep in upkeeps:
             upkeep.sync(now_us)
         for upkeep in due((upkeep for upkeep in upkeeps if upkeep.replayed), now_us, self.replay_bounds):
             upkeep.shorten_replay()
 
     def _age(self, now_us: int) -> None:
-        for shard in self.topics.shards():
-            shard.at_hand.age()
+        for runtime in self.topics.runtimes():
+            runtime.at_hand.age()
 
     def _sweep(self, now_us: int) -> None:
-        for shard in self.topics.shards():
-            shard.upkeep.sweep()
+        for runtime in self.topics.runtimes():
+            runtime.upkeep.sweep()
 
     def _give_back(self) -> None:
-        for shard in self.topics.shards():
-            shard.upkeep.sweep()
-            shard.upkeep.press()
+        for runtime in self.topics.runtimes():
+            runtime.upkeep.sweep()
+            runtime.upkeep.press()
 
     def _figures(self) -> Iterator[tuple[str, int, LogStats]]:
         for host in self.topics.hosts():
-            for partition, shard in enumerate(host.shards):
-                yield host.info.name, partition, shard.stats()
+            for partition, runtime in enumerate(host.runtimes):
+                yield host.info.name, partition, runtime.stats()
 
     def _strays(self) -> Strays:
         return Strays(len(self.coordination.delisting.strangers()), len(self.topics.kept))
@@ -162,10 +162,10 @@ class Engine:
             ([full] if full else [])
             + [kept_text(kept) for kept in self.topics.kept]
             + [
-                f"{host.info.name}/{partition}: {shard.fault.message}"
+                f"{host.info.name}/{partition}: {runtime.fault.message}"
                 for host in self.topics.hosts()
-                for partition, shard in enumerate(host.shards)
-                if shard.fault is not None
+                for partition, runtime in enumerate(host.runtimes)
+                if runtime.fault is not None
             ]
         )
 
@@ -182,11 +182,11 @@ class Engine:
         then call `closed`.
         """
         self.drain()
-        self.topics.close(lambda: self._close_shards(closed))
+        self.topics.close(lambda: self._close_partitions(closed))
 
-    def _close_shards(self, closed: Callable[[], None]) -> None:
-        shards = list(self.topics.shards())
-        waiting = len(shards)
+    def _close_partitions(self, closed: Callable[[], None]) -> None:
+        runtimes = list(self.topics.runtimes())
+        waiting = len(runtimes)
         if not waiting:
             closed()
 
@@ -198,9 +198,9 @@ class Engine:
             if not waiting:
                 closed()
 
-        for shard in shards:
+        for runtime in runtimes:
             try:
-                shard.close(one_less)
+                runtime.close(one_less)
             except Exception as error:  # Close the others properly all the same.
                 one_less(None, error)
 

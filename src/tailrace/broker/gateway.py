@@ -127,11 +127,11 @@ class Gateway:
         respond(Pong(), NOTHING)
 
     def _publish(self, request: Publish, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
+        runtime = self._topics.partition(request.topic, request.partition)
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
-        view = measure(body, request.columns, want_keys=shard.options.key_index)
-        shard.submit(publish_batch(request, view, body), body, respond)
+        view = measure(body, request.columns, want_keys=runtime.options.key_index)
+        runtime.submit(publish_batch(request, view, body), body, respond)
 
     def _fetch(self, request: Fetch, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= len(request.positions) <= FETCH_PARTITIONS_MAX:
@@ -142,9 +142,9 @@ class Gateway:
             raise InvalidRequest("positions: a partition is listed twice")
         if request.bytes_max < 1:
             raise InvalidRequest(f"bytes_max: at least 1, not {request.bytes_max}")
-        shards = [self._topics.partition(request.topic, partition) for partition, _ in request.positions]
+        runtimes = [self._topics.partition(request.topic, partition) for partition, _ in request.positions]
         job = FetchRequest(
-            request, shards, self._pump, self._metrics, gate, self._counted(respond), self._over
+            request, runtimes, self._pump, self._metrics, gate, self._counted(respond), self._over
         )
         self._jobs[job] = None
         job.start()
@@ -155,20 +155,22 @@ class Gateway:
     def _find(self, request: FindOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
         host = self._topics.get(request.topic)
         if request.timestamp_us == EARLIEST:
-            respond(Offsets([shard.start_offset for shard in host.shards]), NOTHING)
+            respond(Offsets([runtime.start_offset for runtime in host.runtimes]), NOTHING)
         elif request.timestamp_us == LATEST:
-            respond(Offsets([shard.latest_offset for shard in host.shards]), NOTHING)
+            respond(Offsets([runtime.latest_offset for runtime in host.runtimes]), NOTHING)
         elif request.timestamp_us < 0:
             raise InvalidRequest(f"timestamp_us: a time, {EARLIEST} or {LATEST}, not {request.timestamp_us}")
         else:
             self._find_time(host, request.timestamp_us, respond)
 
     def _find_time(self, host: TopicHost, timestamp_us: int, respond: Respond) -> None:
-        shards = [(s.log, s.start_offset, s.end_offset, s.latest_offset) for s in host.shards]
+        runtimes = [(s.log, s.start_offset, s.end_offset, s.latest_offset) for s in host.runtimes]
 
         def work() -> object:
-            found = [locate(log, start, end, timestamp_us) for log, start, end, _ in shards]
-            return [at if at < end else latest for at, (_, _, end, latest) in zip(found, shards, strict=True)]
+            found = [locate(log, start, end, timestamp_us) for log, start, end, _ in runtimes]
+            return [
+                at if at < end else latest for at, (_, _, end, latest) in zip(found, runtimes, strict=True)
+            ]
 
         def done(result: Any, error: Exception | None) -> None:
             respond(Offsets(result) if error is None else refuse(error), NOTHING)
@@ -179,16 +181,16 @@ class Gateway:
         self._topics.partition(request.topic, request.partition).submit(request, b"", respond)
 
     def _trim(self, request: TrimTopic, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
-        if request.offset > shard.end_offset:
-            raise InvalidRequest(f"offset: {request.offset} is beyond the end, {shard.end_offset}")
+        runtime = self._topics.partition(request.topic, request.partition)
+        if request.offset > runtime.end_offset:
+            raise InvalidRequest(f"offset: {request.offset} is beyond the end, {runtime.end_offset}")
 
         def trimmed(reply: Reply, parts: Any) -> None:
             respond(reply, parts)
             if type(reply) is not Refusal:
-                shard.upkeep.free()
+                runtime.upkeep.free()
 
-        shard.submit(request, b"", trimmed)
+        runtime.submit(request, b"", trimmed)
 
     # -- catalog
 

@@ -52,14 +52,14 @@ class TopicHost(msgspec.Struct):
     """A topic and its partitions."""
 
     info: core.TopicEntry
-    shards: list[PartitionRuntime]
+    runtimes: list[PartitionRuntime]
 
     def partition(self, number: int) -> PartitionRuntime:
         """One of its partitions; raises `NotFound`."""
-        if not 0 <= number < len(self.shards):
-            name, last = self.info.name, len(self.shards) - 1
+        if not 0 <= number < len(self.runtimes):
+            name, last = self.info.name, len(self.runtimes) - 1
             raise NotFound(f"topic {name!r} has partitions 0 to {last}, not {number}")
-        return self.shards[number]
+        return self.runtimes[number]
 
 
 class TopicCreation(msgspec.Struct):
@@ -70,7 +70,7 @@ class TopicCreation(msgspec.Struct):
     request: TopicChange
     respond: Respond
     internal: bool
-    shards: list[PartitionRuntime] = []
+    runtimes: list[PartitionRuntime] = []
 
 
 class Topics:
@@ -103,7 +103,7 @@ class Topics:
         self.catalog = core.Catalog()
         self.kept: list[Kept] = []
         """Folders that neither the catalog nor an intent explains; they are left untouched."""
-        self.opened: Callable[[PartitionRuntime], None] = lambda shard: None
+        self.opened: Callable[[PartitionRuntime], None] = lambda runtime: None
         """Hook: a partition was added while the broker runs."""
         self.trouble: Callable[[], str | None] = lambda: None
         """Hook: a problem of the whole node, and so of every partition; None without one."""
@@ -123,12 +123,12 @@ class Topics:
         total = sum(entry.options.partitions for entry in self.catalog.topics.values())
         count = 0
         for entry in self.catalog.topics.values():
-            shards = []
+            runtimes = []
             for partition in range(entry.options.partitions):
-                shards.append(self._shard(entry, partition, known=True))
+                runtimes.append(self._runtime(entry, partition, known=True))
                 count += 1
                 progress(f"{entry.name}/{partition}", count, total)
-            self._hosts[entry.name] = TopicHost(entry, shards)
+            self._hosts[entry.name] = TopicHost(entry, runtimes)
         self._share_tails()
 
     def _load(self) -> None:
@@ -178,37 +178,37 @@ class Topics:
             folders.intend(TopicCard(entry, self.catalog.sequence))
             folders.confirm(step.folder)
 
-    def _shard(self, entry: core.TopicEntry, partition: int, *, known: bool) -> PartitionRuntime:
+    def _runtime(self, entry: core.TopicEntry, partition: int, *, known: bool) -> PartitionRuntime:
         store = self._stores[entry.options.storage]
         name = f"{entry.folder}/{partition}"
         machine = COORDINATOR if entry.name == GROUPS else DATA_PARTITION
-        shard = PartitionRuntime(
+        runtime = PartitionRuntime(
             name, entry.name, entry.options, self._pump, store, self._metrics, machine, known=known
         )
-        if shard.fault is not None:
-            log.error("%s/%d is quarantined: %s", entry.name, partition, shard.fault.message)
-        elif shard.cut_bytes:
-            log.warning("%s/%d: cut a torn tail of %d bytes", entry.name, partition, shard.cut_bytes)
-        return shard
+        if runtime.fault is not None:
+            log.error("%s/%d is quarantined: %s", entry.name, partition, runtime.fault.message)
+        elif runtime.cut_bytes:
+            log.warning("%s/%d: cut a torn tail of %d bytes", entry.name, partition, runtime.cut_bytes)
+        return runtime
 
     def _share_tails(self, new: Iterable[PartitionRuntime] = ()) -> None:
         """Give every partition its share of memory, or only the new ones if the share is the same. Shares
         change in steps of a sixteenth of the partitions, so that creating many topics does not visit all
         partitions each time."""
-        count = sum(len(host.shards) for host in self._hosts.values() if host.shards[0].machine.delivers)
+        count = sum(len(host.runtimes) for host in self._hosts.values() if host.runtimes[0].machine.delivers)
         step = 1 << max(count.bit_length() - 4, 0)
         shares = -(-count // step) * step
-        for shard in new if shares == self._shares else self.shards():
-            if shard.machine.delivers:
-                shard.limit_tail(TAIL_BYTES_TOTAL // shares)
-                shard.limit_cold(COLD_BYTES_TOTAL // shares)
-                shard.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // shares)
+        for runtime in new if shares == self._shares else self.runtimes():
+            if runtime.machine.delivers:
+                runtime.limit_tail(TAIL_BYTES_TOTAL // shares)
+                runtime.limit_cold(COLD_BYTES_TOTAL // shares)
+                runtime.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // shares)
         self._shares = shares
 
-    def shards(self) -> Iterator[PartitionRuntime]:
+    def runtimes(self) -> Iterator[PartitionRuntime]:
         """Every partition of this node."""
         for host in self._hosts.values():
-            yield from host.shards
+            yield from host.runtimes
 
     def hosts(self) -> Iterator[TopicHost]:
         """Every topic of this node."""
@@ -217,7 +217,7 @@ class Topics:
     def get(self, name: str) -> TopicHost:
         """A user's topic by name; raises `NotFound`, or `Denied` for an internal one."""
         host = self.known(name)
-        if not host.shards[0].machine.delivers:
+        if not host.runtimes[0].machine.delivers:
             raise Denied(f"topic {name!r} is internal", topic=name)
         return host
 
@@ -255,16 +255,16 @@ class Topics:
         if host is None:
             raise NotFound(f"there is no topic {name!r}", topic=name)
         rows: list[dict[str, Any]] = []
-        for partition, shard in enumerate(host.shards):
-            stats = shard.stats()
+        for partition, runtime in enumerate(host.runtimes):
+            stats = runtime.stats()
             rows.append(
                 {
                     "partition": partition,
-                    "start_offset": shard.start_offset,
-                    "end_offset": shard.end_offset,
+                    "start_offset": runtime.start_offset,
+                    "end_offset": runtime.end_offset,
                     "bytes": stats.bytes,
                     "segments": stats.segments,
-                    "fault": self.trouble() if shard.fault is None else shard.fault.message,
+                    "fault": self.trouble() if runtime.fault is None else runtime.fault.message,
                 }
             )
         return self._info(host.info, rows)
@@ -384,7 +384,7 @@ class Topics:
                     folders.lay_out(*new)
             for making in made:
                 for partition in range(self._have(making.entry), making.entry.options.partitions):
-                    making.shards.append(self._shard(making.entry, partition, known=False))
+                    making.runtimes.append(self._runtime(making.entry, partition, known=False))
             self._coordinator.save(catalog)
             for folders, kept in self._by_folders(made):
                 folders.confirm(*(making.entry.folder for making in kept))
@@ -395,7 +395,7 @@ class Topics:
 
     def _have(self, entry: core.TopicEntry) -> int:
         host = self._hosts.get(entry.name)
-        return 0 if host is None else len(host.shards)
+        return 0 if host is None else len(host.runtimes)
 
     def _new_logs(self, making: TopicCreation) -> list[str]:
         entry = making.entry
@@ -444,11 +444,11 @@ class Topics:
                 self._failed(made, error)
             else:
                 self.catalog = result
-                replies = [self._install(making.entry, making.request, making.shards) for making in made]
-                self._share_tails(shard for making in made for shard in making.shards)
+                replies = [self._install(making.entry, making.request, making.runtimes) for making in made]
+                self._share_tails(runtime for making in made for runtime in making.runtimes)
                 for making, reply in zip(made, replies, strict=True):
-                    for shard in making.shards:
-                        self.opened(shard)
+                    for runtime in making.runtimes:
+                        self.opened(runtime)
                     making.respond(reply, NOTHING)
                     self.changed(making.entry.name)
             self._next()
@@ -471,7 +471,7 @@ class Topics:
         self._changes.extendleft((each.request, each.respond, each.internal) for each in reversed(made))
         self._alone = len(made)
 
-    def _install(self, entry: core.TopicEntry, request: Change, shards: list[PartitionRuntime]) -> Reply:
+    def _install(self, entry: core.TopicEntry, request: Change, runtimes: list[PartitionRuntime]) -> Reply:
         host = self._hosts.get(entry.name)
         if isinstance(request, DeleteTopic):
             assert host is not None
@@ -479,17 +479,17 @@ class Topics:
             self._metrics.forget(entry.name)
             self._drop(host)
         elif host is None:
-            self._hosts[entry.name] = TopicHost(entry, shards)
+            self._hosts[entry.name] = TopicHost(entry, runtimes)
         else:
             host.info = entry
-            host.shards += shards
-            for shard in host.shards:
-                shard.reconfigure(entry.options)
+            host.runtimes += runtimes
+            for runtime in host.runtimes:
+                runtime.reconfigure(entry.options)
         return self._info(entry, created=isinstance(request, CreateTopic))
 
     def _drop(self, host: TopicHost) -> None:
         """Close the logs of a deleted topic in their own order, then remove them."""
-        waiting = len(host.shards)
+        waiting = len(host.runtimes)
         folder = host.info.folder
         removal = next(removal for removal in self.catalog.removing if removal.folder == folder)
 
@@ -497,11 +497,11 @@ class Topics:
             nonlocal waiting
             waiting -= 1
             if not waiting:
-                self._retired += host.shards
+                self._retired += host.runtimes
                 self.change(removal, lambda reply, parts: None)
 
-        for shard in host.shards:
-            shard.retire(closed)
+        for runtime in host.runtimes:
+            runtime.retire(closed)
 
     def _remove(self, catalog: core.Catalog, removals: Iterable[core.Removal]) -> core.Catalog:
         """Delete the data of deleted topics; blocking. Stores and returns the catalog without those that are
@@ -521,8 +521,8 @@ class Topics:
 
     def _removed(self, result: Any, error: Exception | None) -> None:
         self._changing = False
-        for shard in self._retired:
-            shard.forget()
+        for runtime in self._retired:
+            runtime.forget()
         self._retired.clear()
         if error is None:
             self.catalog = result

@@ -309,7 +309,9 @@ class Accounts:
 
     def look(self) -> None:
         """See who waits for whom now; raises what is unfair."""
-        if any(GROUP not in shard.state.queues.names() for shard in map(self.shard, range(len(self.open)))):
+        if any(
+            GROUP not in runtime.state.queues.names() for runtime in map(self.runtime, range(len(self.open)))
+        ):
             return  # Nobody has joined yet.
         now_us = self._now_us()
         workers = self._world.workers
@@ -322,20 +324,20 @@ class Accounts:
         self._check_idle(now_us)
         self._check_empty_handed(now_us)
 
-    def shard(self, partition: int) -> PartitionRuntime:
+    def runtime(self, partition: int) -> PartitionRuntime:
         """A partition of the topic."""
-        return self._world.broker.engine.topics.get(TOPIC).shards[partition]
+        return self._world.broker.engine.topics.get(TOPIC).runtimes[partition]
 
     def _ledger(self, partition: int) -> Ledger:
-        queues = self.shard(partition).state.queues
+        queues = self.runtime(partition).state.queues
         numbers = {name: number for number, name in queues.numbers().items()}
         ledger = queues.find(numbers[GROUP])
         assert ledger is not None
         return ledger
 
     def _look_at(self, partition: int, now_us: int) -> None:
-        ledger, shard, tasks = self._ledger(partition), self.shard(partition), self.open[partition]
-        time_us = shard.clock.time_us(self._world.broker.clock.now_us())
+        ledger, runtime, tasks = self._ledger(partition), self.runtime(partition), self.open[partition]
+        time_us = runtime.clock.time_us(self._world.broker.clock.now_us())
         holders = dict(_each((member, first, end) for member, first, end, _ in ledger.leased_rows()))
         later = dict(_each((due > time_us, first, end) for first, end, due, _ in ledger.back_rows()))
         dying = {offset for first, end, _ in ledger.dying_rows() for offset in range(first, end)}

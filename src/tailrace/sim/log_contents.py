@@ -16,10 +16,10 @@ Rows = dict[int, tuple[bytes, Any]]
 
 def rows_in(engine: Engine, topic: str, partition: int) -> Rows:
     """Everything that one partition holds and has not trimmed."""
-    shard = engine.topics.get(topic).shards[partition]
-    shard.state.check()
+    runtime = engine.topics.get(topic).runtimes[partition]
+    runtime.state.check()
     rows: Rows = {}
-    for part in shard.log.read(shard.state.start_offset, shard.end_offset, 1 << 40):
+    for part in runtime.log.read(runtime.state.start_offset, runtime.end_offset, 1 << 40):
         for header, body in frame.walk(part):
             table = arrow.decode(body, header.columns)
             values = table.column("value").to_pylist()
@@ -27,7 +27,7 @@ def rows_in(engine: Engine, topic: str, partition: int) -> Rows:
             if "headers" in table.schema.names:
                 headers = table.column("headers").to_pylist()
             for at, row in enumerate(zip(values, headers, strict=True), header.base_offset):
-                if at >= shard.state.start_offset:
+                if at >= runtime.state.start_offset:
                     rows[at] = row
     return rows
 

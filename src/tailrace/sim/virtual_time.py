@@ -126,7 +126,7 @@ class BrokerRun:
             replay_bounds=REPLAY_BOUNDS,
         )
         self.engine.open()
-        self.replayed_us = sum(shard.upkeep.debt.us for shard in self.engine.topics.shards())
+        self.replayed_us = sum(runtime.upkeep.debt.us for runtime in self.engine.topics.runtimes())
         """An estimate of what this start replayed, in microseconds."""
 
     def later(self, delay_us: int, action: Callable[[], None]) -> None:

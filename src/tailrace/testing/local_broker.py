@@ -232,10 +232,10 @@ class LocalBroker:
         """All committed messages of a topic, by partition and offset, without a client."""
         messages: list[Message] = []
         with self._lock:
-            shards = self._engine.topics.get(topic).shards
-            for partition, shard in enumerate(shards):
-                start = shard.state.start_offset
-                for part in shard.log.read(start, shard.end_offset, _READ_BYTES):
+            runtimes = self._engine.topics.get(topic).runtimes
+            for partition, runtime in enumerate(runtimes):
+                start = runtime.state.start_offset
+                for part in runtime.log.read(start, runtime.end_offset, _READ_BYTES):
                     for header, body in frame.walk(part):
                         rows = Rows(topic, partition, header, batch.decode(body, header.columns))
                         messages += rows.messages(rows.first_row(start))

@@ -32,11 +32,11 @@ def make() -> QueueEngine:
 def test_looking_changes_nothing() -> None:
     broker = make()
     broker.ask(SettleOffsets("t", 0, "g", [1, 3]))
-    before = broker.shard().entry
+    before = broker.runtime().entry
     assert broker.ask(FindUnsettled("t", 0, "g")) == UnsettledFound([0, 1, 3, 6])
     assert broker.ask(FindUnsettled("t", 0, "g", 2, 2)) == UnsettledFound([3, 5])
     assert broker.ask(FindUnsettled("t", 0, "nobody", 4)) == UnsettledFound([4, 6])
-    assert broker.shard().entry == before
+    assert broker.runtime().entry == before
 
 
 def test_what_is_held_is_kept_from_others_until_it_is_given_back_or_time_is_over() -> None:

@@ -37,11 +37,11 @@ def make(**options: Any) -> QueueEngine:
 
 def letters(broker: QueueEngine, topic: str = "t.dlq", partition: int = 0) -> list[dict[str, Any]]:
     """All dead letters with their columns; headers as a dict."""
-    shard = broker.engine.topics.find(topic)
-    if shard is None:
+    runtime = broker.engine.topics.find(topic)
+    if runtime is None:
         return []
     found = []
-    for part in broker.log(topic, partition).read(0, broker.shard(topic, partition).end_offset, 1 << 30):
+    for part in broker.log(topic, partition).read(0, broker.runtime(topic, partition).end_offset, 1 << 30):
         for header, body in frame.walk(part):
             if header.kind == frame.DATA:
                 found += arrow.decode(body, header.columns).to_pylist()
@@ -51,7 +51,7 @@ def letters(broker: QueueEngine, topic: str = "t.dlq", partition: int = 0) -> li
 
 
 def figures(broker: QueueEngine, topic: str = "t", group: str = "g") -> dict[str, Any]:
-    return broker.shard(topic).state.queues.figures(group)
+    return broker.runtime(topic).state.queues.figures(group)
 
 
 def die(broker: QueueEngine, **fields: Any) -> None:
@@ -183,15 +183,15 @@ def test_nothing_is_buried_before_its_death_is_durable() -> None:
 def test_a_crash_between_append_and_settlement_repeats_nothing() -> None:
     broker = make()
     broker.send(b"a", b"b")
-    shard = broker.shard()
-    decide = shard.state.decide
+    runtime = broker.runtime()
+    decide = runtime.state.decide
 
     def crash(command: Any, turn: TurnInput) -> Any:
         if isinstance(command, BuryDone):
             raise SystemExit  # not an Exception: nothing of the broker handles it
         return decide(command, turn)
 
-    shard.state.decide = crash  # type: ignore[method-assign]
+    runtime.state.decide = crash  # type: ignore[method-assign]
     with pytest.raises(SystemExit):
         die(broker)
     assert len(letters(broker)) == 1
@@ -208,7 +208,7 @@ def test_a_crash_before_the_append_loses_nothing() -> None:
     broker.send(b"a")
     (message,) = broker.lease()
     broker.engine.burial._funerals.clear()
-    broker.shard().buries = lambda shard: None  # the process ends here
+    broker.runtime().buries = lambda runtime: None  # the process ends here
     broker.reject(message)
     assert letters(broker) == []
     assert figures(broker)["dying"] == 1
@@ -222,7 +222,7 @@ def with_broken_letters(broker: QueueEngine) -> None:
     """There is a topic for the dead letters, and from now on it takes none."""
     broker.send(b"first")
     die(broker)
-    broker.shard("t.dlq").fault = Refusal("storage_fault", "the disk is gone")
+    broker.runtime("t.dlq").fault = Refusal("storage_fault", "the disk is gone")
 
 
 def test_an_append_that_fails_is_tried_for_ever_and_the_message_stays_dying() -> None:
@@ -240,7 +240,7 @@ def test_an_append_that_fails_is_tried_for_ever_and_the_message_stays_dying() ->
     lines = broker.engine.metrics.render().decode().splitlines()
     (line,) = [line for line in lines if line.startswith('tailrace_burial_failures_total{topic="t"}')]
     assert float(line.split()[-1]) > 30
-    broker.shard("t.dlq").fault = None
+    broker.runtime("t.dlq").fault = None
     broker.pass_s(61)
     assert [row["value"] for row in letters(broker)] == [b"first", b"bad"]
     assert figures(broker)["dying"] == 0
@@ -255,7 +255,7 @@ def test_a_dying_message_holds_its_key_until_it_is_buried() -> None:
     assert values(broker.lease()) == [b"other"]
     waiting = broker.begin_lease(wait_ms=60_000)
     assert waiting == []
-    broker.shard("t.dlq").fault = None
+    broker.runtime("t.dlq").fault = None
     broker.pass_s(5)
     assert values(got(waiting)) == [b"later"]
 
@@ -368,4 +368,4 @@ def test_published_to_by_hand_is_still_possible() -> None:
     die(broker)
     columns, body = arrow.encode([b"x"], ids=bytes(16), timestamps=1)
     broker.submit(Publish("t.dlq", 0, columns, frame.crc32c(body)), body)
-    assert broker.shard("t.dlq").end_offset == 2
+    assert broker.runtime("t.dlq").end_offset == 2

@@ -71,10 +71,10 @@ class Broker(HeldEngine):
 
     def frames(self) -> list[tuple[frame.Header, Any]]:
         """Everything that the log holds."""
-        log = self.shard().log
+        log = self.runtime().log
         return [
             (header, body)
-            for header, body in log.read_entries(list(range(self.shard().entry)))
+            for header, body in log.read_entries(list(range(self.runtime().entry)))
             if header.kind != frame.BARRIER
         ]
 
@@ -97,7 +97,7 @@ def test_a_delayed_message_is_an_ordinary_late_append(store: LogStore) -> None:
     broker.pass_s(1)
     assert broker.texts() == ["first", "a", "second", "b"]
     assert broker.texts(offset=1) == ["a", "second", "b"], "nothing is missed by a cursor that moved on"
-    assert len(broker.shard().state.timetable) == 0
+    assert len(broker.runtime().state.timetable) == 0
 
 
 def test_a_release_is_one_group_of_frames() -> None:
@@ -123,7 +123,7 @@ def test_a_message_of_tomorrow_keeps_nothing_else_waiting() -> None:
     assert broker.log().stats().syncs == syncs + 1, "the interval of its syncs is kept"
     assert values(broker.lease()) == [b"now"]
     broker.pass_s(10.1)
-    assert broker.shard().state.queues.figures("g")["failures"] == 1, "its lease has ended"
+    assert broker.runtime().state.queues.figures("g")["failures"] == 1, "its lease has ended"
 
 
 def test_a_delay_within_a_tick_fires_at_the_next_and_never_early() -> None:
@@ -140,7 +140,7 @@ def test_a_restart_keeps_the_far_and_fires_what_became_due(store: LogStore) -> N
     broker = Broker(store)
     broker.later({"soon": 5.0, "far": 1000.0, "never": 6.0})
     assert broker.cancel(3) == [True]
-    broker.shard().upkeep.save_snapshot()
+    broker.runtime().upkeep.save_snapshot()
     broker.settle()
     broker.later({"sooner": 4.0, "gone": 5.0})
     assert broker.cancel(5) == [True]
@@ -199,7 +199,7 @@ def test_messages_wait_for_their_own_frame_to_be_durable() -> None:
     assert answers == []
     broker.pass_s(0.03)
     assert answers == []
-    assert broker.shard().end_offset == 0
+    assert broker.runtime().end_offset == 0
     broker.threads.holding = False
     broker.threads.run_held()
     broker.pass_s(0.1)
@@ -254,10 +254,10 @@ def test_dedup_and_retries_over_a_release(store: LogStore) -> None:
 def test_the_key_index_counts_when_messages_get_their_place() -> None:
     broker = Broker(key_index=True)
     broker.later({"a": 1.0}, fields={"keys": [b"k"]})
-    assert broker.shard().state.keys is not None
-    assert len(broker.shard().state.keys) == 0
+    assert broker.runtime().state.keys is not None
+    assert len(broker.runtime().state.keys) == 0
     broker.pass_s(1.1)
-    assert len(broker.shard().state.keys) == 1
+    assert len(broker.runtime().state.keys) == 1
 
 
 def test_a_full_disk_delays_and_loses_nothing() -> None:
@@ -277,17 +277,17 @@ def test_a_trim_leaves_what_still_waits(store: LogStore) -> None:
     for number in range(60):
         broker.publish(b"%d" % number * 40)
     for _ in range(3):
-        broker.ask(TrimTopic("t", 0, broker.shard().end_offset))
+        broker.ask(TrimTopic("t", 0, broker.runtime().end_offset))
         broker.settle()
         broker.publish(b"more")
     broker.restart()
     broker.pass_s(101)
-    assert broker.texts(offset=broker.shard().state.start_offset)[-1] == "far"
+    assert broker.texts(offset=broker.runtime().state.start_offset)[-1] == "far"
     for _ in range(3):
-        broker.ask(TrimTopic("t", 0, broker.shard().end_offset))
+        broker.ask(TrimTopic("t", 0, broker.runtime().end_offset))
         broker.settle()
         broker.publish(b"more")
-    assert broker.shard().log.stats().start_offset > 0, "and then it goes"
+    assert broker.runtime().log.stats().start_offset > 0, "and then it goes"
 
 
 def test_many_frames_and_little_room(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_many_frames_and_little_room(store: LogStore, monkeypatch: pytest.Monkey
         delays = {f"{number}-{row}": 1 + (number * 7 + row * 3) % 11 / 10 for row in range(5)}
         expected += [(delay, number, row, name) for row, (name, delay) in enumerate(delays.items())]
         broker.later(delays)
-    broker.shard().releases.bytes_max = 1000
+    broker.runtime().releases.bytes_max = 1000
     broker.pass_s(4)
     assert broker.texts() == [name for *_, name in sorted(expected)]
 
@@ -307,7 +307,7 @@ def test_many_frames_and_little_room(store: LogStore, monkeypatch: pytest.Monkey
 def test_large_messages_are_released_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delay_release, "RELEASE_BYTES", 3000)
     broker = Broker()
-    broker.shard().releases.bytes_max = 20_000
+    broker.runtime().releases.bytes_max = 20_000
     broker.later({f"{number:04}" * 500: 1.0 for number in range(30)})
     broker.pass_s(3)
     assert [value[:4] for value in broker.texts()] == [f"{number:04}" for number in range(30)]

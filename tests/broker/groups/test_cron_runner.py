@@ -55,10 +55,10 @@ def broker_at(moment: str = "2026-03-01T10:00:30") -> HeldEngine:
 
 
 def rows(broker: HeldEngine, topic: str = "t") -> list[dict[str, Any]]:
-    shard = broker.shard(topic)
+    runtime = broker.runtime(topic)
     return [
         row
-        for part in shard.log.read(0, shard.end_offset, 1 << 30)
+        for part in runtime.log.read(0, runtime.end_offset, 1 << 30)
         for header, body in frame.walk(part)
         if header.kind == frame.DATA
         for row in batch.decode(body, header.columns).to_pylist()
@@ -113,7 +113,7 @@ def test_a_tick_that_was_published_but_not_recorded_is_not_published_again() -> 
     # What a crash between the two leaves behind: the message is there, the record is not.
     publish, body = message_of(put, since_us, us("2026-03-01T11:00:00"), 1)
     broker.clock.set_us(us("2026-03-01T11:00:00"))
-    broker.shard().submit(
+    broker.runtime().submit(
         PublishBatch(publish, measure(body, publish.columns)), body, lambda reply, parts: None
     )
     broker.settle()
@@ -330,5 +330,5 @@ def test_a_topic_that_is_gone_and_comes_back() -> None:
     assert 1 <= len(rows(broker)) <= 2
     broker.ask(AlterTopic("t", {"partitions": 4}))
     broker.pass_s(300)
-    total = sum(broker.shard("t", number).end_offset for number in range(4))
+    total = sum(broker.runtime("t", number).end_offset for number in range(4))
     assert 6 <= total <= 7

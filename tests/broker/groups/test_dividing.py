@@ -8,7 +8,7 @@ from tests.broker.members import Members
 
 def grants(group: Members) -> dict[int, tuple[str, bool]]:
     """Whom each partition knows as its owner, and whether it is shared."""
-    queues = [shard.state.queues for shard in group.broker.engine.topics.get("t").shards]
+    queues = [runtime.state.queues for runtime in group.broker.engine.topics.get("t").runtimes]
     return {n: ((each.grant("g") or ("", 0))[0], each.is_shared("g")) for n, each in enumerate(queues)}
 
 
@@ -20,7 +20,9 @@ def owners(group: Members) -> dict[int, tuple[str, bool]]:
 def paused(group: Members) -> bool:
     group.broker.submit(PauseGroup("g", True))
     group.broker.pass_s(6)
-    return all(shard.state.queues.is_paused("g") for shard in group.broker.engine.topics.get("t").shards)
+    return all(
+        runtime.state.queues.is_paused("g") for runtime in group.broker.engine.topics.get("t").runtimes
+    )
 
 
 def test_a_group_that_always_shared_is_divided_in_its_partitions_too() -> None:

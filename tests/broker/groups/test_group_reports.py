@@ -118,7 +118,7 @@ def test_deleting_a_group_leaves_nothing_behind() -> None:
     assert group.broker.ask(DeleteGroup("g", force=True)) == Done()
     assert waiting[0][0].code == "not_found"
     assert group.broker.ask(DescribeGroup("g")).code == "not_found"
-    assert group.broker.shard().state.queues.names() == []
+    assert group.broker.runtime().state.queues.names() == []
     group.join("a")
     assert group.partitions()[0]["committed"] == 0, "a new group of the same name is another"
 
@@ -135,7 +135,7 @@ def test_a_group_deleted_just_before_a_crash_is_forgotten_after_it() -> None:
     broker.restart()
     broker.settle()
     assert broker.ask(ListGroups()).groups == []
-    assert all(broker.shard("t", number).state.queues.names() == [] for number in range(2))
+    assert all(broker.runtime("t", number).state.queues.names() == [] for number in range(2))
 
 
 def test_new_partitions_are_read_from_their_beginning_and_shared_out() -> None:

@@ -212,9 +212,9 @@ def test_a_crash_before_the_partitions_knew_is_made_up_for() -> None:
     broker.threads.run_held(1)  # The coordinator has it on disk, no partition has.
     broker.threads.holding = False
     broker.restart()
-    assert [broker.shard("t", number).state.queues.grant("g") for number in range(3)] == [("a", 1)] * 3
+    assert [broker.runtime("t", number).state.queues.grant("g") for number in range(3)] == [("a", 1)] * 3
     broker.settle()
-    assert [broker.shard("t", number).state.queues.grant("g") for number in range(3)] == [("", 2)] * 3
+    assert [broker.runtime("t", number).state.queues.grant("g") for number in range(3)] == [("", 2)] * 3
     assert group.lease("a", 0).code == "fenced"
     assert group.join("b").owned == [("t", 0, 3), ("t", 1, 3), ("t", 2, 3)]
 
@@ -222,11 +222,11 @@ def test_a_crash_before_the_partitions_knew_is_made_up_for() -> None:
 def test_a_partition_that_heard_of_a_decision_which_a_crash_took_back_is_fenced_again() -> None:
     group = Members(1)
     group.join("a")
-    group.broker.shard().submit(GrantTo("g", "b", 2), b"", lambda reply, parts: None)
+    group.broker.runtime().submit(GrantTo("g", "b", 2), b"", lambda reply, parts: None)
     group.broker.settle()
     group.broker.restart()
     group.broker.settle()
-    assert group.broker.shard().state.queues.grant("g") == ("a", 3)
+    assert group.broker.runtime().state.queues.grant("g") == ("a", 3)
     assert group.beat("a").owned == [("t", 0, 3)]
     assert group.lease("b", 0, 2).code == "fenced"
 
@@ -371,9 +371,9 @@ def test_the_log_of_a_coordinator_does_not_grow_for_ever(
     for _ in range(20):
         group.join("a")
         group.broker.ask(LeaveGroup("g", "a"))
-    shard = coordinators(group)[home_of("g")]
-    assert shard.entry >= 40
-    assert shard.stats().segments <= 4
+    runtime = coordinators(group)[home_of("g")]
+    assert runtime.entry >= 40
+    assert runtime.stats().segments <= 4
     group.join("a")
     held = group.partitions()
     group.broker.restart()
@@ -386,7 +386,7 @@ def test_one_faulty_partition_keeps_no_other_from_its_members() -> None:
     broker = group.broker
     broker.log("t", 1).fail_next(StorageFault("gone"))
     broker.publish(b"x", partition=1)
-    assert broker.shard("t", 1).fault is not None
+    assert broker.runtime("t", 1).fault is not None
     joined = group.join("a")
     # Its owner hears of it when it asks for messages there; the others have theirs.
     assert [number for _, number, _ in joined.owned] == [0, 1, 2]
@@ -412,7 +412,7 @@ def test_a_partition_whose_sync_fails_when_it_is_granted_is_told_of_to_its_owner
 @pytest.mark.parametrize("assignment", ["partitions", "shared"])
 def test_a_damaged_partition_has_an_owner_who_is_told_of_the_damage(assignment: str) -> None:
     members = Members(partitions=1, assignment=assignment)
-    members.broker.shard().fault = Refusal("corrupt", "it is damaged")
+    members.broker.runtime().fault = Refusal("corrupt", "it is damaged")
     ((topic, partition, generation),) = members.join("a").owned
     request = Lease(topic, "g", "a", [(partition, generation)], wait_ms=60_000)
     assert members.broker.ask(request) == Refusal("corrupt", "it is damaged")
@@ -455,17 +455,17 @@ def test_a_reset_that_a_full_disk_took_back_leaves_members_that_can_lease(assign
 def test_a_full_disk_only_delays_what_is_taken_by_force() -> None:
     group = Members(2, session_ms=3_600_000)
     group.join("a", "b")
-    shard = coordinators(group)[home_of("g")]
-    assert isinstance(shard.log, MemoryLog)
+    runtime = coordinators(group)[home_of("g")]
+    assert isinstance(runtime.log, MemoryLog)
     asked: list[object] = []
-    submit = shard.submit
+    submit = runtime.submit
 
     def noted(work: Any, body: Any, respond: Any) -> None:
         asked.append(work)
         submit(work, body, respond)
 
-    shard.submit = noted  # type: ignore[method-assign]
-    shard.log.fail_next(Full("no space", outcome="none"))
+    runtime.submit = noted  # type: ignore[method-assign]
+    runtime.log.fail_next(Full("no space", outcome="none"))
     group.broker.pass_s(120)
     assert 2 <= len([work for work in asked if isinstance(work, PassTime)]) < 30
     group.beat("b")
@@ -477,9 +477,9 @@ def test_a_coordinator_that_fails_refuses_its_groups_only() -> None:
     group.join("a")
     home = home_of("g")
     other = next(f"h{number}" for number in range(50) if home_of(f"h{number}") != home)
-    shard = coordinators(group)[home]
-    assert isinstance(shard.log, MemoryLog)
-    shard.log.fail_next(StorageFault("gone"))
+    runtime = coordinators(group)[home]
+    assert isinstance(runtime.log, MemoryLog)
+    runtime.log.fail_next(StorageFault("gone"))
     assert group.broker.ask(LeaveGroup("g", "a")).code == "storage_fault"
     assert isinstance(group.broker.ask(JoinGroup(other, "a", ["t"])), Membership)
     group.broker.restart()
@@ -490,12 +490,12 @@ def test_a_coordinator_that_fails_refuses_its_groups_only() -> None:
 class CountedWrites:
     """Frames that were written to the internal topic."""
 
-    def __init__(self, shards: list[PartitionRuntime]) -> None:
-        self._shards = shards
+    def __init__(self, runtimes: list[PartitionRuntime]) -> None:
+        self._runtimes = runtimes
         self._before = self._count()
 
     def _count(self) -> int:
-        return sum(shard.entry for shard in self._shards)
+        return sum(runtime.entry for runtime in self._runtimes)
 
     @property
     def frames(self) -> int:
@@ -508,14 +508,14 @@ def test_a_rebalance_of_a_hundred_partitions_is_quick_and_written_in_a_few_frame
     group.follow()
     before = {member: group.owned(member) for member in group.known}
     counted = CountedWrites(coordinators(group))
-    data = [group.broker.shard("t", number).entry for number in range(100)]
+    data = [group.broker.runtime("t", number).entry for number in range(100)]
     started = time.process_time()
     group.join("new")
     group.follow()
     assert time.process_time() - started < 1
     assert len(group.owned("new")) == 9
     assert counted.frames <= 11
-    touched = [number for number in range(100) if group.broker.shard("t", number).entry != data[number]]
+    touched = [number for number in range(100) if group.broker.runtime("t", number).entry != data[number]]
     assert {("t", number) for number in touched} == group.owned("new")
     assert all(group.owned(member) <= held for member, held in before.items())
     counts = Counter(len(group.owned(member)) for member in group.known)
@@ -526,12 +526,12 @@ def test_a_start_with_groups_writes_nothing_and_is_quick() -> None:
     group = Members(20)
     for number in range(20):
         group.join(f"m{number}", group=f"g{number}")
-    shards = [*coordinators(group), *(group.broker.shard("t", number) for number in range(20))]
-    before = [shard.entry for shard in shards]
+    runtimes = [*coordinators(group), *(group.broker.runtime("t", number) for number in range(20))]
+    before = [runtime.entry for runtime in runtimes]
     started = time.process_time()
     group.broker.restart()
     group.broker.settle()
     assert time.process_time() - started < 1
-    again = [*coordinators(group), *(group.broker.shard("t", number) for number in range(20))]
-    assert [shard.entry for shard in again] == before
+    again = [*coordinators(group), *(group.broker.runtime("t", number) for number in range(20))]
+    assert [runtime.entry for runtime in again] == before
     assert len(group.broker.ask(ListGroups()).groups) == 20

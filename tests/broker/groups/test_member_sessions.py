@@ -269,11 +269,11 @@ def test_altered_options_reach_partitions_and_members() -> None:
     group.known["a"] = told
     (grant,) = group.lease("a", 0).grants
     assert grant.runs == [(0, 1, 1, 0)]
-    assert grant.deadline_us - group.broker.engine.topics.get("t").shards[0].time_us() == 1_000_000
+    assert grant.deadline_us - group.broker.engine.topics.get("t").runtimes[0].time_us() == 1_000_000
     group.broker.restart()
     assert group.broker.engine.coordination.find("g").policy.lease_ms == 1_000
     policies = {
-        shard.state.queues.policy("g").lease_ms for shard in group.broker.engine.topics.get("t").shards
+        runtime.state.queues.policy("g").lease_ms for runtime in group.broker.engine.topics.get("t").runtimes
     }
     assert policies == {1_000}
 

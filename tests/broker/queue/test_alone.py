@@ -14,7 +14,7 @@ def suspected(broker: QueueEngine, *messages: bytes, **columns: Any) -> None:
     broker.send(*messages, **columns)
     for _ in range(3):
         assert len(broker.lease(member="dies")) == len(messages)
-        broker.tell(broker.shard(), EvictMember("g", "dies"))
+        broker.tell(broker.runtime(), EvictMember("g", "dies"))
 
 
 def turn_until_alone(broker: QueueEngine) -> None:
@@ -39,9 +39,9 @@ def test_what_is_committed_between_the_question_and_its_turn_is_not_overlooked()
     broker = make(partitions=1, assignment="shared", ordering="key")
     suspected(broker, b"a", b"b", keys=[b"k", b"k"])
     assert values(broker.lease(member="first")) == [b"a"]
-    shard = broker.shard()
+    runtime = broker.runtime()
     broker.threads.holding = True
-    shard.pump.threads_only_until_us = 1 << 62
+    runtime.pump.threads_only_until_us = 1 << 62
     broker.publish(b"new")  # It is applied, and not committed yet.
     second = begin(broker, "second")
     broker.threads.run_held()
@@ -79,7 +79,7 @@ class Short:
 def test_credit_that_a_member_may_not_use_is_for_others() -> None:
     broker = make(partitions=1, assignment="shared", ordering="none", in_flight_max=1, group_in_flight_max=2)
     broker.send(b"a", b"b")
-    policy, credit = broker.shard().state.queues.policy("g"), broker.engine.leasing.credit
+    policy, credit = broker.runtime().state.queues.policy("g"), broker.engine.leasing.credit
     assert policy is not None
     (mine,) = broker.lease(member="one")
     (other,) = broker.lease(member="two")

@@ -297,14 +297,14 @@ def test_bytes_are_those_of_what_is_stored_also_of_a_batch_with_duplicates() -> 
     broker.enlist()
     for number in range(30):
         broker.send(bytes(100), bytes(100), dedup_ids=[b"same", b"id %d" % number])
-    live = broker.shard().state
+    live = broker.runtime().state
     size = live.ring.nbytes(0)
     parts = broker.log().read(0, live.end_offset, 1 << 30)
     assert abs(size - sum(len(part) for part in parts)) < 200 * 31  # But for the frames' headers.
     assert size < sum(len(part) for part in parts)
     before = live.ring.buffers()
     broker.restart()
-    assert broker.shard().state.ring.buffers() == before
+    assert broker.runtime().state.ring.buffers() == before
 
 
 def test_a_batch_needs_room_for_what_is_stored_of_it_only() -> None:
@@ -312,7 +312,7 @@ def test_a_batch_needs_room_for_what_is_stored_of_it_only() -> None:
     broker.create(retention="ephemeral", max_bytes=30_000, on_full="overwrite")
     broker.send(bytes(20_000), dedup_ids=[b"same"])
     broker.send(bytes(20_000), bytes(15_000), dedup_ids=[b"same", b"new"])
-    state = broker.shard().state
+    state = broker.runtime().state
     assert (state.start_offset, state.end_offset) == (1, 2)
 
 
@@ -324,8 +324,8 @@ def test_what_is_overwritten_before_it_is_durable_was_never_there_for_readers() 
     broker.threads.holding = True
     reading = broker.submit(Fetch("t", [(0, 1)], 1000, 60_000))
     answers = [broker.publish(b"%d" % number) for number in range(1, 8)]
-    shard = broker.shard()
-    assert (shard.state.start_offset, shard.start_offset, shard.end_offset) == (6, 1, 1)
+    runtime = broker.runtime()
+    assert (runtime.state.start_offset, runtime.start_offset, runtime.end_offset) == (6, 1, 1)
     assert reading == []
     assert not any(answers)
     broker.threads.holding = False
@@ -337,7 +337,7 @@ def test_what_is_overwritten_before_it_is_durable_was_never_there_for_readers() 
     assert (reply.code, reply.details["start_offset"]) == ("not_found", 2)
     assert broker.values(offset=6) == [b"6", b"7"]
     assert values(broker.lease()) == [b"6", b"7"]
-    assert shard.state.queues.figures("g")["collected"] == 6
+    assert runtime.state.queues.figures("g")["collected"] == 6
 
 
 @pytest.mark.parametrize("on_full", ["refuse", "overwrite"])
@@ -357,7 +357,7 @@ def test_disk_space_comes_back_without_waiting_for_the_sweep(
         broker.settle()
         sizes.append(sum(file.stat().st_size for file in (tmp_path / "data").rglob("t~*/0/*.log")))
     assert max(sizes[50:]) < 160_000 < 100 * 4_000
-    assert broker.shard().state.queues.figures("g")["collected"] == (0 if on_full == "refuse" else 94)
+    assert broker.runtime().state.queues.figures("g")["collected"] == (0 if on_full == "refuse" else 94)
 
 
 def test_releases_are_cut_to_the_room_that_there_is() -> None:
@@ -367,23 +367,23 @@ def test_releases_are_cut_to_the_room_that_there_is() -> None:
     broker.enlist()
     due_us = broker.clock.now_us() + 1_000_000
     broker.send(*(b"%03d" % number + bytes(500) for number in range(60)), deliver_at=[due_us] * 60)
-    shard = broker.shard()
+    runtime = broker.runtime()
     decided: list[Any] = []
-    decide = shard.state._decide[ReleaseDue]
+    decide = runtime.state._decide[ReleaseDue]
 
     def noting(command: Any, turn: TurnInput) -> Any:
         decided.append(command)
         return decide(command, turn)
 
-    shard.state._decide[ReleaseDue] = noting
+    runtime.state._decide[ReleaseDue] = noting
     found: list[bytes] = []
     for _ in range(100):
         broker.pass_s(0.2)
-        assert shard.state.ring.nbytes(shard.state.start_offset) <= 8_000
+        assert runtime.state.ring.nbytes(runtime.state.start_offset) <= 8_000
         messages = broker.lease()
         found += [value[:3] for value in values(messages)]
         if messages:
             broker.ack(*messages)
     assert found == [b"%03d" % number for number in range(60)]
-    assert shard.state.queues.figures("g")["collected"] == 0
+    assert runtime.state.queues.figures("g")["collected"] == 0
     assert len(decided) < 40

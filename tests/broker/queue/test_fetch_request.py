@@ -87,7 +87,7 @@ def test_a_cold_partition_does_not_hold_up_a_hot_one() -> None:
     broker = make()
     broker.publish(b"cold", partition=0)
     broker.publish(b"hot", partition=1)
-    broker.shard(partition=0).tail.clear(1)
+    broker.runtime(partition=0).tail.clear(1)
     assert fetched(broker.submit(Fetch("t", [(1, 0), (0, 0)], 1 << 20, 0)))[1] == [b"hot"]
     slices, values = fetched(broker.submit(Fetch("t", [(0, 0), (1, 1)], 1 << 20, 0)))
     assert (values, slices[0][0]) == ([b"cold"], 0)
@@ -104,7 +104,7 @@ def test_waits_until_something_comes_or_the_time_is_up() -> None:
     broker.publish(b"elsewhere", partition=2)
     broker.pass_s(1.1)
     assert fetched(waiting) == ([], [])
-    assert not any(broker.shard(partition=partition).wakeups._watchers for partition in range(3))
+    assert not any(broker.runtime(partition=partition).wakeups._watchers for partition in range(3))
     assert not broker.engine.gateway._jobs
 
 
@@ -139,7 +139,7 @@ def test_out_of_range_names_the_range() -> None:
 def test_a_reader_at_the_end_of_a_damaged_log_is_told_and_not_kept_waiting(wait_ms: int) -> None:
     broker = make(partitions=1)
     broker.publish(b"good")
-    broker.shard().fault = Refusal("corrupt", "it is damaged behind that")
+    broker.runtime().fault = Refusal("corrupt", "it is damaged behind that")
     assert broker.values() == [b"good"]
     for beyond in (1, 2):
         ((reply, _),) = broker.submit(Fetch("t", [(0, beyond)], 1 << 20, wait_ms))
@@ -149,7 +149,7 @@ def test_a_reader_at_the_end_of_a_damaged_log_is_told_and_not_kept_waiting(wait_
 def test_whoever_reads_up_to_the_latest_message_comes_to_the_damage() -> None:
     broker = make(partitions=2)
     broker.publish(b"good")
-    broker.shard().fault = Refusal("corrupt", "it is damaged behind that")
+    broker.runtime().fault = Refusal("corrupt", "it is damaged behind that")
     assert broker.ask(FindOffsets("t", LATEST)) == Offsets([2, 0])
     assert broker.ask(FindOffsets("t", broker.clock.now_us() + 1)) == Offsets([2, 0])
     assert broker.ask(FindOffsets("t", EARLIEST)) == Offsets([0, 0])

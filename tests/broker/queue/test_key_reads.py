@@ -118,14 +118,14 @@ def test_streams_are_read_as_they_were_written(streams: Streams, seed: int) -> N
         elif act == "restart":
             streams.restart()
         elif act == "trim":
-            end = streams.shard().end_offset
+            end = streams.runtime().end_offset
             streams.begin = random.randint(streams.begin, end)
             streams.ask(TrimTopic("t", 0, streams.begin))
             for _ in range(2):
-                streams.shard().upkeep.free()
+                streams.runtime().upkeep.free()
                 streams.settle()
         elif streams.disk is not None:
-            folder = streams.shard().name
+            folder = streams.runtime().name
             for name in streams.disk.list(folder):
                 if name.endswith(".keys") and random.random() < 0.5:
                     streams.disk.remove(f"{folder}/{name}")
@@ -206,7 +206,7 @@ def test_a_damaged_partition_refuses_instead_of_giving_half_a_stream() -> None:
     streams = Streams(SimDisk(1))
     for number in range(200):
         streams.send((b"a", b"%d" % number))
-    folder = streams.shard().name
+    folder = streams.runtime().name
     first = min(name for name in streams.disk.list(folder) if name.endswith(".log"))  # type: ignore[union-attr]
     assert streams.disk is not None
     streams.disk.flip(f"{folder}/{first}", 1000, 1)

@@ -40,7 +40,9 @@ def make(partitions: int = 1, ring: int = 1 << 20, **options: Any) -> QueueEngin
 
 
 def waiting_places(broker: QueueEngine) -> int:
-    return sum(len(line) for shard in broker.engine.topics.shards() for line in shard.wakeups._lines.values())
+    return sum(
+        len(line) for runtime in broker.engine.topics.runtimes() for line in runtime.wakeups._lines.values()
+    )
 
 
 # ------------------------------------------------------------------------------------------------- answers
@@ -53,7 +55,7 @@ def test_plain_messages_come_in_the_stored_frames_without_a_copy() -> None:
     request = Lease("t", "g", "m", [(0, 1)])
     broker.engine.gateway.submit(request, b"", lambda reply, body: parts.extend(body))
     broker.settle()
-    (stored,) = broker.shard().tail.frames(0, 1)
+    (stored,) = broker.runtime().tail.frames(0, 1)
     assert parts[1] is stored.body
 
 
@@ -212,15 +214,15 @@ def test_a_request_for_nothing_ends_the_one_before_and_is_answered_at_once(parti
 def test_costs_nothing_while_nothing_happens() -> None:
     broker = make()
     broker.begin_lease(wait_ms=60_000)
-    entry = broker.shard().entry
+    entry = broker.runtime().entry
     decided = count_decisions(broker)
     broker.pass_s(59)
     assert decided == []
-    assert broker.shard().entry == entry
+    assert broker.runtime().entry == entry
 
 
 def count_decisions(broker: QueueEngine) -> list[Any]:
-    state = broker.shard().state
+    state = broker.runtime().state
     decided: list[Any] = []
     decide = state.decide
 
@@ -331,7 +333,7 @@ def test_a_lease_expires_with_nobody_waiting_and_is_counted() -> None:
     broker.send(b"a")
     broker.lease()
     broker.pass_s(2)
-    assert broker.shard().state.queues.figures("g")["failures"] == 1
+    assert broker.runtime().state.queues.figures("g")["failures"] == 1
 
 
 def test_what_one_group_leaves_lying_does_not_hide_what_another_waits_for() -> None:
@@ -386,18 +388,18 @@ def test_the_groups_limit_counts_over_members() -> None:
 def test_a_grant_and_a_resume_wake() -> None:
     broker = make()
     broker.send(b"a")
-    shard = broker.shard()
-    broker.tell(shard, PauseLeases("g", True))
+    runtime = broker.runtime()
+    broker.tell(runtime, PauseLeases("g", True))
     waiting = broker.begin_lease(wait_ms=60_000)
     assert waiting == []
-    broker.tell(shard, PauseLeases("g", False))
+    broker.tell(runtime, PauseLeases("g", False))
     assert values(got(waiting)) == [b"a"]
 
 
 def test_a_member_that_lost_the_partition_is_told_at_once() -> None:
     broker = make()
     waiting = broker.begin_lease(wait_ms=60_000)
-    broker.tell(broker.shard(), GrantTo("g", "other", 7))
+    broker.tell(broker.runtime(), GrantTo("g", "other", 7))
     refusal = refused(waiting)
     assert (refusal.code, refusal.details["generation"]) == ("fenced", 7)
 
@@ -517,7 +519,7 @@ def test_a_late_answer_whose_frames_have_left_memory_reads_them_again() -> None:
     broker.threads.holding = True
     waiting = broker.begin_lease()
     for _ in range(3):
-        broker.shard().at_hand._cold.clear()
+        broker.runtime().at_hand._cold.clear()
         broker.threads.run_held(1)
         broker.settle()
     broker.threads.holding = False
@@ -534,7 +536,7 @@ def test_a_receiver_without_room_leases_nothing_until_it_has_some() -> None:
     waiting = broker.begin_lease(wait_ms=60_000, gate=gate)
     broker.send(b"b")
     assert waiting == []
-    assert broker.shard().state.queues.holders("g") == set()
+    assert broker.runtime().state.queues.holders("g") == set()
     gate.open()
     broker.settle()
     assert values(got(waiting)) == [b"a", b"b"]
@@ -571,8 +573,8 @@ def test_an_answer_that_fails_on_its_way_loses_no_fact() -> None:
     with pytest.raises(RuntimeError):
         broker.settle()
     broker.restart()
-    assert broker.shard().fault is None
-    assert len(broker.shard().state.queues.holders("g")) == 1
+    assert broker.runtime().fault is None
+    assert len(broker.runtime().state.queues.holders("g")) == 1
 
 
 def test_closing_answers_who_waits() -> None:
@@ -589,18 +591,18 @@ def test_closing_answers_who_waits() -> None:
 
 def test_an_ill_partition_does_not_stop_the_others() -> None:
     broker = make(partitions=2)
-    broker.shard(partition=0).fault = Refusal("corrupt", "it is broken")
+    broker.runtime(partition=0).fault = Refusal("corrupt", "it is broken")
     waiting = broker.begin_lease(wait_ms=60_000)
     assert waiting == []
     broker.send(b"a", partition=1)
     assert values(got(waiting)) == [b"a"]
-    broker.shard(partition=1).fault = Refusal("corrupt", "it is broken, too")
+    broker.runtime(partition=1).fault = Refusal("corrupt", "it is broken, too")
     assert refused(broker.begin_lease(wait_ms=60_000)).code == "corrupt"
 
 
 def test_who_waited_in_vain_is_told_of_a_damaged_partition() -> None:
     broker = make(partitions=2)
-    broker.shard(partition=0).fault = Refusal("corrupt", "it is broken")
+    broker.runtime(partition=0).fault = Refusal("corrupt", "it is broken")
     assert got(broker.begin_lease(wait_ms=0)) == []
     waiting = broker.begin_lease(wait_ms=1_000)
     broker.pass_s(0.9)
@@ -732,14 +734,14 @@ def test_no_more_partitions_are_asked_than_have_to_be() -> None:
     for partition in range(3):
         broker.send(b"a", b"b", partition=partition, keys=[b"k", b"k"])
     asked: list[int] = []
-    for shard in broker.engine.topics.get("t").shards:
-        submit = shard.submit
+    for runtime in broker.engine.topics.get("t").runtimes:
+        submit = runtime.submit
 
-        def counted(work: Any, body: Any, respond: Any, shard: Any = shard, submit: Any = submit) -> None:
-            asked.append(shard.partition)
+        def counted(work: Any, body: Any, respond: Any, runtime: Any = runtime, submit: Any = submit) -> None:
+            asked.append(runtime.partition)
             submit(work, body, respond)
 
-        shard.submit = counted
+        runtime.submit = counted
     assert [item.partition for item in broker.lease(count_max=1)] == [0]
     assert asked == [0]
     asked.clear()

@@ -118,7 +118,7 @@ def test_a_request_that_was_woken_and_is_gone_passes_it_on() -> None:
     gate = OpenGate()
     first = broker.begin_lease(member="a", wait_ms=LONG_MS, gate=gate)
     second = broker.begin_lease(member="b", wait_ms=LONG_MS)
-    broker.shard().wakeups.committed(0)
+    broker.runtime().wakeups.committed(0)
     pump, turn = broker.engine.pump, broker.engine.pump.turn
 
     def leaves_first() -> None:
@@ -179,14 +179,14 @@ def test_the_groups_credit_goes_to_who_waits_longest_and_is_passed_on() -> None:
 
 def test_everybody_hears_of_a_pause_that_is_over_and_of_another_owner() -> None:
     broker = shared()
-    broker.tell(broker.shard(), PauseLeases("g", True))
+    broker.tell(broker.runtime(), PauseLeases("g", True))
     broker.send(b"a", b"b", b"c")
     waiting = wait_all(broker, 3)
     assert waiting == [[]] * 3
-    broker.tell(broker.shard(), PauseLeases("g", False))
+    broker.tell(broker.runtime(), PauseLeases("g", False))
     assert [len(got(answers)) for answers in waiting] == [1, 1, 1]
     waiting = wait_all(broker, 3)
-    broker.tell(broker.shard(), GrantTo("g", "m", 9))
+    broker.tell(broker.runtime(), GrantTo("g", "m", 9))
     assert [answers[0][0].code for answers in waiting] == ["fenced"] * 3  # type: ignore[union-attr]
 
 
@@ -413,9 +413,9 @@ def test_it_costs_nothing_when_nobody_waits_any_more() -> None:
 
 def recount(broker: QueueEngine, group: str) -> Counter[str]:
     found: Counter[str] = Counter()
-    for shard in broker.engine.topics.shards():
-        if shard.machine.delivers and shard.fault is None:
-            ledger = shard.state.queues._ledgers.get(group)
+    for runtime in broker.engine.topics.runtimes():
+        if runtime.machine.delivers and runtime.fault is None:
+            ledger = runtime.state.queues._ledgers.get(group)
             found.update(ledger.in_flight if ledger is not None else {})
     return found
 
@@ -443,10 +443,10 @@ def test_credit_is_what_a_recount_says_whatever_happens(seed: int) -> None:
     def act() -> None:
         kind = chance.randrange(13)
         topic, group = chance.choice(topics), chance.choice(["g", "h"])
-        shards = broker.engine.topics.get(topic).shards
-        shard = chance.choice(shards)
+        runtimes = broker.engine.topics.get(topic).runtimes
+        runtime = chance.choice(runtimes)
         if kind < 4:
-            broker.send(*[b"x"] * chance.randrange(1, 9), topic=topic, partition=shard.partition)
+            broker.send(*[b"x"] * chance.randrange(1, 9), topic=topic, partition=runtime.partition)
         elif kind < 7:
             answers = broker.begin_lease(
                 group=group, topic=topic, member=chance.choice("abc"), count_max=4, lease_ms=5_000
@@ -461,12 +461,12 @@ def test_credit_is_what_a_recount_says_whatever_happens(seed: int) -> None:
             broker.pass_s(chance.choice([0.5, 6]))
         elif kind == 9:
             command = chance.choice([ResetTo(group, 0), EvictMember(group, "a")])
-            shard.submit(command, b"", lambda reply, parts: None)
+            runtime.submit(command, b"", lambda reply, parts: None)
             broker.settle()
         elif kind == 10:
-            log = shard.log
+            log = runtime.log
             log.fail_next(Full("no space"))  # type: ignore[attr-defined]
-            broker.publish(b"lost", topic=topic, partition=shard.partition)
+            broker.publish(b"lost", topic=topic, partition=runtime.partition)
             broker.pass_s(3)
         elif kind == 11:
             broker.restart()
@@ -476,7 +476,7 @@ def test_credit_is_what_a_recount_says_whatever_happens(seed: int) -> None:
     def act_rarely(topic: str, group: str) -> None:
         kind = chance.randrange(3)
         if kind == 0:
-            count = len(broker.engine.topics.get(topic).shards)
+            count = len(broker.engine.topics.get(topic).runtimes)
             broker.ask(AlterTopic(topic, {"partitions": count + 1}))
         elif kind == 1 and topic == "u":
             topics.remove("u")
@@ -499,18 +499,20 @@ def unserved(broker: QueueEngine) -> list[str]:
     for job in broker.engine.leasing.jobs:
         request = job.request
         for partition, generation in request.partitions:
-            shard = broker.shard(request.topic, partition)
-            policy = shard.state.queues.policy(request.group)
+            runtime = broker.runtime(request.topic, partition)
+            policy = runtime.state.queues.policy(request.group)
             assert policy is not None
             credit = broker.engine.leasing.credit.left(request.group, request.member, policy)
             if credit <= 0 or job._parked or job._pace is not None or not job._begun:
                 continue
             command = LeaseRun(
-                *(request.group, request.member, generation, 1, 1, 1 << 20, shard.end_offset),
+                *(request.group, request.member, generation, 1, 1, 1 << 20, runtime.end_offset),
                 above=LANES if request.above is None else request.above,
             )
-            wall_us = shard.pump.clock.wall_us()
-            decision = shard.state.decide(command, TurnInput(shard.time_us(), wall_us, 0, shard.at_hand))
+            wall_us = runtime.pump.clock.wall_us()
+            decision = runtime.state.decide(
+                command, TurnInput(runtime.time_us(), wall_us, 0, runtime.at_hand)
+            )
             if decision.facts:
                 found.append(f"{request.member} (above {request.above}) could have {decision.facts}")
     return found
@@ -526,7 +528,7 @@ def test_nobody_waits_for_what_it_could_have(seed: int) -> None:
         "group_in_flight_max": chance.choice([6, 100_000]),
     }
     broker = shared(partitions=chance.choice([1, 3]), **options)
-    shards = broker.engine.topics.get("t").shards
+    runtimes = broker.engine.topics.get("t").runtimes
     held: list[Any] = []
     waiting: list[Answers] = []
     gates = [Valve() for _ in range(4)]
@@ -537,13 +539,13 @@ def test_nobody_waits_for_what_it_could_have(seed: int) -> None:
             many = chance.randrange(1, 5)
             broker.send(
                 *[b"x"] * many,
-                partition=chance.randrange(len(shards)),
+                partition=chance.randrange(len(runtimes)),
                 keys=[chance.choice([None, b"a", b"b", b"c"]) for _ in range(many)],
                 priorities=[chance.randrange(5) for _ in range(many)] if seed % 3 else None,
             )
         elif kind < 7:
             number = chance.randrange(8)
-            partitions = chance.sample(range(len(shards)), chance.randrange(1, len(shards) + 1))
+            partitions = chance.sample(range(len(runtimes)), chance.randrange(1, len(runtimes) + 1))
             fields = {"count_max": chance.choice([1, 3, 500]), "above": chance.choice([None, None, 1, 2, 4])}
             waiting.append(
                 broker.begin_lease(

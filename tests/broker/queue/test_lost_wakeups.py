@@ -60,7 +60,7 @@ class World:
         chance, member = self.chance, self.chance.choice(MEMBERS)
         places = []
         for number in range(self.partitions):
-            _, generation = self.broker.shard("t", number).state.queues.grant("g") or ("", 0)
+            _, generation = self.broker.runtime("t", number).state.queues.grant("g") or ("", 0)
             places.append((number, generation))
         fields = {"count_max": chance.choice([1, 2, 20]), "wait_ms": chance.choice([0, LONG_MS, LONG_MS])}
         if chance.random() < 0.25:
@@ -96,7 +96,7 @@ class World:
         self.broker.engine.gateway.submit(request, body, lambda reply, parts: None)
 
     def disturb(self) -> None:
-        shard = self.broker.shard("t", self.chance.randrange(self.partitions))
+        runtime = self.broker.runtime("t", self.chance.randrange(self.partitions))
         kind = self.chance.randrange(8)
         if kind in (0, 6, 7):
             command: Any = inner.EvictMember("g", self.chance.choice(MEMBERS))
@@ -115,7 +115,7 @@ class World:
                     else:
                         gate.shut = self.chance.random() < 0.3
             return
-        shard.submit(command, b"", lambda reply, parts: None)
+        runtime.submit(command, b"", lambda reply, parts: None)
 
     def step(self) -> None:
         """Some things that happen in one turn, in any order."""
@@ -141,7 +141,7 @@ class World:
             if not job._begun or job._parked or job._pace is not None:
                 continue
             for place in job._places:
-                queues = place.shard.state.queues
+                queues = place.runtime.state.queues
                 policy = queues.policy("g")
                 assert policy is not None
                 credit = leasing.credit.left("g", place.member, policy)
@@ -152,13 +152,13 @@ class World:
                         self.assert_nothing(place, alone)
 
     def assert_nothing(self, place: Any, alone: bool) -> None:
-        shard = place.shard
-        asked = "g", place.member, place.generation, 1, 1, 1 << 20, shard.end_offset
+        runtime = place.runtime
+        asked = "g", place.member, place.generation, 1, 1, 1 << 20, runtime.end_offset
         command = inner.LeaseRun(*asked, above=place.above, alone=alone)
         wall_us = self.broker.clock.wall_us()
-        turn = TurnInput(shard.time_us(), wall_us, 0, shard.at_hand)
-        while (decision := shard.state.decide(command, turn)).missing is not None:
-            shard.at_hand.load(decision.missing, lambda error: None)
+        turn = TurnInput(runtime.time_us(), wall_us, 0, runtime.at_hand)
+        while (decision := runtime.state.decide(command, turn)).missing is not None:
+            runtime.at_hand.load(decision.missing, lambda error: None)
             self.broker.settle()
         assert not isinstance(decision.reply, inner.RunLeased), (
             f"{place.member} (above {place.above}, alone {alone}) waits on {place.partition}, and there is "

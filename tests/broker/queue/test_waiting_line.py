@@ -76,7 +76,7 @@ def together(broker: QueueEngine, *requests: Any) -> list[Any]:
 
 
 def request_of(broker: QueueEngine, member: str) -> Lease:
-    _, generation = broker.shard().state.queues.grant("g") or ("", 0)
+    _, generation = broker.runtime().state.queues.grant("g") or ("", 0)
     return Lease("t", "g", member, [(0, generation)], wait_ms=LONG_MS)
 
 
@@ -93,7 +93,7 @@ def test_what_is_freed_behind_a_request_in_the_same_turn_wakes_it(verb: str) -> 
         answers: list[Any] = []
         broker.engine.gateway.submit(asks, b"", lambda reply, parts: answers.append(reply), gate=OpenGate())
         command = inner.EvictMember("g", "busy") if verb == "evict" else inner.ExpireLeases()
-        broker.shard().submit(command, b"", lambda reply, parts: None)
+        broker.runtime().submit(command, b"", lambda reply, parts: None)
         broker.settle()
     else:
         frees = {
@@ -120,7 +120,7 @@ def named_by_an_ack(holders: int) -> list[int]:
         broker.send(*[b"x"] * 9, keys=[b"%d" % number] * 9)
         held.append(broker.lease(member=f"h{number}", count_max=4))
     waiting = [broker.begin_lease(member=f"w{number}", wait_ms=LONG_MS) for number in range(3)]
-    queues, named = broker.shard().state.queues, list[int]()
+    queues, named = broker.runtime().state.queues, list[int]()
     takers = queues.takers
 
     def counted(group: str) -> Any:

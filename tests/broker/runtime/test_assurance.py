@@ -24,8 +24,8 @@ def interval(**options: Any) -> QueueEngine:
 def surely(broker: QueueEngine) -> list[Any]:
     """Say something about the partition as it is; the list gets it when it is synced."""
     told: list[Any] = []
-    shard = broker.shard()
-    shard.answer(shard.surely(lambda reply, parts: told.append(reply)), Done())
+    runtime = broker.runtime()
+    runtime.answer(runtime.surely(lambda reply, parts: told.append(reply)), Done())
     broker.settle()
     return told
 
@@ -72,8 +72,8 @@ def test_a_sync_that_fails_refuses_whoever_waits_for_it() -> None:
 
 def test_memory_topics_promise_nothing_and_sync_nothing() -> None:
     broker = interval()
-    shard = broker.shard()
-    shard.reconfigure(msgspec.structs.replace(shard.options, durability="memory"))
+    runtime = broker.runtime()
+    runtime.reconfigure(msgspec.structs.replace(runtime.options, durability="memory"))
     broker.threads.holding = True
     assert surely(broker) == [Done()]
 
@@ -106,9 +106,9 @@ def test_a_message_on_its_way_to_the_dead_letters_cannot_be_redriven_yet() -> No
     nothing, the letter would be taken off the list, and the message then settled: lost."""
     broker = interval()
     (one, _) = broker.lease()
-    broker.shard().buries = lambda shard: None
+    broker.runtime().buries = lambda runtime: None
     broker.reject(one)
     assert broker.ask(Reopen("t", 0, "g", [0, 1])).code == "unavailable"
-    broker.tell(broker.shard(), BuryDone("g", [0, 1], "t.dlq", [0, 0]))
+    broker.tell(broker.runtime(), BuryDone("g", [0, 1], "t.dlq", [0, 0]))
     assert broker.ask(Reopen("t", 0, "g", [0, 1])) == Done()
     assert values(broker.lease()) == [b"a"]

@@ -115,9 +115,9 @@ def test_retention_by_time_goes_on() -> None:
     broker.send(b"a")
     broker.restart(-HOUR_S)
     broker.pass_s(60)
-    assert broker.shard().state.start_offset == 0
+    assert broker.runtime().state.start_offset == 0
     broker.pass_s(130)
-    assert broker.shard().state.start_offset == 1
+    assert broker.runtime().state.start_offset == 1
 
 
 def test_a_member_that_does_not_give_up_loses_its_partition_in_time() -> None:
@@ -129,7 +129,7 @@ def test_a_member_that_does_not_give_up_loses_its_partition_in_time() -> None:
     broker.pass_s(4)
     broker.enlist(member="n", **options)
     broker.pass_s(6)
-    granted = {broker.shard(partition=number).state.queues.grant("g") for number in range(2)}
+    granted = {broker.runtime(partition=number).state.queues.grant("g") for number in range(2)}
     assert {member for member, _ in granted if member} == {"m", "n"}
 
 
@@ -167,7 +167,7 @@ def test_one_append_under_a_fast_clock_expires_nothing_early() -> None:
     assert values(broker.lease()) == [b"lives"]
     broker.pass_s(11)
     assert broker.lease() == []
-    assert broker.shard().state.queues.figures("g")["lapsed"] == 1
+    assert broker.runtime().state.queues.figures("g")["lapsed"] == 1
 
 
 def test_leases_run_after_one_append_under_a_fast_clock() -> None:
@@ -259,7 +259,7 @@ def test_messages_that_are_due_before_those_that_were_released_are_released_too(
     broker.pass_s(6)
     assert len(broker.values()) == 103
     assert len(set(broker.values())) == 103
-    broker.shard().state.check()
+    broker.runtime().state.check()
 
 
 # ------------------------------------------------------------ the log

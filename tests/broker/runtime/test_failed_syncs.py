@@ -200,11 +200,11 @@ def test_a_coordinator_whose_sync_failed_knows_nothing_and_says_so() -> None:
     broker.enlist(other)
     host = broker.engine.topics.find(TOPIC)
     assert host is not None
-    shard = host.shards[home_of("g")]
-    assert isinstance(shard.log, MemoryLog)
-    shard.log.fail_next(StorageFault(BROKEN))
+    runtime = host.runtimes[home_of("g")]
+    assert isinstance(runtime.log, MemoryLog)
+    runtime.log.fail_next(StorageFault(BROKEN))
     assert broker.ask(PauseGroup("g", True)).outcome == "unknown"
-    assert shard.fault is not None
+    assert runtime.fault is not None
     for request in (DescribeGroup("g"), ListGroups(), Heartbeat("g", "m", 0, [])):
         reply = broker.ask(request)
         assert isinstance(reply, Refusal), request

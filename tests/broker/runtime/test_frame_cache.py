@@ -28,7 +28,7 @@ def make(batches: int = 30, rows: int = 3, **options: Any) -> HeldEngine:
 
 def load(broker: HeldEngine, offset: int) -> list[Exception | None]:
     done: list[Exception | None] = []
-    broker.shard().at_hand.load(offset, done.append)
+    broker.runtime().at_hand.load(offset, done.append)
     broker.settle()
     return done
 
@@ -43,7 +43,7 @@ def delivered(at_hand: FrameCache, runs: list[tuple[int, int]]) -> list[bytes]:
 
 
 def test_the_tail_is_at_hand() -> None:
-    at_hand = make().shard().at_hand
+    at_hand = make().runtime().at_hand
     found = at_hand.columns(4)
     assert found is not None
     assert (found.base_offset, found.end_offset) == (3, 6)
@@ -57,7 +57,7 @@ def test_the_tail_is_at_hand() -> None:
 @given(st.integers(0, 89), st.integers(1, 10_000))
 def test_reach_is_as_far_as_whole_frames_fit(offset: int, bytes_max: int) -> None:
     broker = make()
-    tail = broker.shard().tail
+    tail = broker.runtime().tail
     end = tail.reach(offset, bytes_max)
     size = sum(item.size for item in tail.frames(offset, end))
     longer = sum(item.size for item in tail.frames(offset, end + 1))
@@ -73,7 +73,7 @@ def test_columns_are_those_of_the_frame() -> None:
     columns, body = arrow.encode([b"v", b"w"], ids=bytes(32), timestamps=1, keys=[b"a", None])
 
     broker.submit(Publish("t", 0, columns, crc32c(body)), body)
-    at_hand = broker.shard().at_hand
+    at_hand = broker.runtime().at_hand
     found = at_hand.columns(1)
     assert found is not None
     assert found.key_hashes is not None
@@ -83,7 +83,7 @@ def test_columns_are_those_of_the_frame() -> None:
 
 def test_what_the_tail_has_lost_is_read_from_the_log() -> None:
     broker = make(ring_buffer_bytes=0)
-    at_hand = broker.shard().at_hand
+    at_hand = broker.runtime().at_hand
     assert at_hand.columns(40) is None
     assert at_hand.reach(40, 1000) == 40
     assert at_hand.frames([40, 42]) == 40
@@ -98,11 +98,11 @@ def test_what_the_tail_has_lost_is_read_from_the_log() -> None:
 
 def test_a_run_may_begin_in_the_log_and_end_in_the_tail() -> None:
     broker = make(ring_buffer_bytes=1500)
-    shard = broker.shard()
-    start = shard.tail.start_offset
+    runtime = broker.runtime()
+    start = runtime.tail.start_offset
     assert 0 < start < 90
     load(broker, start - 5)
-    assert delivered(shard.at_hand, [(start - 5, 10)]) == [b"%d" % n for n in range(start - 5, start + 5)]
+    assert delivered(runtime.at_hand, [(start - 5, 10)]) == [b"%d" % n for n in range(start - 5, start + 5)]
 
 
 def test_one_read_serves_all_who_wait_for_it() -> None:
@@ -110,7 +110,7 @@ def test_one_read_serves_all_who_wait_for_it() -> None:
     broker.threads.holding = True
     done: list[Exception | None] = []
     for _ in range(3):
-        broker.shard().at_hand.load(7, done.append)
+        broker.runtime().at_hand.load(7, done.append)
     assert len(broker.threads.held) == 1
     broker.threads.run_held()
     broker.settle()
@@ -119,8 +119,8 @@ def test_one_read_serves_all_who_wait_for_it() -> None:
 
 def test_what_was_read_is_bounded_and_the_last_read_always_stays() -> None:
     broker = make(ring_buffer_bytes=0)
-    at_hand = broker.shard().at_hand
-    broker.shard().limit_cold(1)
+    at_hand = broker.runtime().at_hand
+    broker.runtime().limit_cold(1)
     for offset in (0, 30, 60):
         assert load(broker, offset) == [None]
         assert at_hand.columns(offset) is not None
@@ -151,14 +151,14 @@ def test_an_offset_that_the_log_does_not_have_is_no_endless_search() -> None:
 
 @pytest.mark.parametrize("share", [1 << 20, 64 << 20])
 def test_a_partition_never_takes_more_than_its_own_bound(share: int) -> None:
-    shard = make(batches=1).shard()
-    shard.limit_cold(share)
-    assert shard.at_hand.bytes_max == min(share, 8 << 20)
+    runtime = make(batches=1).runtime()
+    runtime.limit_cold(share)
+    assert runtime.at_hand.bytes_max == min(share, 8 << 20)
 
 
 def test_what_nobody_uses_for_some_seconds_is_let_go() -> None:
     broker = make(batches=200, ring_buffer_bytes=0)
-    at_hand = broker.shard().at_hand
+    at_hand = broker.runtime().at_hand
     for offset in (0, 300):
         load(broker, offset)
     assert at_hand.columns(0) is not None
@@ -175,8 +175,8 @@ def test_what_nobody_uses_for_some_seconds_is_let_go() -> None:
 
 def test_what_is_known_of_frames_goes_with_them() -> None:
     broker = make(batches=100, ring_buffer_bytes=20_000)
-    at_hand = broker.shard().at_hand
-    first = broker.shard().tail.start_offset
+    at_hand = broker.runtime().at_hand
+    first = broker.runtime().tail.start_offset
     assert first > 0
     for offset in range(first, 300, 3):
         assert at_hand.columns(offset) is not None
@@ -186,6 +186,6 @@ def test_what_is_known_of_frames_goes_with_them() -> None:
     for number in range(300):
         broker.publish(b"%d" % number)
     broker.pass_s(11)
-    lowest = broker.shard().tail.start_offset
+    lowest = broker.runtime().tail.start_offset
     assert lowest > 300
     assert all(base >= lowest for base in (*at_hand._columns, *at_hand._opened))

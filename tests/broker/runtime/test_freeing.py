@@ -11,11 +11,11 @@ from tests.broker.queue_engine import QueueEngine
 
 def trims(broker: QueueEngine) -> list[tuple[int, int]]:
     """What is freed from now on: up to where, and where the newest stored snapshot lets the log begin."""
-    log, trim, shard = broker.log(), broker.log().trim, broker.shard()
+    log, trim, runtime = broker.log(), broker.log().trim, broker.runtime()
     seen: list[tuple[int, int]] = []
 
     def noting(offset: int, floor: int | None = None) -> None:
-        stored = shard.machine.restore(shard.options, log._content.snapshots[0].chunks)
+        stored = runtime.machine.restore(runtime.options, log._content.snapshots[0].chunks)
         seen.append((offset, stored.start_offset))
         trim(offset, floor)
 
@@ -38,7 +38,7 @@ def filled(**options: Any) -> QueueEngine:
     for number in range(4):
         broker.send(b"%d" % number)
         if number % 2:
-            broker.shard().upkeep.save_snapshot()
+            broker.runtime().upkeep.save_snapshot()
             broker.settle()
     return broker
 
@@ -50,15 +50,15 @@ def test_a_snapshot_under_way_does_not_vouch_for_a_later_trim(fails: bool) -> No
     broker.send(b"more")
     freed = trims(broker)
     broker.threads.holding = True
-    broker.shard().upkeep.save_snapshot()
+    broker.runtime().upkeep.save_snapshot()
     broker.threads.run_held(1)
     broker.settle()
     answer: list[Any] = []
-    broker.shard().submit(TrimTopic("t", 0, 3), b"", lambda reply, parts: answer.append(reply))
+    broker.runtime().submit(TrimTopic("t", 0, 3), b"", lambda reply, parts: answer.append(reply))
     broker.settle()
     broker.threads.run_held(1)
     broker.settle()
-    broker.shard().upkeep.free()
+    broker.runtime().upkeep.free()
     if fails:
         broker.log().fail_next(Full("no space is left"))
     run_all(broker)
@@ -73,7 +73,7 @@ def test_a_trim_that_a_full_disk_took_back_frees_nothing() -> None:
     freed = trims(broker)
     broker.threads.holding = True
     trim = broker.submit(TrimTopic("t", 0, 3))
-    broker.shard().upkeep.free()
+    broker.runtime().upkeep.free()
     broker.log().fail_next(Full("no space is left"))
     run_all(broker)
     assert getattr(trim[0][0], "code", None) == "full"
@@ -91,4 +91,4 @@ def test_sweeps_free_what_was_trimmed(options: dict[str, Any]) -> None:
     broker.pass_s(130)
     assert freed
     assert all(offset <= said for offset, said in freed), freed
-    assert freed[-1][0] == broker.shard().start_offset >= 3
+    assert freed[-1][0] == broker.runtime().start_offset >= 3

@@ -86,7 +86,7 @@ def test_what_a_restart_replays_does_not_grow_with_the_number_of_kills(
         broker.restart()  # Without a clean stop.
         seen.append(sum(replayed.values()))
         replayed.clear()
-        assert broker.shard().state.queues.figures("g")["acked"] == 300 * len(seen)
+        assert broker.runtime().state.queues.figures("g")["acked"] == 300 * len(seen)
     assert max(seen) < FRAMES_MAX
     assert seen[-1] <= 2 * seen[0] + 100
 
@@ -132,7 +132,7 @@ def test_a_large_state_is_not_written_again_for_a_little_log(broker: QueueEngine
         broker.nack(message, delay_ms=3_600_000)
     broker.pass_s(2)
     entries = saved(broker)
-    size = broker.shard().upkeep.debt.snapshot_bytes
+    size = broker.runtime().upkeep.debt.snapshot_bytes
     assert size > 50_000
     before = broker.log().stats().bytes
     for _ in range(30):
@@ -166,33 +166,33 @@ def test_a_snapshot_that_cannot_be_stored_is_tried_again_but_not_at_once(broker:
     assert len(tries) == 1
     broker.pass_s(150)
     assert len(tries) == 3
-    assert broker.shard().upkeep.debt.us < BOUNDS.us_max
+    assert broker.runtime().upkeep.debt.us < BOUNDS.us_max
 
 
 def test_a_quarantined_partition_does_not_keep_others_from_their_snapshots(broker: QueueEngine) -> None:
     broker.create("other")
     broker.enlist(topic="other", group="h")
     work(broker, 1_500)
-    broker.shard().fail(OSError("the disk is gone"))
+    broker.runtime().fail(OSError("the disk is gone"))
     for number in range(7_000):
         broker.send(b"%d" % number, topic="other")
     broker.pass_s(2)
-    assert broker.shard("other").upkeep.debt.snapshot_bytes > 0
+    assert broker.runtime("other").upkeep.debt.snapshot_bytes > 0
 
 
 def test_appends_do_not_wait_for_a_snapshot(broker: QueueEngine) -> None:
     """Only the frames that it covers are waited for; it is encoded and stored on a thread of its own."""
-    shard, lanes = broker.shard(), []
+    runtime, lanes = broker.runtime(), []
     run = broker.threads.run
 
     def noting(log: object, work: Any, done: Any) -> None:
-        lanes.append(log is shard.log)
+        lanes.append(log is runtime.log)
         run(log, work, done)
 
     broker.threads.run = noting  # type: ignore[method-assign]
     broker.send(b"a")
     lanes.clear()
-    shard.upkeep.save_snapshot()
+    runtime.upkeep.save_snapshot()
     broker.settle()
     assert lanes == [True, False, False]  # A mark behind the appends; the sync and the snapshot beside them.
 
@@ -200,10 +200,10 @@ def test_appends_do_not_wait_for_a_snapshot(broker: QueueEngine) -> None:
 def test_a_topic_that_is_deleted_is_closed_behind_its_snapshot(broker: QueueEngine) -> None:
     broker.send(b"a")
     broker.threads.holding = True
-    broker.shard().upkeep.save_snapshot()
+    broker.runtime().upkeep.save_snapshot()
     closed: list[bool] = []
     log = broker.log()
-    broker.shard().retire(lambda result, error: closed.append(log.closed))
+    broker.runtime().retire(lambda result, error: closed.append(log.closed))
     while not closed:
         assert broker.threads.held
         broker.threads.run_held(1)
@@ -217,9 +217,9 @@ def test_a_state_that_cannot_be_stored_does_not_keep_the_broker_from_closing(bro
     def broken() -> Any:
         raise TypeError("a number is no number")
 
-    broker.shard().state.freeze = broken  # type: ignore[method-assign]
+    broker.runtime().state.freeze = broken  # type: ignore[method-assign]
     for _ in range(2):
-        broker.shard().upkeep.save_snapshot()
+        broker.runtime().upkeep.save_snapshot()
     closed: list[bool] = []
     broker.engine.close(lambda: closed.append(True))
     broker.settle()
@@ -229,7 +229,7 @@ def test_a_state_that_cannot_be_stored_does_not_keep_the_broker_from_closing(bro
 
 def test_the_pause_of_a_snapshot_is_measured(broker: QueueEngine) -> None:
     broker.send(b"a")
-    broker.shard().upkeep.save_snapshot()
+    broker.runtime().upkeep.save_snapshot()
     broker.settle()
     text = broker.engine.metrics.render().decode()
     assert "tailrace_snapshot_pause_seconds_count 1.0" in text

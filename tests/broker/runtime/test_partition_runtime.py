@@ -95,7 +95,7 @@ def test_a_retry_is_answered_only_when_the_first_attempt_is_durable() -> None:
     broker.threads.run_held()
     broker.settle()
     assert reply_of(retry) == Published(0, broker.clock.now_us())
-    assert broker.engine.topics.get("t").shards[0].end_offset == 1
+    assert broker.engine.topics.get("t").runtimes[0].end_offset == 1
 
 
 def test_nothing_uncommitted_is_delivered() -> None:
@@ -120,7 +120,7 @@ def test_the_second_append_of_an_empty_log_never_becomes_its_first() -> None:
     broker.settle()
     assert [refusal_of(answers).code for answers in (first, second)] == ["full", "full"]
     broker.restart()
-    assert broker.shard().end_offset == 0
+    assert broker.runtime().end_offset == 0
 
 
 def test_what_waits_for_the_first_append_goes_on_behind_it() -> None:
@@ -190,7 +190,7 @@ def test_a_broken_invariant_answers_everybody_and_stops_the_partition(
     broker = held()
     broker.threads.holding = False
     broker.publish(b"first")
-    monkeypatch.setattr(broker.shard().state, "apply", lambda fact: 1 / 0)
+    monkeypatch.setattr(broker.runtime().state, "apply", lambda fact: 1 / 0)
     refusal = refusal_of(broker.publish(b"a"))
     assert (refusal.code, refusal.outcome) == ("error", "unknown")
     assert refusal_of(broker.publish(b"b")).code == "storage_fault"
@@ -206,7 +206,7 @@ def test_snapshot_of_a_state_that_was_partly_dropped_is_not_kept() -> None:
     broker.log().fail_next(Full("no space is left"))
     lost = broker.publish(b"b", producer_id=5, producer_sequence=1)
     done: list[bool] = []
-    broker.shard().upkeep.save_snapshot(lambda: done.append(True))
+    broker.runtime().upkeep.save_snapshot(lambda: done.append(True))
     while broker.threads.held:
         broker.threads.run_held(1)
         broker.settle()
@@ -222,16 +222,16 @@ def test_snapshot_of_a_state_that_was_partly_dropped_is_not_kept() -> None:
 def test_snapshot_with_turns_under_way_restores_to_the_same_state() -> None:
     broker = held()
     first = broker.publish(b"a", producer_id=5)
-    broker.shard().upkeep.save_snapshot()
+    broker.runtime().upkeep.save_snapshot()
     second = broker.publish(b"b", producer_id=5, producer_sequence=1)
     while broker.threads.held:
         broker.threads.run_held(1)
         broker.settle()
     assert isinstance(reply_of(first), Published)
     assert isinstance(reply_of(second), Published)
-    before = [bytes(chunk) for chunk in broker.shard().state.snapshot()]
+    before = [bytes(chunk) for chunk in broker.runtime().state.snapshot()]
     broker.restart()
-    assert [bytes(chunk) for chunk in broker.shard().state.snapshot()] == before
+    assert [bytes(chunk) for chunk in broker.runtime().state.snapshot()] == before
 
 
 def test_claims_and_trims_survive_a_restart() -> None:
@@ -255,7 +255,7 @@ def test_retention_trims_old_messages() -> None:
     broker.pass_s(100)
     broker.publish(b"new")
     broker.pass_s(61)
-    assert broker.shard().state.start_offset == 1
+    assert broker.runtime().state.start_offset == 1
     assert broker.values(offset=1) == [b"new"]
 
 
@@ -276,7 +276,7 @@ def test_damage_stops_one_partition_and_not_the_broker(tmp_path: Path, segments:
     first.write_bytes(damaged)
     broker.store = FileStore(tmp_path / "data", ManualClock(), segment_bytes=4096)
     broker.engine = broker._start()
-    assert broker.shard(partition=0).fault is not None
+    assert broker.runtime(partition=0).fault is not None
     assert isinstance(reply_of(broker.publish(b"more", partition=1)), Published)
     assert broker.values(partition=1) == [b"fine", b"more"]
     refusal = refusal_of(broker.publish(b"no"))
@@ -286,7 +286,7 @@ def test_damage_stops_one_partition_and_not_the_broker(tmp_path: Path, segments:
     assert info.partitions[1]["fault"] is None
     assert info.partitions[0]["end_offset"] < 4 * segments
     assert broker.values()[:1] in ([], [b"0" * 200])
-    reached = broker.shard().end_offset
+    reached = broker.runtime().end_offset
     assert refusal_of(broker.submit(Fetch("t", [(0, reached)], 1 << 20, 60_000))) == refusal
     broker.store.close()
 
@@ -300,7 +300,7 @@ def test_a_fact_that_cannot_be_read_stops_one_partition_and_says_so_to_readers()
     broker.ask(TrimTopic("t", 0, poison))  # As no client can send it.
     broker.publish(b"c")
     broker.restart()
-    fault = broker.shard().fault
+    fault = broker.runtime().fault
     assert fault is not None
     assert fault.code == "corrupt"
     assert fault.message.startswith("t~1/0: entry 1 cannot be applied: facts: Expected `int`, got `float`")
@@ -316,10 +316,10 @@ def test_a_fact_that_breaks_the_state_stops_one_partition_and_not_the_broker() -
         broker.publish(b"a", b"b", partition=partition)
     log = broker.log()
     alien = codec.encode_facts([Acked(77, [(1, [0, 1])], 1)])  # Of a group that nobody has enlisted.
-    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), broker.shard().entry)
+    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), broker.runtime().entry)
     log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)
     broker.restart()
-    fault = broker.shard().fault
+    fault = broker.runtime().fault
     assert fault is not None
     assert (fault.code, fault.outcome) == ("corrupt", "none")
     assert fault.message.startswith("t~1/0: entry 1 cannot be applied: KeyError")
@@ -340,7 +340,7 @@ def test_a_snapshot_that_cannot_be_restored_is_never_taken_for_an_empty_partitio
         broker.publish(b"a", b"b", partition=partition)
     broker.log().save_snapshot(Snapshot(0, 2, chunks))
     broker.restart()
-    fault = broker.shard().fault
+    fault = broker.runtime().fault
     assert fault is not None
     assert fault.message.startswith("t~1/0: the snapshot as of entry 0 cannot be restored")
     assert broker.values() == [b"a", b"b"]
@@ -357,10 +357,10 @@ def test_a_damaged_coordinator_refuses_its_groups_and_no_others() -> None:
     other = next(name for name in names if home_of(name) != bad)
     for name in (names[0], other):
         assert isinstance(broker.ask(CreateGroup(name, ["t"])), GroupInfo)
-    shard = broker.engine.coordinators.shards()[bad]
+    runtime = broker.engine.coordinators.runtimes()[bad]
     alien = codec.encode_facts([MemberLeft("nobody", "m", "left", 1)])
-    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), shard.entry)
-    shard.log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)  # type: ignore[attr-defined]
+    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), runtime.entry)
+    runtime.log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)  # type: ignore[attr-defined]
     broker.restart()
     refused = broker.ask(DescribeGroup(names[0]))
     assert isinstance(refused, Refusal)
@@ -372,7 +372,7 @@ def test_a_damaged_coordinator_refuses_its_groups_and_no_others() -> None:
     assert isinstance(broker.ask(DescribeGroup(other)), GroupInfo)
     assert isinstance(broker.ask(ListGroups()), GroupList)
     # Its ledger on the data partition is as it was.
-    assert set(broker.shard().state.queues.names()) == {names[0], other}
+    assert set(broker.runtime().state.queues.names()) == {names[0], other}
 
 
 def test_damage_found_by_a_reader_stops_the_partition_and_shows(caplog: pytest.LogCaptureFixture) -> None:
@@ -382,13 +382,13 @@ def test_damage_found_by_a_reader_stops_the_partition_and_shows(caplog: pytest.L
     for value in (b"a", b"b", b"c"):
         broker.publish(value)
     broker.publish(b"well", partition=1)
-    bad = broker.shard().entry - 2
-    assert isinstance(broker.shard().log, MemoryLog)
-    broker.shard().log.damage(bad)
+    bad = broker.runtime().entry - 2
+    assert isinstance(broker.runtime().log, MemoryLog)
+    broker.runtime().log.damage(bad)
     assert broker.engine.faults() == []
     refused = refusal_of(broker.submit(Fetch("t", [(0, 1)], 1 << 20, 0)))
     assert refused.code == "corrupt"
-    fault = broker.shard().fault
+    fault = broker.runtime().fault
     assert fault is not None
     assert fault.code == "corrupt"
     assert broker.engine.faults() == [f"t/0: {fault.message}"]

@@ -130,7 +130,7 @@ class World:
         staged = [machine.staged for _, machine in self.broker.engine.coordinators.machines()]
         assert not any(list(decisions.pending()) for decisions in staged)
         for topic in TOPICS:
-            self.broker.shard(topic).state.check()
+            self.broker.runtime(topic).state.check()
 
 
 def replies(answers: Any) -> list[Any]:

@@ -66,7 +66,7 @@ def broker_with(*topics: str) -> HeldEngine:
 
 
 def staged_bytes(broker: HeldEngine, topic: str) -> int:
-    return broker.shard(topic).state.staging.nbytes
+    return broker.runtime(topic).state.staging.nbytes
 
 
 def pending(broker: HeldEngine) -> int:
@@ -296,7 +296,7 @@ def test_nothing_is_dropped_while_a_coordinator_cannot_say_what_it_decided() -> 
     writer = Writer(broker)
     writer.decide(0)
     writer.stage("a", "x", b"1")
-    broker.engine.coordinators.shards()[home_of("w")].fault = Refusal("corrupt", "the test says so")
+    broker.engine.coordinators.runtimes()[home_of("w")].fault = Refusal("corrupt", "the test says so")
     assert code(writer.abort(("a", "x"))) == "unavailable"
     assert code(writer.decide(1, ("a", "x"))) == "unavailable"
     broker.pass_s(2 * HOUR_S)
@@ -322,16 +322,16 @@ def test_keys_are_in_the_index_once_they_are_applied() -> None:
     broker.create("a", key_index=True)
     writer = Writer(broker)
     writer.stage("a", "x", b"1", b"2", keys=[b"k", b"k"])
-    keys = broker.shard("a").state.keys
+    keys = broker.runtime("a").state.keys
     assert keys is not None
     assert keys.count(*hash128(b"k")) == 0
     writer.decide(1, ("a", "x"))
     assert keys.count(*hash128(b"k")) == 2
     broker.restart()
-    again = broker.shard("a").state.keys
+    again = broker.runtime("a").state.keys
     assert again is not None
     assert again.count(*hash128(b"k")) == 2
-    broker.shard("a").state.check()
+    broker.runtime("a").state.check()
 
 
 def test_large_versions_are_read_back_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_many_targets_in_groups() -> None:
         [attempt.encode() for attempt in attempts]
     ] * 30
     assert broker.ask(AbortStaged("w", [], lost)) == Done()
-    assert all(shard.state.staging.nbytes == 0 for shard in broker.engine.topics.get("a").shards)
+    assert all(runtime.state.staging.nbytes == 0 for runtime in broker.engine.topics.get("a").runtimes)
     broker.restart()
     assert broker.ask(DecideStaged("w", 1, [], [1] * 120, grouped)).won
 
@@ -390,12 +390,12 @@ def test_delayed_messages_of_a_version_come_when_they_are_due() -> None:
     broker.pass_s(1)
     assert broker.values("a") == [b"0", b"plain", b"5"]
     assert staged_bytes(broker, "a") == 0
-    broker.shard("a").upkeep.save_snapshot()
+    broker.runtime("a").upkeep.save_snapshot()
     broker.settle()
     broker.restart()
     broker.pass_s(20)
     assert broker.values("a") == [b"0", b"plain", b"5", b"20", b"20 too"]
-    broker.shard("a").state.check()
+    broker.runtime("a").state.check()
 
 
 def test_a_delayed_message_that_was_staged_can_be_cancelled_and_listed() -> None:
@@ -422,8 +422,8 @@ def test_batches_of_which_only_some_rows_are_due_are_parted_within_bounds(
     for number in range(3):
         value = b"%d" % number
         writer.stage("a", "x", value + b" late", value, number=number, deliver_at=times, priorities=[1, 2])
-    shard = broker.shard("a")
-    frames = shard.log.read_entries(shard.state.staging.entries([attempt_number("w", "x")]))
+    runtime = broker.runtime("a")
+    frames = runtime.log.read_entries(runtime.state.staging.entries([attempt_number("w", "x")]))
     room = sum(header.length for header, _ in frames[:2])
     monkeypatch.setattr(staged_apply, "PARTED_BYTES_MAX", room)
     parts = staged_apply.parted(frames, False, now_us)
@@ -475,7 +475,7 @@ def decide_and_crash(crash_after: int, *, snapshot: bool) -> tuple[HeldEngine, W
     writer.stage("b", "x", b"4", number=1)
     if snapshot:
         for topic in "ab":
-            broker.shard(topic).upkeep.save_snapshot()
+            broker.runtime(topic).upkeep.save_snapshot()
         broker.settle()
     broker.threads.holding = True
     answers: list[Any] = broker.submit(writer.request(1, ("a", "x"), ("b", "x")))
@@ -549,10 +549,10 @@ def test_a_trim_leaves_what_is_staged() -> None:
     writer.stage("a", "x", b"kept")
     for number in range(3):
         broker.publish(b"%d" % number, topic="a")
-    shard = broker.shard("a")
+    runtime = broker.runtime("a")
     for offset in (1, 2, 3):
         broker.ask(TrimTopic("a", 0, offset))
-    assert shard.state.start_offset == 3
+    assert runtime.state.start_offset == 3
     assert writer.decide(1, ("a", "x")).applied
     assert broker.values("a", offset=3) == [b"kept"]
 

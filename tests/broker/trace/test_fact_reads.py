@@ -53,7 +53,7 @@ def kinds(found: list[FactPiece]) -> list[type]:
 def test_who_reads_a_damaged_log_comes_to_the_damage_behind_what_is_good() -> None:
     broker = broker_with_a_story()
     good = piece(broker)
-    broker.shard().fault = Refusal("corrupt", "it is damaged behind that")
+    broker.runtime().fault = Refusal("corrupt", "it is damaged behind that")
     found = piece(broker)
     assert (found.frames, found.appended, found.last) == (good.frames, good.appended, False)
     assert code(broker, entry=found.next_entry) == "corrupt"
@@ -64,7 +64,7 @@ def test_all_that_happened() -> None:
     found = piece(broker)
     assert kinds([found]) == [f.Enlisted, f.Granted, f.Leased, f.Acked, f.Nacked]
     assert found.last
-    assert found.next_entry == broker.shard().entry
+    assert found.next_entry == broker.runtime().entry
     assert set(found.groups.values()) == {"g"}
     assert [(base, span) for _, base, span, _ in found.appended] == [(0, 3), (3, 1)]
     broker.restart()

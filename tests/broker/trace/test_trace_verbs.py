@@ -61,14 +61,14 @@ class Traced:
     def do(self, command: Any) -> Any:
         """Give a command to the partition itself."""
         replies: list[Any] = []
-        self.broker.shard().submit(command, b"", lambda reply, parts: replies.append(reply))
+        self.broker.runtime().submit(command, b"", lambda reply, parts: replies.append(reply))
         self.broker.settle()
         (reply,) = replies
         assert not isinstance(reply, Refusal), reply
         return reply
 
     def lease(self, lease: int, count: int = 10, member: str = "m1", group: str = "g") -> RunLeased:
-        end = self.broker.shard().end_offset
+        end = self.broker.runtime().end_offset
         reply = self.do(LeaseRun(group, member, 0, lease, count, 1 << 20, end))
         assert isinstance(reply, RunLeased), reply
         return reply
@@ -308,7 +308,7 @@ def test_a_collected_message_is_shown_while_its_bytes_are_there() -> None:
     for offset in (2, 2):
         traced.publish(b"c")
         traced.broker.ask(TrimTopic("t", 0, offset))
-        traced.broker.shard().upkeep.save_snapshot()
+        traced.broker.runtime().upkeep.save_snapshot()
         traced.broker.settle()
     traced.publish(b"d")
     traced.broker.ask(TrimTopic("t", 0, 3))
@@ -406,7 +406,7 @@ def test_what_is_not_committed_is_not_shown() -> None:
     traced = Traced()
     traced.publish(b"a")
     found: list[Any] = []
-    source = trace_verbs.source_of("t", 0, traced.broker.shard())
+    source = trace_verbs.source_of("t", 0, traced.broker.runtime())
     traced.publish(b"b")
     wanted = trace_verbs.wanted_of(Trace("t"), traced.now_us, 7 * 86_400_000_000)
     found += trace_search.search(wanted, source, trace_search.Budget())

@@ -31,7 +31,7 @@ def figures(broker: HeldEngine, group: str = "g") -> dict[str, Any]:
 
 def damage(broker: HeldEngine, offset: int) -> None:
     """Let the frame of an offset be unreadable, and somebody find out."""
-    log = broker.shard().log
+    log = broker.runtime().log
     assert isinstance(log, MemoryLog)
     entry = next(
         header.entry
@@ -86,7 +86,7 @@ def test_a_dry_run_says_what_is_lost_and_changes_nothing(broker: HeldEngine) -> 
     assert [(row["first_offset"], row["end_offset"]) for row in report.ranges] == [(4, 6)]
     assert report.groups == [{"group": "g", "messages": 2}]
     assert not report.done
-    assert broker.shard().fault is not None
+    assert broker.runtime().fault is not None
 
 
 def test_the_partition_opens_again_and_its_counts_add_up(broker: HeldEngine) -> None:
@@ -110,20 +110,20 @@ def test_what_was_accepted_holds_after_restarts(broker: HeldEngine, snapshot: bo
     damage(broker, 4)
     accept(broker)
     if snapshot:
-        broker.shard().upkeep.save_snapshot()
+        broker.runtime().upkeep.save_snapshot()
         broker.settle()
     for _ in range(2):
         broker.restart()
         assert broker.engine.faults() == []
         assert read_all(broker)[1] == [[4, 6]]
         assert figures(broker)["collected"] == 2
-        broker.shard().state.check()
+        broker.runtime().state.check()
 
 
 def test_a_crash_before_the_fact_is_made_up_for_at_the_next_start(broker: HeldEngine) -> None:
     damage(broker, 4)
     broker.store.close()
-    broker.store.accept_losses(broker.shard().name, (), ())
+    broker.store.accept_losses(broker.runtime().name, (), ())
     broker.restart()
     assert broker.engine.faults() == []
     assert figures(broker)["collected"] == 2
@@ -137,8 +137,8 @@ def test_the_log_says_what_is_lost_until_the_fact_is_synced(monkeypatch: pytest.
     loss_recorded = MemoryLog.loss_recorded
 
     def recorded(self: MemoryLog) -> None:
-        shard = broker.shard()
-        synced.append(shard.assurance.synced.entry == shard.entry)
+        runtime = broker.runtime()
+        synced.append(runtime.assurance.synced.entry == runtime.entry)
         loss_recorded(self)
 
     monkeypatch.setattr(MemoryLog, "loss_recorded", recorded)
@@ -162,21 +162,21 @@ def test_a_group_that_begins_before_the_loss_has_it_collected(broker: HeldEngine
 def test_who_goes_through_the_log_in_order_comes_over_the_loss(broker: HeldEngine) -> None:
     damage(broker, 4)
     accept(broker)
-    shard = broker.shard()
-    shard.at_hand.load(0, lambda error: None)
+    runtime = broker.runtime()
+    runtime.at_hand.load(0, lambda error: None)
     broker.settle()
-    assert shard.at_hand.columns(3) is not None  # It is read ahead from here.
+    assert runtime.at_hand.columns(3) is not None  # It is read ahead from here.
     broker.settle()
     assert broker.engine.faults() == []
-    assert shard.at_hand.columns(6) is not None
+    assert runtime.at_hand.columns(6) is not None
 
 
 def test_a_bad_fact_is_given_up_and_what_was_settled_stays_settled(broker: HeldEngine) -> None:
     alien = codec.encode_facts([Acked(77, [(1, [0, 1])], 1)])
-    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), broker.shard().entry)
-    broker.shard().log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)
+    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), broker.runtime().entry)
+    broker.runtime().log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)
     broker.restart()
-    assert broker.shard().fault is not None
+    assert broker.runtime().fault is not None
     report = accept(broker)
     assert report.done
     assert [row["end_entry"] - row["first_entry"] for row in report.ranges] == [1]
@@ -198,10 +198,10 @@ def test_a_coordinator_is_opened_again_without_the_fact_that_it_cannot_apply() -
     broker.create()
     broker.ask(CreateGroup("g", ["t"]))
     home = home_of("g")
-    shard = broker.engine.coordinators.shards()[home]
+    runtime = broker.engine.coordinators.runtimes()[home]
     alien = codec.encode_facts([MemberLeft("nobody", "m", "left", 1)])
-    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), shard.entry)
-    shard.log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)
+    header = frame.Header(frame.FACTS, 0, len(alien), frame.crc32c(alien), runtime.entry)
+    runtime.log.append([frame.Frame(header, frame.pack(header), alien)], sync=True)
     broker.restart()
     assert isinstance(broker.ask(DescribeGroup("g")), Refusal)
     reply = broker.ask(AcceptLoss("_groups", home, False))
@@ -224,9 +224,9 @@ def test_missing_files_are_given_up_and_offsets_never_used_again(tmp_path: Path,
     for number in range(20):
         broker.publish(b"%d" % number * 200)
     if "snapshot" in gone:
-        broker.shard().upkeep.save_snapshot()
+        broker.runtime().upkeep.save_snapshot()
         broker.settle()
-    folder = tmp_path / broker.shard().name
+    folder = tmp_path / broker.runtime().name
     broker.store.close()
     if gone == "folder":
         for path in folder.iterdir():
@@ -241,7 +241,7 @@ def test_missing_files_are_given_up_and_offsets_never_used_again(tmp_path: Path,
         sorted(folder.glob("*.log"))[1].unlink()
     broker.store = FileStore(tmp_path, clock, segment_bytes=4096)
     broker.engine = broker._start()
-    assert broker.shard().fault is not None
+    assert broker.runtime().fault is not None
     report = accept(broker)
     assert report.done, report.fault
     assert report.ranges
@@ -275,14 +275,14 @@ def test_whatever_fact_is_lost_nothing_that_is_left_goes_missing(lost: int) -> N
         settled.add(first.offset)
         for other in others if number % 2 else ():
             broker.nack(other, delay_ms=0)
-    log = broker.shard().log
+    log = broker.runtime().log
     assert isinstance(log, MemoryLog)
     entries = [header.entry for header, _ in log.scan(0, 1 << 60) if header.kind == frame.FACTS]
     log.damage(entries[lost % len(entries)])
     broker.restart()
-    assert broker.shard().fault is not None
+    assert broker.runtime().fault is not None
     assert accept(broker).done
-    broker.shard().state.check()
+    broker.runtime().state.check()
     broker.enlist()
     broker.pass_s(40)
     seen: set[int] = set()

@@ -59,7 +59,7 @@ def broker(tmp_path: Path) -> Scrubbed:
 
 
 def flip(broker: Scrubbed, segment: int, position: int = 600) -> None:
-    folder = broker.root / broker.shard().name
+    folder = broker.root / broker.runtime().name
     path = sorted(folder.glob("*.log"))[segment]
     raw = bytearray(path.read_bytes())
     raw[position] ^= 8
@@ -74,7 +74,7 @@ def test_it_runs_once_in_a_period_and_finds_what_nobody_reads(broker: Scrubbed) 
     broker.pass_s(15)
     first = broker.state()
     assert not first.running
-    assert first.done == first.total == len(list(broker.engine.topics.shards()))
+    assert first.done == first.total == len(list(broker.engine.topics.runtimes()))
     assert first.bytes > 8_000
     assert len(first.damage) == 1
     assert broker.engine.faults()[0].startswith("t/0: ")
@@ -153,9 +153,9 @@ def test_one_partition_when_asked(broker: Scrubbed) -> None:
 
 
 def test_a_damaged_snapshot_is_told_and_stops_nothing(broker: Scrubbed) -> None:
-    broker.shard().upkeep.save_snapshot()
+    broker.runtime().upkeep.save_snapshot()
     broker.settle()
-    (path,) = (broker.root / broker.shard().name).glob("*.snap")
+    (path,) = (broker.root / broker.runtime().name).glob("*.snap")
     raw = bytearray(path.read_bytes())
     raw[-20] ^= 1
     path.write_bytes(raw)

@@ -76,13 +76,13 @@ def broker() -> WatchedEngine:
 def test_messages_are_refused_before_they_reach_a_log_and_the_rest_goes_on(broker: WatchedEngine) -> None:
     assert (broker.fill().code, broker.gauge.released) == ("full", 1)
     broker.pass_s(2)
-    failures = broker.shard().failures
+    failures = broker.runtime().failures
     for _ in range(3):
         told = refusal(broker.publish(b"more"))
         assert (told.code, told.outcome, told.details) == ("full", "none", {"retry_after_ms": 1000})
         assert "no space is left on the disk of the data folder (0 MiB free of 1,000)" in told.message
         assert "trim or delete topics" in told.message
-    assert broker.shard().failures == failures, "the partition is not even asked"
+    assert broker.runtime().failures == failures, "the partition is not even asked"
     message, *_ = broker.lease()
     assert broker.ack(message) == Settled()
     assert broker.ask(TrimTopic("t", 0, 1)) == Done()
@@ -205,11 +205,11 @@ def stats_of(stats: Any) -> dict[str, Any]:
 
 def test_the_beginning_can_be_recorded_again(broker: WatchedEngine) -> None:
     assert broker.ask(TrimTopic("t", 0, 2)) == Done()
-    entry = broker.shard().entry
-    broker.tell(broker.shard(), Sweep(0))
-    assert broker.shard().entry == entry
-    broker.tell(broker.shard(), Sweep(0, again=True))
-    assert broker.shard().entry == entry + 1
-    assert broker.shard().start_offset == 2
+    entry = broker.runtime().entry
+    broker.tell(broker.runtime(), Sweep(0))
+    assert broker.runtime().entry == entry
+    broker.tell(broker.runtime(), Sweep(0, again=True))
+    assert broker.runtime().entry == entry + 1
+    assert broker.runtime().start_offset == 2
     broker.restart()
-    assert broker.shard().start_offset == 2
+    assert broker.runtime().start_offset == 2

@@ -43,7 +43,7 @@ def values(broker: LocalBroker, topic: str) -> list[bytes | None]:
 
 def staged(broker: LocalBroker) -> int:
     return sum(
-        shard.state.staging.nbytes for name in "tu" for shard in broker._engine.topics.get(name).shards
+        runtime.state.staging.nbytes for name in "tu" for runtime in broker._engine.topics.get(name).runtimes
     )
 
 

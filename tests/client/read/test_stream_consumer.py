@@ -226,9 +226,9 @@ def test_what_expires_does_so_on_the_clock_of_the_test(mode: str) -> None:
 def test_a_stream_comes_to_damage_after_all_that_is_good_before_it() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await fill(client, 4, partitions=2)
-        shards = broker._engine.topics.get("t").shards
+        runtimes = broker._engine.topics.get("t").runtimes
         async with client.consumer("t", "g", mode="stream", auto_commit_ms=0) as consumer:
-            shards[0].fault = Refusal("corrupt", "it is damaged behind that")
+            runtimes[0].fault = Refusal("corrupt", "it is damaged behind that")
             await broker.settle()
             assert sorted(await take(consumer, 4)) == [0, 1, 2, 3]
             with pytest.raises(Corrupt, match="damaged behind that"):

@@ -52,38 +52,38 @@ class DeadLetterVerbs:
         }
 
     def _find(self, request: FindUnsettled, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
+        runtime = self._topics.partition(request.topic, request.partition)
         if not 1 <= request.count_max <= COUNT_MAX:
             raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
-        first, end = max(request.offset, shard.start_offset), shard.end_offset
-        spans = shard.state.queues.unsettled(request.group, first, end, request.count_max)
+        first, end = max(request.offset, runtime.start_offset), runtime.end_offset
+        spans = runtime.state.queues.unsettled(request.group, first, end, request.count_max)
         # A redrive names dead letters by their offsets: after a crash these must not be other messages.
-        shard.answer(shard.surely(respond), UnsettledFound(spans))
+        runtime.answer(runtime.surely(respond), UnsettledFound(spans))
 
     def _hold(self, request: HoldOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
+        runtime = self._topics.partition(request.topic, request.partition)
         if not 1 <= len(request.member) <= MEMBER_MAX:
             raise InvalidRequest(f"member: 1 to {MEMBER_MAX} characters, not {len(request.member)}")
         if not 1 <= request.lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease_ms: 1 to {LEASE_MS_MAX}, not {request.lease_ms}")
         if not request.spans:
-            shard.submit(EvictMember(request.group, request.member), b"", respond)
+            runtime.submit(EvictMember(request.group, request.member), b"", respond)
             return
-        lease, end = self._leasing.new_lease(), shard.end_offset
+        lease, end = self._leasing.new_lease(), runtime.end_offset
         hold = HoldRun(request.group, request.member, lease, request.spans, end, request.lease_ms)
-        shard.submit(hold, b"", respond)
+        runtime.submit(hold, b"", respond)
 
     def _republish(self, request: Republish, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
+        runtime = self._topics.partition(request.topic, request.partition)
         if crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
         most = HEADER_BYTES_MAX + MARK_BYTES_MAX
-        keyed = shard.options.key_index
+        keyed = runtime.options.key_index
         view, _ = batch.open_body(body, request.columns, want_keys=keyed, header_bytes_max=most)
         view = msgspec.structs.replace(view, header_bytes_max=min(view.header_bytes_max, HEADER_BYTES_MAX))
         publish = Publish(request.topic, request.partition, request.columns, request.crc)
-        shard.submit(publish_batch(publish, view, body), body, shard.surely(respond))
+        runtime.submit(publish_batch(publish, view, body), body, runtime.surely(respond))
 
     def _surely(self, request: Reopen | SettleOffsets, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
-        shard.submit(request, b"", shard.surely(respond))
+        runtime = self._topics.partition(request.topic, request.partition)
+        runtime.submit(request, b"", runtime.surely(respond))

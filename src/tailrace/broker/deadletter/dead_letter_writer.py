@@ -53,30 +53,30 @@ class DeadLetterWriter:
         self.metrics = metrics
         self._funerals: dict[PartitionRuntime, _DyingMessages] = {}
 
-    def take_up(self, shard: PartitionRuntime) -> None:
+    def take_up(self, runtime: PartitionRuntime) -> None:
         """A partition may have dying messages: begin, or go on."""
-        funeral = self._funerals.get(shard)
+        funeral = self._funerals.get(runtime)
         if funeral is None:
-            queues = shard.state.queues
+            queues = runtime.state.queues
             if not any(queues.dying(group, 1) for group in queues.names()):
                 return
-            funeral = self._funerals[shard] = _DyingMessages(self, shard)
+            funeral = self._funerals[runtime] = _DyingMessages(self, runtime)
         funeral.go_on()
 
-    def over(self, shard: PartitionRuntime) -> None:
+    def over(self, runtime: PartitionRuntime) -> None:
         """A partition has no dying messages any more."""
-        del self._funerals[shard]
+        del self._funerals[runtime]
 
 
 class _DyingMessages:
     """Writes the dying messages of one partition, a batch at a time."""
 
-    def __init__(self, burial: DeadLetterWriter, shard: PartitionRuntime) -> None:
+    def __init__(self, burial: DeadLetterWriter, runtime: PartitionRuntime) -> None:
         self._burial = burial
         self._topics = burial.topics
-        self._shard = shard
-        self._dead_letters = shard.topic + DEAD_LETTERS
-        _, self._topic_id = decode_folder(shard.name.rpartition("/")[0])
+        self._runtime = runtime
+        self._dead_letters = runtime.topic + DEAD_LETTERS
+        _, self._topic_id = decode_folder(runtime.name.rpartition("/")[0])
         self._busy = False
         self._failures = 0
         self._unreadable: set[tuple[str, int]] = set()
@@ -89,21 +89,21 @@ class _DyingMessages:
             self._next()
 
     def _next(self) -> None:
-        shard = self._shard
-        if shard.gone is not None:
-            self._burial.over(shard)
+        runtime = self._runtime
+        if runtime.gone is not None:
+            self._burial.over(runtime)
             return
-        queues = shard.state.queues
+        queues = runtime.state.queues
         for group in queues.names():
             rows = queues.dying(group, ROWS_MAX + len(self._unreadable))
             rows = [row for row in rows if (group, row.offset) not in self._unreadable][:ROWS_MAX]
             if rows:
-                self._begin(DeadLetterOrigin(shard.topic, shard.partition, group, self._topic_id), rows)
+                self._begin(DeadLetterOrigin(runtime.topic, runtime.partition, group, self._topic_id), rows)
                 return
         if self._unreadable:
             self._retry(None)
         else:
-            self._burial.over(shard)
+            self._burial.over(runtime)
 
     def _begin(self, origin: DeadLetterOrigin, rows: Sequence[DyingRow]) -> None:
         def certain(reply: Reply, parts: Any) -> None:
@@ -112,8 +112,8 @@ class _DyingMessages:
             elif origin.topic.endswith(DEAD_LETTERS):
                 self._settle_here(origin, rows)
             else:
-                log, end = shard.log, shard.end_offset
-                shard.pump.threads.read(lambda: write(log, end, origin, rows), read)
+                log, end = runtime.log, runtime.end_offset
+                runtime.pump.threads.read(lambda: write(log, end, origin, rows), read)
 
         def read(letters: DeadLetterBatch, error: Exception | None) -> None:
             if error is not None:
@@ -121,17 +121,17 @@ class _DyingMessages:
                 return
             self._unreadable.update((origin.group, offset) for offset in letters.unreadable)
             if letters.problem is not None:
-                _log.error("%s: a dying message cannot be read: %s", shard.name, letters.problem)
+                _log.error("%s: a dying message cannot be read: %s", runtime.name, letters.problem)
                 if isinstance(letters.problem, Corrupt):
-                    shard.damaged(letters.problem)
+                    runtime.damaged(letters.problem)
             if letters.header is None:
                 self._next()
             else:
                 self._publish(origin, letters)
 
-        shard = self._shard
+        runtime = self._runtime
         # Wait until `Dying` is synced: before that a crash could bring the message back to life.
-        shard.answer(shard.surely(certain), Done())
+        runtime.answer(runtime.surely(certain), Done())
 
     def _settle_here(self, origin: DeadLetterOrigin, rows: Sequence[DyingRow]) -> None:
         """Settle dying dead letters: they have no dead letters of their own."""
@@ -143,10 +143,10 @@ class _DyingMessages:
 
     def _publish(self, origin: DeadLetterOrigin, letters: DeadLetterBatch) -> None:
         host = self._topics.find(self._dead_letters)
-        if host is None or len(host.shards) <= origin.partition:
+        if host is None or len(host.runtimes) <= origin.partition:
             self._make_room(origin, letters)
             return
-        target, header = host.shards[origin.partition], letters.header
+        target, header = host.runtimes[origin.partition], letters.header
         assert header is not None
 
         def published(reply: Reply, parts: Any) -> None:
@@ -219,16 +219,16 @@ class _DyingMessages:
                 self._failures = 0
                 self._next()
 
-        self._shard.submit(BuryDone(origin.group, spans, topic, places), b"", settled)
+        self._runtime.submit(BuryDone(origin.group, spans, topic, places), b"", settled)
 
     def _retry(self, refusal: Refusal | None) -> None:
         """Try again later, for ever, because a message that was given up would be lost."""
         self._failures += 1
-        self._burial.metrics.burial_failed(self._shard.topic)
+        self._burial.metrics.burial_failed(self._runtime.topic)
         delay_us = min(RETRY_US << min(self._failures - 1, 10), RETRY_US_MAX)
         if refusal is not None:
             text = "%s: the dead letters cannot be written, once more in %.0f s: %s"
-            _log.warning(text, self._shard.name, delay_us / 1e6, refusal.message)
+            _log.warning(text, self._runtime.name, delay_us / 1e6, refusal.message)
         self._burial.pump.at(self._burial.pump.clock.now_us() + delay_us, self._retried)
 
     def _retried(self, now_us: int) -> None:

@@ -97,10 +97,10 @@ _START = (-1, 0)
 class DelayRelease:
     """Prefetch and release on one partition. All methods run on the pump's thread."""
 
-    def __init__(self, shard: PartitionRuntime) -> None:
-        self._shard = shard
+    def __init__(self, runtime: PartitionRuntime) -> None:
+        self._runtime = runtime
         self.bytes_max = NEAR_BYTES
-        self._margin_us = AHEAD_US // 4 + shard.partition % STAGGER * STAGGER_US
+        self._margin_us = AHEAD_US // 4 + runtime.partition % STAGGER * STAGGER_US
         """Load more when the marks reach less far ahead than this."""
         self._near = DelayPrefetch()
         self._timer: Timer | None = None
@@ -130,7 +130,7 @@ class DelayRelease:
         once."""
         self._reset()
         self._stopped = False
-        self._safe_entry = self._shard.entry
+        self._safe_entry = self._runtime.entry
         self._review()
 
     def scheduled(self, fact: Delayed) -> None:
@@ -165,8 +165,8 @@ class DelayRelease:
 
     def _review(self) -> None:
         """Load messages that are due soon, release those that are due, set the timer for the next look."""
-        shard, timetable = self._shard, self._shard.state.timetable
-        if self._stopped or shard.fault is not None:
+        runtime, timetable = self._runtime, self._runtime.state.timetable
+        if self._stopped or runtime.fault is not None:
             self._set_timer(None)
             return
         if self._submitted is not None and timetable.releases > self._submitted[0]:
@@ -178,10 +178,10 @@ class DelayRelease:
             self._near.clear()
             self._set_timer(None)
             return
-        clock = shard.pump.clock
+        clock = runtime.pump.clock
         if clock.now_us() < self._paused_until_us:
             self._set_timer(None)
-            self._timer = shard.pump.at(self._paused_until_us, self._tick)
+            self._timer = runtime.pump.at(self._paused_until_us, self._tick)
             return
         wall_us = clock.wall_us()
         if due_us <= wall_us + AHEAD_US:
@@ -199,7 +199,7 @@ class DelayRelease:
             if self._timer.due_us == wall_us:
                 return
             self._timer.cancel()
-        self._timer = None if wall_us is None else self._shard.pump.at_wall(wall_us, self._tick)
+        self._timer = None if wall_us is None else self._runtime.pump.at_wall(wall_us, self._tick)
 
     # -- loading
 
@@ -216,7 +216,7 @@ class DelayRelease:
         rows = self._choose(wall_us + AHEAD_US, limit)
         if not len(rows):
             return
-        log, life = self._shard.log, self._life
+        log, life = self._runtime.log, self._life
         self._loading = True
 
         def work() -> tuple[Rows, Picked]:
@@ -237,11 +237,11 @@ class DelayRelease:
                 self._failed(error)
             self._review()
 
-        self._shard.pump.threads.read(work, done)
+        self._runtime.pump.threads.read(work, done)
 
     def _choose(self, until_us: int, limit: int) -> Rows:
         """Rows to load, not sorted; moves the marks past them."""
-        timetable = self._shard.state.timetable
+        timetable = self._runtime.state.timetable
         until_us = max(until_us, self._after[0])
         behind, recent = timetable.wheel.between(self._after, until_us, self._since)
         end = self.safe_refs_end()
@@ -274,23 +274,23 @@ class DelayRelease:
             self._row_bytes = error.row_bytes
             return
         # Nothing is skipped: a message that cannot be read holds back those behind it. The operator is told.
-        log.error("%s: delayed messages cannot be read: %s", self._shard.name, error)
+        log.error("%s: delayed messages cannot be read: %s", self._runtime.name, error)
         if isinstance(error, Corrupt):
-            self._shard.damaged(error)
-        self._shard.metrics.refused("delays")
-        self._paused_until_us = self._shard.pump.clock.now_us() + PAUSE_US
+            self._runtime.damaged(error)
+        self._runtime.metrics.refused("delays")
+        self._paused_until_us = self._runtime.pump.clock.now_us() + PAUSE_US
 
     # -- releasing
 
     def _release(self, wall_us: int) -> None:
-        timetable = self._shard.state.timetable
+        timetable = self._runtime.state.timetable
         if self._submitted is not None:
             return  # The last release is decided in the coming turn.
         if self._unsafe >= UNSAFE_MAX:
             return
-        count, nbytes = self._shard.state.ring.room()
-        if count <= 0 or nbytes <= 0 or self._shard.pump.full:
-            self._paused_until_us = self._shard.pump.clock.now_us() + FULL_PAUSE_US
+        count, nbytes = self._runtime.state.ring.room()
+        if count <= 0 or nbytes <= 0 or self._runtime.pump.full:
+            self._paused_until_us = self._runtime.pump.clock.now_us() + FULL_PAUSE_US
             return
         rows = timetable.due_rows(wall_us, min(count, RELEASE_ROWS))
         taken = self._near.take(rows)
@@ -298,7 +298,7 @@ class DelayRelease:
             return
         picked, body = _fitting(taken[0], min(nbytes, 4 * RELEASE_BYTES))
         count = picked.batch.num_rows
-        view, _ = open_body(body, picked.columns, want_keys=self._shard.options.key_index)
+        view, _ = open_body(body, picked.columns, want_keys=self._runtime.options.key_index)
         until = int(rows[count - 1, AT]), int(rows[count - 1, REF])
         command = ReleaseDue(view, crc32c(body), *until, rows[:count, REF].copy())
         self._submitted = timetable.releases, until
@@ -314,9 +314,9 @@ class DelayRelease:
             self._submitted = None
             if isinstance(reply, Refusal):
                 pause_us = FULL_PAUSE_US if reply.code == Overloaded.code else PAUSE_US
-                self._paused_until_us = self._shard.pump.clock.now_us() + pause_us
+                self._paused_until_us = self._runtime.pump.clock.now_us() + pause_us
 
-        self._shard.submit(command, body, answered)
+        self._runtime.submit(command, body, answered)
 
 
 def _fitting(picked: Picked, bytes_max: int) -> tuple[Picked, Buffer]:

@@ -38,25 +38,27 @@ class DelayVerbs:
     def _list(self, request: ListScheduled, body: Buffer, respond: Respond, gate: Gate) -> None:
         if not 1 <= request.count_max <= LIST_MAX:
             raise InvalidRequest(f"count_max: 1 to {LIST_MAX}, not {request.count_max}")
-        shards = self._topics.get(request.topic).shards
+        runtimes = self._topics.get(request.topic).runtimes
         found: list[tuple[int, int, int]] = []
-        ill = {partition: shard.lost for partition, shard in enumerate(shards) if shard.lost is not None}
+        ill = {
+            partition: runtime.lost for partition, runtime in enumerate(runtimes) if runtime.lost is not None
+        }
         refusal = together(request.topic, ill)
         if refusal is not None:
             respond(refusal, NOTHING)
             return
-        for partition, shard in enumerate(shards):
-            rows = shard.state.timetable.wheel.first(
+        for partition, runtime in enumerate(runtimes):
+            rows = runtime.state.timetable.wheel.first(
                 NEVER,
                 request.count_max,
                 after_us=request.after_us,
-                refs_end=shard.releases.safe_refs_end(),
+                refs_end=runtime.releases.safe_refs_end(),
             )
             found += [(at, partition, ref) for at, ref in rows[:, AT : REF + 1].tolist()]
         places = [(partition, ref) for _, partition, ref in sorted(found)[: request.count_max]]
         asked: list[_Asked] = [
-            (partition, shard.log, [ref for place, ref in places if place == partition])
-            for partition, shard in enumerate(shards)
+            (partition, runtime.log, [ref for place, ref in places if place == partition])
+            for partition, runtime in enumerate(runtimes)
         ]
 
         def done(result: Any, error: Exception | None) -> None:

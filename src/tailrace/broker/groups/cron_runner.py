@@ -96,7 +96,7 @@ class CronRunner:
             raise InvalidRequest(f"schedule: {'; '.join(problems)}", problems=problems)
         host = self._topics.get(request.topic)
         wall_us = self._pump.clock.wall_us()
-        publish, message = message_of(request, wall_us, wall_us, len(host.shards))
+        publish, message = message_of(request, wall_us, wall_us, len(host.runtimes))
         view = measure(message, publish.columns)  # Raises for what no topic takes.
         problem = over_limit(view, host.info.options, wall_us)
         if problem is not None:
@@ -175,8 +175,8 @@ class CronRunner:
         if host is None:
             self._again(name, f"there is no topic {recurrence.put.topic!r}")
             return
-        publish, body = message_of(recurrence.put, recurrence.since_us, tick_us, len(host.shards))
-        shard = host.shards[publish.partition]
+        publish, body = message_of(recurrence.put, recurrence.since_us, tick_us, len(host.runtimes))
+        runtime = host.runtimes[publish.partition]
 
         def published(reply: Reply, parts: Any) -> None:
             if isinstance(reply, Refusal) and reply.code != "fenced":
@@ -190,8 +190,8 @@ class CronRunner:
             else:
                 self._arm(name)
 
-        view = measure(body, publish.columns, want_keys=shard.options.key_index)
-        shard.submit(publish_batch(publish, view, body), body, shard.surely(published))
+        view = measure(body, publish.columns, want_keys=runtime.options.key_index)
+        runtime.submit(publish_batch(publish, view, body), body, runtime.surely(published))
 
     def _again(self, name: str, why: str) -> None:
         """A tick could not be published: try again later. A newer tick that comes before takes its place."""

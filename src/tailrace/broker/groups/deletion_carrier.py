@@ -54,10 +54,10 @@ class DeletionCarrier:
 
     def carry_all(self) -> None:
         """Carry all deletions, once they are durable: at a start, and when a partition comes back."""
-        for shard, machine in self._coordinators.machines():
+        for runtime, machine in self._coordinators.machines():
             deletions = list(machine.deletions.pending())
-            if deletions and shard.fault is None:
-                shard.submit(Look(), b"", self._looked(deletions))
+            if deletions and runtime.fault is None:
+                runtime.submit(Look(), b"", self._looked(deletions))
 
     def _looked(self, deletions: list[GroupDeletion]) -> Respond:
         def answered(reply: Reply, parts: Any) -> None:
@@ -82,31 +82,31 @@ class DeletionCarrier:
             if self._topics.catalog.was_deleted(topic_id):
                 gone.append(place)
                 continue
-            shard = self._shard(place, topic_id)
-            if shard is not None and shard.fault is None and (deletion.id, place) not in busy:
+            runtime = self._runtime(place, topic_id)
+            if runtime is not None and runtime.fault is None and (deletion.id, place) not in busy:
                 busy.add((deletion.id, place))
-                self._delist(deletion, place, shard)
+                self._delist(deletion, place, runtime)
         self._confirm(deletion, gone)
         self._check_left(deletion.group)
 
-    def _shard(self, place: Place, topic_id: int) -> PartitionRuntime | None:
+    def _runtime(self, place: Place, topic_id: int) -> PartitionRuntime | None:
         host = self._topics.find(place[0])
-        if host is None or place[1] >= len(host.shards) or topic_id not in (0, host.info.id):
+        if host is None or place[1] >= len(host.runtimes) or topic_id not in (0, host.info.id):
             return None
-        return host.shards[place[1]]
+        return host.runtimes[place[1]]
 
-    def _delist(self, deletion: GroupDeletion, place: Place, shard: PartitionRuntime) -> None:
+    def _delist(self, deletion: GroupDeletion, place: Place, runtime: PartitionRuntime) -> None:
         def answered(reply: Reply, parts: Any) -> None:
-            if isinstance(reply, Refusal) and shard.fault is None:
+            if isinstance(reply, Refusal) and runtime.fault is None:
                 later_us = self._pump.clock.now_us() + RETRY_US
-                self._pump.at(later_us, lambda now_us: self._delist(deletion, place, shard))
+                self._pump.at(later_us, lambda now_us: self._delist(deletion, place, runtime))
                 return
             self._under_way[deletion.group].discard((deletion.id, place))
             if not isinstance(reply, Refusal):
                 self._confirm(deletion, [place])
             self._check_left(deletion.group)
 
-        shard.submit(Delist(deletion.group, deletion.id), b"", shard.surely(answered))
+        runtime.submit(Delist(deletion.group, deletion.id), b"", runtime.surely(answered))
 
     def _confirm(self, deletion: GroupDeletion, places: list[Place]) -> None:
         if places:
@@ -124,31 +124,31 @@ class DeletionCarrier:
     def strangers(self) -> dict[str, list[PartitionRuntime]]:
         """Groups that no coordinator knows, each with the partitions that do. Groups whose coordinator is
         faulty are left out, because nobody can tell what it knows."""
-        shards = self._coordinators.shards()
+        runtimes = self._coordinators.runtimes()
         found: dict[str, list[PartitionRuntime]] = {}
-        for shard in self._topics.shards():
-            if not shard.machine.delivers or shard.lost is not None:
+        for runtime in self._topics.runtimes():
+            if not runtime.machine.delivers or runtime.lost is not None:
                 continue
-            place = (shard.topic, shard.partition)
-            for name in shard.state.queues.names():
-                if shards and shards[home_of(name)].fault is not None:
+            place = (runtime.topic, runtime.partition)
+            for name in runtime.state.queues.names():
+                if runtimes and runtimes[home_of(name)].fault is not None:
                     continue
                 machine = self._coordinators.of(name)
                 known = machine is not None and (
                     name in machine.groups.by_name
-                    or shard.state.queues.id_of(name) in machine.deletions.ids(name, place)
+                    or runtime.state.queues.id_of(name) in machine.deletions.ids(name, place)
                 )
                 if not known:
-                    found.setdefault(name, []).append(shard)
+                    found.setdefault(name, []).append(runtime)
         return found
 
     def report(self) -> None:
         """Log the groups that no coordinator knows."""
-        for name, shards in self.strangers().items():
+        for name, runtimes in self.strangers().items():
             text = "group %r is on %d partitions, such as %s/%d, and no coordinator knows it: it is kept"
-            log.error(text, name, len(shards), shards[0].topic, shards[0].partition)
+            log.error(text, name, len(runtimes), runtimes[0].topic, runtimes[0].partition)
 
-    def expel(self, group: str, shards: Iterable[PartitionRuntime], respond: Respond) -> None:
+    def expel(self, group: str, runtimes: Iterable[PartitionRuntime], respond: Respond) -> None:
         """Delete a stranger: let its partitions forget it, and answer when all have."""
         waiting, problem = 0, None
 
@@ -160,6 +160,6 @@ class DeletionCarrier:
             if not waiting:
                 respond(problem or Done(), NOTHING)
 
-        for shard in shards:
+        for runtime in runtimes:
             waiting += 1
-            shard.submit(Delist(group), b"", shard.surely(answered))
+            runtime.submit(Delist(group), b"", runtime.surely(answered))

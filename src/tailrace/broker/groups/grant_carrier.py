@@ -103,12 +103,12 @@ class GrantCarrier:
         self.evicted: Callable[[str, str], None] = lambda group, member: None
         """Hook: a member of a group is gone."""
 
-    def shard(self, place: Place) -> PartitionRuntime | None:
+    def runtime(self, place: Place) -> PartitionRuntime | None:
         """The runtime of a data partition; None when the topic or the partition does not exist."""
         host = self._topics.find(place[0])
-        if host is None or place[1] >= len(host.shards):
+        if host is None or place[1] >= len(host.runtimes):
             return None
-        return host.shards[place[1]]
+        return host.runtimes[place[1]]
 
     def confirmed(self, group: str, place: Place) -> WantedGrant | None:
         """The grant that a partition has confirmed; None without any."""
@@ -119,8 +119,8 @@ class GrantCarrier:
         """Whether every working partition has the group with its options, and has confirmed the grants to a
         member."""
         for place in group.all_places():
-            shard, grant = self.shard(place), self.confirmed(group.name, place)
-            if shard is None or shard.fault is not None:
+            runtime, grant = self.runtime(place), self.confirmed(group.name, place)
+            if runtime is None or runtime.fault is not None:
                 continue
             if grant is None or grant.paused != group.paused or grant.policy != group.policy:
                 return False
@@ -158,14 +158,14 @@ class GrantCarrier:
         """After recovery: read from the partitions what they have confirmed."""
         self._groups[group.name] = _Carried()
         for place in group.all_places():
-            shard = self.shard(place)
-            if shard is not None and shard.fault is None:
-                self.learn(group, place, shard)
+            runtime = self.runtime(place)
+            if runtime is not None and runtime.fault is None:
+                self.learn(group, place, runtime)
 
-    def learn(self, group: GroupState, place: Place, shard: PartitionRuntime) -> None:
+    def learn(self, group: GroupState, place: Place, runtime: PartitionRuntime) -> None:
         """A partition was built from its log: what it has of a group is what it has confirmed."""
         carried = self._groups.setdefault(group.name, _Carried())
-        queues = shard.state.queues
+        queues = runtime.state.queues
         reached = queues.grant(group.name)
         same = group.id in (0, queues.id_of(group.name))
         policy = queues.policy(group.name)
@@ -191,19 +191,19 @@ class GrantCarrier:
     ) -> None:
         """Compare one partition and send the difference; add it to `ahead` when it is ahead of the
         coordinator."""
-        shard = self.shard(place)
-        if place in carried.busy or shard is None:
+        runtime = self.runtime(place)
+        if place in carried.busy or runtime is None:
             return
         have, want = carried.confirmed.get(place), _wanted(group, place)
-        if shard.damage is not None:
+        if runtime.damage is not None:
             # A damaged partition confirms nothing any more. Its member gets it all the same, and so hears of
             # the damage when it asks for messages.
             carried.confirmed[place] = want
             if want != have:
                 self._changed(group.name)
-        if shard.fault is not None:
+        if runtime.fault is not None:
             return
-        queues = shard.state.queues
+        queues = runtime.state.queues
         reached = queues.grant(group.name)
         old = self.deleted(group.name, place)
         if queues.id_of(group.name) in old:
@@ -224,17 +224,19 @@ class GrantCarrier:
                 text = "%s/%d has lost its place in group %s: it begins with the first message that is there"
                 log.error(text, *place, group.name)
                 late = True
-            start = shard.state.start_offset if late else None
+            start = runtime.state.start_offset if late else None
             commands.append(Enlist(group.name, group.policy, start, group.id))
         if have is None or have.paused != want.paused:
             commands.append(PauseLeases(group.name, want.paused))
         if have is None or have.holding != want.holding:
             commands.append(GrantTo(group.name, *want.holding))
         carried.busy.add(place)
-        self._send(shard, commands, lambda problem: self._carried(carried, group.name, place, want, problem))
+        self._send(
+            runtime, commands, lambda problem: self._carried(carried, group.name, place, want, problem)
+        )
 
     def _send(
-        self, shard: PartitionRuntime, commands: list[Any], done: Callable[[Refusal | None], None]
+        self, runtime: PartitionRuntime, commands: list[Any], done: Callable[[Refusal | None], None]
     ) -> None:
         """Submit commands to a partition; `done` gets the first refusal, or None, when all are answered."""
         left, problem = len(commands), None
@@ -248,7 +250,7 @@ class GrantCarrier:
                 done(problem)
 
         for command in commands:
-            shard.submit(command, b"", shard.surely(answered))
+            runtime.submit(command, b"", runtime.surely(answered))
 
     def _carried(
         self, carried: _Carried, name: str, place: Place, want: WantedGrant, problem: Refusal | None
@@ -290,9 +292,9 @@ class GrantCarrier:
         were shared."""
         self.evicted(group.name, member)
         for place in group.all_places():
-            shard = self.shard(place)
-            if shard is not None and shard.state.queues.has_leases(group.name, member):
-                shard.submit(EvictMember(group.name, member, left=left), b"", _unheard)
+            runtime = self.runtime(place)
+            if runtime is not None and runtime.state.queues.has_leases(group.name, member):
+                runtime.submit(EvictMember(group.name, member, left=left), b"", _unheard)
 
     def forget(self, group: str) -> None:
         """A group was deleted: forget its confirmed grants, for a new group of that name is another one."""

@@ -24,43 +24,43 @@ class GroupDirectory:
         self._topics = topics
         self._waiting: list[tuple[str, Any, Respond]] = []
 
-    def shards(self) -> list[PartitionRuntime]:
+    def runtimes(self) -> list[PartitionRuntime]:
         """The partitions of the internal topic; none before the topic exists."""
         host = self._topics.find(TOPIC)
-        return [] if host is None else host.shards
+        return [] if host is None else host.runtimes
 
     def machines(self) -> Iterator[tuple[PartitionRuntime, Coordinator]]:
         """Every coordinator with its partition, except for those that are damaged or whose storage failed:
         they do not know all that was decided."""
-        for shard in self.shards():
-            if shard.lost is None and shard.damage is None:
-                yield shard, cast(Coordinator, shard.state)
+        for runtime in self.runtimes():
+            if runtime.lost is None and runtime.damage is None:
+                yield runtime, cast(Coordinator, runtime.state)
 
     def lost(self, name: str | None = None) -> Refusal | None:
         """Refusal of the coordinator of a name, or of any coordinator, whose storage failed; else None."""
-        shards = self.shards()
+        runtimes = self.runtimes()
         if name is not None:
-            shards = shards[home_of(name) : home_of(name) + 1]
-        return next((shard.lost for shard in shards if shard.lost is not None), None)
+            runtimes = runtimes[home_of(name) : home_of(name) + 1]
+        return next((runtime.lost for runtime in runtimes if runtime.lost is not None), None)
 
     def home(self, name: str) -> PartitionRuntime | None:
         """The partition that coordinates a name; None before the topic exists."""
-        shards = self.shards()
-        return shards[home_of(name)] if shards else None
+        runtimes = self.runtimes()
+        return runtimes[home_of(name)] if runtimes else None
 
     def of(self, name: str) -> Coordinator | None:
         """The coordinator of a group, a schedule or a writer; None before the topic exists, or while it is
         damaged or its storage failed."""
-        shards = self.shards()
-        home = shards[home_of(name)] if shards else None
+        runtimes = self.runtimes()
+        home = runtimes[home_of(name)] if runtimes else None
         if home is None or home.lost is not None or home.damage is not None:
             return None
         return cast(Coordinator, home.state)
 
     def require_well(self, name: str) -> None:
         """Raise if the coordinator of a name is damaged or its storage failed."""
-        shards = self.shards()
-        home = shards[home_of(name)] if shards else None
+        runtimes = self.runtimes()
+        home = runtimes[home_of(name)] if runtimes else None
         if home is None:
             return
         if home.lost is not None:
@@ -72,9 +72,9 @@ class GroupDirectory:
     def submit(self, name: str, command: Any, respond: Respond) -> None:
         """Submit a command to the coordinator of a name, after making the topic if needed; the reply comes
         when it is durable."""
-        shards = self.shards()
-        if shards:
-            shards[home_of(name)].submit(command, b"", respond)
+        runtimes = self.runtimes()
+        if runtimes:
+            runtimes[home_of(name)].submit(command, b"", respond)
             return
         self._waiting.append((name, command, respond))
         if len(self._waiting) == 1:

@@ -77,10 +77,10 @@ class GroupReports:
             and (request.topic is None or request.topic in group.topics)
         ]
         infos = [self._shown(group, lag=self._lag(group)) for group in found]
-        for name, shards in self._coordination.delisting.strangers().items():
-            topics = {shard.topic for shard in shards}
+        for name, runtimes in self._coordination.delisting.strangers().items():
+            topics = {runtime.topic for runtime in runtimes}
             if name.startswith(request.prefix) and (request.topic is None or request.topic in topics):
-                infos.append(self._stranger(name, shards))
+                infos.append(self._stranger(name, runtimes))
         respond(GroupList(sorted(infos, key=lambda info: info.group)), NOTHING)
 
     def _shown(self, group: GroupState, **fields: Any) -> GroupInfo:
@@ -92,21 +92,23 @@ class GroupReports:
 
     @staticmethod
     def _stranger(
-        name: str, shards: list[PartitionRuntime], rows: list[dict[str, Any]] | None = None
+        name: str, runtimes: list[PartitionRuntime], rows: list[dict[str, Any]] | None = None
     ) -> GroupInfo:
         """Describe a group that only partitions know."""
-        policy = shards[0].state.queues.policy(name)
+        policy = runtimes[0].state.queues.policy(name)
         assert policy is not None
         group = GroupState(name, policy, 0)
-        group.topics = {shard.topic: Extent(0, 0) for shard in shards}
-        lag = sum(figures_of(shard, name).get("lag", 0) for shard in shards)
+        group.topics = {runtime.topic: Extent(0, 0) for runtime in runtimes}
+        lag = sum(figures_of(runtime, name).get("lag", 0) for runtime in runtimes)
         info = info_of(group, lag=lag, partitions=rows or [], known=False)
         text = "no coordinator knows this group; it is kept: enlist it or join it to go on, or delete it"
         return msgspec.structs.replace(info, warnings=[text])
 
     def _lag(self, group: GroupState) -> int:
-        shards = (self._coordination.granting.shard(place) for place in group.all_places())
-        return sum(figures_of(shard, group.name).get("lag", 0) for shard in shards if shard is not None)
+        runtimes = (self._coordination.granting.runtime(place) for place in group.all_places())
+        return sum(
+            figures_of(runtime, group.name).get("lag", 0) for runtime in runtimes if runtime is not None
+        )
 
     # -- one group
 
@@ -115,7 +117,7 @@ class GroupReports:
             strangers = self._coordination.delisting.strangers().get(request.group)
             if strangers:
                 none = GroupState(request.group, GroupPolicy(), 0)
-                rows = [self._row(none, shard.topic, shard.partition, shard) for shard in strangers]
+                rows = [self._row(none, runtime.topic, runtime.partition, runtime) for runtime in strangers]
                 respond(self._stranger(request.group, strangers, rows), NOTHING)
                 return
         self._coordination.must_find(request.group)
@@ -135,13 +137,13 @@ class GroupReports:
         rows: list[dict[str, Any]] = []
         oldest: list[tuple[dict[str, Any], PartitionLog, int, int, int]] = []
         for place in group.all_places():
-            shard = self._coordination.granting.shard(place)
-            if shard is None:
+            runtime = self._coordination.granting.runtime(place)
+            if runtime is None:
                 continue
-            row = self._row(group, place[0], place[1], shard)
+            row = self._row(group, place[0], place[1], runtime)
             rows.append(row)
-            if shard.lost is None and row["committed"] < shard.end_offset:
-                oldest.append((row, shard.log, row["committed"], shard.end_offset, shard.time_us()))
+            if runtime.lost is None and row["committed"] < runtime.end_offset:
+                oldest.append((row, runtime.log, row["committed"], runtime.end_offset, runtime.time_us()))
         lag = sum(row["lag"] or 0 for row in rows)
         info = self._shown(group, members=self._members(group), partitions=rows, lag=lag)
 
@@ -164,23 +166,23 @@ class GroupReports:
         else:
             respond(info, NOTHING)
 
-    def _row(self, group: GroupState, topic: str, number: int, shard: PartitionRuntime) -> dict[str, Any]:
+    def _row(self, group: GroupState, topic: str, number: int, runtime: PartitionRuntime) -> dict[str, Any]:
         """Describe one partition; values are null where its state was dropped."""
         held = group.places.get((topic, number))
-        figures = figures_of(shard, group.name)
-        unknown = None if shard.lost is not None else 0
+        figures = figures_of(runtime, group.name)
+        unknown = None if runtime.lost is not None else 0
         return {
             "topic": topic,
             "partition": number,
             "member": "" if held is None else held.owner,
             "shared": held is not None and (topic in group.shared or held.dividing),
             "generation": figures.get("generation", 0) if held is None else held.generation,
-            "committed": figures.get("committed", shard.end_offset if unknown is not None else None),
-            "end_offset": shard.end_offset,
+            "committed": figures.get("committed", runtime.end_offset if unknown is not None else None),
+            "end_offset": runtime.end_offset,
             "lag": figures.get("lag", unknown),
             "oldest_age_ms": unknown,
             **{name: figures.get(name, unknown) for name in _FIGURES},
-            "fault": None if shard.fault is None else shard.fault.message,
+            "fault": None if runtime.fault is None else runtime.fault.message,
         }
 
     def _members(self, group: GroupState) -> list[dict[str, Any]]:
@@ -212,10 +214,10 @@ class GroupReports:
         if request.offsets is not None:
             self._planned(request, host, self._given(request.offsets, host), respond)
         elif request.timestamp_us == EARLIEST:
-            offsets = [shard.start_offset for shard in host.shards]
+            offsets = [runtime.start_offset for runtime in host.runtimes]
             self._planned(request, host, dict(enumerate(offsets)), respond)
         elif request.timestamp_us == LATEST:
-            offsets = [shard.end_offset for shard in host.shards]
+            offsets = [runtime.end_offset for runtime in host.runtimes]
             self._planned(request, host, dict(enumerate(offsets)), respond)
         elif request.timestamp_us < 0:
             raise InvalidRequest(f"timestamp_us: a time, {EARLIEST} or {LATEST}, not {request.timestamp_us}")
@@ -226,12 +228,12 @@ class GroupReports:
     def _given(offsets: list[tuple[int, int]], host: TopicHost) -> dict[int, int]:
         problems = []
         for partition, offset in offsets:
-            if not 0 <= partition < len(host.shards):
+            if not 0 <= partition < len(host.runtimes):
                 problems.append(f"there is no partition {partition}")
                 continue
-            shard = host.shards[partition]
-            if not shard.start_offset <= offset <= shard.end_offset:
-                reach = f"{shard.start_offset} to {shard.end_offset}"
+            runtime = host.runtimes[partition]
+            if not runtime.start_offset <= offset <= runtime.end_offset:
+                reach = f"{runtime.start_offset} to {runtime.end_offset}"
                 problems.append(f"partition {partition} goes from {reach}, {offset} is not in it")
         if len(dict(offsets)) < len(offsets):
             problems.append("a partition is listed twice")
@@ -240,10 +242,10 @@ class GroupReports:
         return dict(offsets)
 
     def _find_time(self, request: ResetGroup, host: TopicHost, respond: Respond) -> None:
-        shards = [(shard.log, shard.start_offset, shard.end_offset) for shard in host.shards]
+        runtimes = [(runtime.log, runtime.start_offset, runtime.end_offset) for runtime in host.runtimes]
 
         def work() -> object:
-            return [locate(log, start, end, request.timestamp_us) for log, start, end in shards]
+            return [locate(log, start, end, request.timestamp_us) for log, start, end in runtimes]
 
         def done(result: Any, error: Exception | None) -> None:
             if error is not None:
@@ -257,13 +259,13 @@ class GroupReports:
         self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
     ) -> None:
         """The offsets are known: show the changes, or make them, each partition by itself."""
-        ill = {number: fault for number in offsets if (fault := host.shards[number].fault) is not None}
+        ill = {number: fault for number in offsets if (fault := host.runtimes[number].fault) is not None}
         refusal = together(request.topic, ill)
         if refusal is not None:
             respond(refusal, NOTHING)  # Before any of them is moved.
             return
         changes = [
-            (partition, figures_of(host.shards[partition], request.group).get("committed", 0), offset)
+            (partition, figures_of(host.runtimes[partition], request.group).get("committed", 0), offset)
             for partition, offset in sorted(offsets.items())
         ]
         if request.dry_run or not changes:
@@ -286,12 +288,12 @@ class GroupReports:
                 respond(Refusal(problem.code, problem.message, "unknown", problem.details), NOTHING)
 
         for partition, _, offset in changes:
-            host.shards[partition].submit(ResetTo(request.group, offset), b"", answered)
+            host.runtimes[partition].submit(ResetTo(request.group, offset), b"", answered)
 
 
-def figures_of(shard: PartitionRuntime, group: str) -> dict[str, Any]:
+def figures_of(runtime: PartitionRuntime, group: str) -> dict[str, Any]:
     """Stats of a group on a partition; empty when the partition does not know the group."""
-    queues = shard.state.queues
+    queues = runtime.state.queues
     return queues.figures(group) if group in queues.names() else {}
 
 
@@ -314,16 +316,16 @@ def _appended_or_fault(log: PartitionLog, offset: int, end: int) -> int | Storag
 def stats_of_all(topics: Topics) -> Iterator[Place]:
     """Stats of every group on every partition, for metrics."""
     for host in topics.hosts():
-        for partition, shard in enumerate(host.shards):
-            if not shard.machine.delivers:
+        for partition, runtime in enumerate(host.runtimes):
+            if not runtime.machine.delivers:
                 continue
-            queues = shard.state.queues
+            queues = runtime.state.queues
             for group in queues.names():
                 figures = queues.figures(group)
                 age_s = None
                 if figures["lag"]:
-                    time_us = shard.at_hand.append_time_us(figures["committed"])
-                    age_s = None if time_us is None else max(0, shard.time_us() - time_us) / 1e6
+                    time_us = runtime.at_hand.append_time_us(figures["committed"])
+                    age_s = None if time_us is None else max(0, runtime.time_us() - time_us) / 1e6
                 else:
                     age_s = 0.0
                 yield group, host.info.name, partition, figures, age_s

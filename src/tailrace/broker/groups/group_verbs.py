@@ -106,17 +106,17 @@ class GroupVerbs:
         self.delisting.carry_all()
         self.delisting.report()
 
-    def reopened(self, shard: PartitionRuntime) -> None:
+    def reopened(self, runtime: PartitionRuntime) -> None:
         """A partition was rebuilt from its log and may lack its last decisions: compare everything with it
         again."""
-        place = (shard.topic, shard.partition)
+        place = (runtime.topic, runtime.partition)
         for home, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
                 if place in group.all_places():
-                    self.granting.learn(group, place, shard)
-                elif home is not shard:
+                    self.granting.learn(group, place, runtime)
+                elif home is not runtime:
                     continue
-                if home is shard:
+                if home is runtime:
                     self._take_up(group)
                 self.settle(group.name)
         self.delisting.carry_all()
@@ -166,10 +166,10 @@ class GroupVerbs:
             host, extent = self._topics.find(topic), group.topics.get(topic)
             if host is not None:
                 known = extent is not None and (extent.partitions, extent.id) == (
-                    len(host.shards),
+                    len(host.runtimes),
                     host.info.id,
                 )
-                count, number = len(host.shards), host.info.id
+                count, number = len(host.runtimes), host.info.id
             elif extent is None or not self._topics.catalog.was_deleted(extent.id):
                 known, count, number = True, 0, 0
                 if extent is not None:
@@ -204,7 +204,7 @@ class GroupVerbs:
         ]
         if problems:
             raise InvalidRequest("; ".join(problems), problems=problems)
-        return [(topic, len(self._topics.get(topic).shards)) for topic in dict.fromkeys(topics)]
+        return [(topic, len(self._topics.get(topic).runtimes)) for topic in dict.fromkeys(topics)]
 
     # -- commands
 
@@ -240,7 +240,7 @@ class GroupVerbs:
             return
         self.granting.carry(found)
         time_us = found.due_us()
-        home = self.coordinators.shards()[home_of(group)]
+        home = self.coordinators.runtimes()[home_of(group)]
         due_us = None if time_us is None else home.clock.steady_us(time_us)
         timer = self._timers.get(group)
         if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):

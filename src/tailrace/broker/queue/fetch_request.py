@@ -53,7 +53,7 @@ class FetchRequest:
     def __init__(
         self,
         fetch: Fetch,
-        shards: Sequence[PartitionRuntime],
+        runtimes: Sequence[PartitionRuntime],
         pump: Pump,
         metrics: Metrics,
         gate: Gate,
@@ -61,7 +61,7 @@ class FetchRequest:
         over: Callable[[FetchRequest], None],
     ) -> None:
         self._fetch = fetch
-        self._shards = shards
+        self._runtimes = runtimes
         self._pump = pump
         self._metrics = metrics
         self._gate = gate
@@ -111,16 +111,16 @@ class FetchRequest:
         room = self._bytes_max
         rows = 0
         damage: Refusal | None = None
-        for (partition, offset), shard in zip(self._fetch.positions, self._shards, strict=True):
-            end, start = shard.end_offset, shard.start_offset
-            if shard.gone is not None:
-                self._answer(shard.gone, NOTHING)
+        for (partition, offset), runtime in zip(self._fetch.positions, self._runtimes, strict=True):
+            end, start = runtime.end_offset, runtime.start_offset
+            if runtime.gone is not None:
+                self._answer(runtime.gone, NOTHING)
                 return
-            ill = self._unreadable.get(partition) or (shard.damage if offset >= end else None)
+            ill = self._unreadable.get(partition) or (runtime.damage if offset >= end else None)
             if ill is not None:
                 damage = damage or ill
                 continue
-            if (lost := shard.lost_at(offset)) is not None and start <= offset:
+            if (lost := runtime.lost_at(offset)) is not None and start <= offset:
                 self._answer(self._lost(partition, lost, end), NOTHING)
                 return
             if offset < start or offset > end:
@@ -128,12 +128,12 @@ class FetchRequest:
                 return
             if offset == end or room <= 0:
                 continue
-            if offset < shard.tail.start_offset:
+            if offset < runtime.tail.start_offset:
                 if not slices:
-                    cold = (partition, shard, offset)
+                    cold = (partition, runtime, offset)
                     break
                 continue  # Hot data first; the cold partition leads the next fetch of a reader that rotates.
-            found, size, count = shard.tail.read(offset, room)
+            found, size, count = runtime.tail.read(offset, room)
             parts += found
             slices.append((partition, size, start, end))
             room -= size
@@ -150,8 +150,8 @@ class FetchRequest:
             self._answer(Fetched(slices), parts)
         elif not self._watching:
             self._watching = True
-            for shard in self._shards:
-                shard.wakeups.watch(self.look)
+            for runtime in self._runtimes:
+                runtime.wakeups.watch(self.look)
 
     def _early(self, nbytes: int) -> bool:
         """Whether to wait a moment for more frames; a timer looks again."""
@@ -186,9 +186,9 @@ class FetchRequest:
         details = {"partition": partition, "start_offset": stop, "end_offset": end, "lost": [first, stop]}
         return Refusal("not_found", message, "none", details)
 
-    def _read_cold(self, partition: int, shard: PartitionRuntime, offset: int) -> None:
-        log, room = shard.log, self._bytes_max
-        end = shard.state.lost.next_from(offset, shard.end_offset)
+    def _read_cold(self, partition: int, runtime: PartitionRuntime, offset: int) -> None:
+        log, room = runtime.log, self._bytes_max
+        end = runtime.state.lost.next_from(offset, runtime.end_offset)
         if not self._gate.reserve(room, self.look):
             return
         self._reading = True
@@ -200,20 +200,22 @@ class FetchRequest:
         def done(result: Any, error: Exception | None) -> None:
             self._reading = False
             parts, rows = result if error is None else (NOTHING, 0)
-            if end > shard.end_offset:
+            if end > runtime.end_offset:
                 parts, error = NOTHING, None  # Storage failed meanwhile: some of these may be gone.
             if self._respond is not None and parts:
                 size = sum(len(part) for part in parts)
                 self._metrics.delivered(self._fetch.topic, size, rows)
-                self._answer(Fetched([(partition, size, shard.start_offset, shard.end_offset)]), parts)
+                self._answer(Fetched([(partition, size, runtime.start_offset, runtime.end_offset)]), parts)
             self._gate.release(room)
             if self._respond is not None:
-                if shard.start_offset <= offset < end <= shard.end_offset:  # Else trimmed or dropped by now.
-                    missing = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
-                    known = shard.damage if error is None else None
+                if (
+                    runtime.start_offset <= offset < end <= runtime.end_offset
+                ):  # Else trimmed or dropped by now.
+                    missing = Corrupt(f"{runtime.name}: offset {offset} is missing in the log")
+                    known = runtime.damage if error is None else None
                     self._unreadable[partition] = known or refuse(error or missing)
                     if error is None and known is None:
-                        shard.damaged(missing)
+                        runtime.damaged(missing)
                 self.look()
 
         self._pump.threads.read(work, done)
@@ -225,8 +227,8 @@ class FetchRequest:
             self._timer.cancel()
         if self._pace is not None:
             self._pace.cancel()
-        for shard in self._shards:
-            shard.wakeups.unwatch(self.look)
+        for runtime in self._runtimes:
+            runtime.wakeups.unwatch(self.look)
         self._over(self)
         if respond is not None:
             self._metrics.fetched((self._pump.clock.now_us() - self._started_us) / 1e6)

@@ -71,11 +71,11 @@ class Hunger:
         """Add to `asked` the members that hold messages where others wait; true when there are any."""
         host = self._topics.find(topic)
         found = False
-        for partition, shard in enumerate(host.shards if host is not None else ()):
-            hungry = shard.wakeups.hungry(group)
+        for partition, runtime in enumerate(host.runtimes if host is not None else ()):
+            hungry = runtime.wakeups.hungry(group)
             if not hungry:
                 continue
-            for member in shard.state.queues.holders(group):
+            for member in runtime.state.queues.holders(group):
                 if len(hungry) > 1 or member not in hungry:
                     asked.setdefault(member, []).append((topic, partition))
                     found = True

@@ -67,8 +67,8 @@ class KeyReads:
         self._closed = True
 
     def _read(self, request: ReadKey, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
-        if not shard.options.key_index:
+        runtime = self._topics.partition(request.topic, request.partition)
+        if not runtime.options.key_index:
             raise InvalidRequest(f"topic {request.topic!r} was made without key_index: it has no streams")
         if len(request.key) > KEY_BYTES_MAX:
             raise InvalidRequest(f"key: at most {KEY_BYTES_MAX} bytes, not {len(request.key)}")
@@ -76,12 +76,16 @@ class KeyReads:
             raise InvalidRequest("since, until: versions, 0 or more")
         if request.limit < 1 or request.bytes_max < 1:
             raise InvalidRequest("limit, bytes_max: at least 1")
-        KeyRequest(request, shard, self._pump, self._metrics, gate, respond).start()
+        KeyRequest(request, runtime, self._pump, self._metrics, gate, respond).start()
 
     def warm(self) -> None:
         """Begin to index the keys of open segments, one partition after the other and in steps, so that the
         first search need not wait for it."""
-        logs = [shard.log for shard in self._topics.shards() if shard.options.key_index and not shard.fault]
+        logs = [
+            runtime.log
+            for runtime in self._topics.runtimes()
+            if runtime.options.key_index and not runtime.fault
+        ]
 
         def step() -> bool:
             return logs[-1].index_keys(INDEX_BYTES)
@@ -104,14 +108,14 @@ class KeyRequest:
     def __init__(
         self,
         request: ReadKey,
-        shard: PartitionRuntime,
+        runtime: PartitionRuntime,
         pump: Pump,
         metrics: Metrics,
         gate: Gate,
         respond: Respond,
     ) -> None:
         self._request = request
-        self._shard = shard
+        self._runtime = runtime
         self._pump = pump
         self._metrics = metrics
         self._gate = gate
@@ -130,17 +134,17 @@ class KeyRequest:
         self._gate.fetches[self] = None
         if self._gate.blocked(self.start) or not self._gate.reserve(self._bytes_max, self.start):
             return
-        shard = self._shard
-        refusal = shard.gone or shard.lost or shard.fault
+        runtime = self._runtime
+        refusal = runtime.gone or runtime.lost or runtime.fault
         if refusal is not None:
             self._answer(refusal, NOTHING)
             return
-        state, keys = shard.state, shard.state.keys
+        state, keys = runtime.state, runtime.state.keys
         assert keys is not None, "the topic has a key index"
         low, high = hash128(self._request.key)
         self._count, self._end = keys.count(low, high), state.end_offset
         self._alone = keys.alone(low, high)
-        shard.answer(self._counted, Done())
+        runtime.answer(self._counted, Done())
 
     def hang_up(self) -> None:
         """The receiver sends nothing more; it gets its answer all the same."""
@@ -162,7 +166,7 @@ class KeyRequest:
         if self._respond is None:
             self._gate.release(self._bytes_max)
             return
-        log, begin = self._shard.log, self._shard.start_offset
+        log, begin = self._runtime.log, self._runtime.start_offset
 
         def work() -> Any:
             return self._step(log, begin)

@@ -67,17 +67,17 @@ class _Place:
 
     __slots__ = (
         *("above", "alone", "asked", "asked_us", "generation", "ill", "job", "member", "number", "partition"),
-        *("passing", "roused", "shard", "waits"),
+        *("passing", "roused", "runtime", "waits"),
     )
 
-    def __init__(self, job: LeaseRequest, partition: int, generation: int, shard: PartitionRuntime) -> None:
+    def __init__(self, job: LeaseRequest, partition: int, generation: int, runtime: PartitionRuntime) -> None:
         self.job = job
         self.member = job.request.member
         self.number = job.number
         self.above = job.above
         self.partition = partition
         self.generation = generation
-        self.shard = shard
+        self.runtime = runtime
         self.asked = True
         """Whether the partition will be asked, or was asked and has not answered."""
         self.asked_us = 0
@@ -109,7 +109,7 @@ class _Place:
         """If it was woken and cannot use that, wake the next one."""
         roused, self.roused = self.roused, False
         if roused:
-            self.shard.wakeups.passed(self.job.request.group)
+            self.runtime.wakeups.passed(self.job.request.group)
 
 
 class LeaseRequest:
@@ -118,7 +118,7 @@ class LeaseRequest:
     def __init__(
         self,
         request: Lease,
-        shards: Sequence[PartitionRuntime],
+        runtimes: Sequence[PartitionRuntime],
         leasing: LeaseVerbs,
         gate: Gate,
         respond: Respond,
@@ -148,8 +148,8 @@ class LeaseRequest:
         self._taken: list[tuple[_Place, RunLeased]] = []
         self._parts: list[Buffer] = []
         self._places = [
-            _Place(self, partition, generation, shard)
-            for (partition, generation), shard in zip(request.partitions, shards, strict=True)
+            _Place(self, partition, generation, runtime)
+            for (partition, generation), runtime in zip(request.partitions, runtimes, strict=True)
         ]
         self._pending: list[_Place] = []
         self._lone: set[_Place] = set()
@@ -214,9 +214,9 @@ class LeaseRequest:
                 self._pending.append(place)  # Asked if the others have less than it seems.
                 continue
             self._under_way += 1
-            place.shard.submit(Late(place.make), b"", place.reply)
+            place.runtime.submit(Late(place.make), b"", place.reply)
             if len(pending) > 1 and self.above == LANES:
-                wanted -= place.shard.wakeups.share(self.request.group, place)
+                wanted -= place.runtime.wakeups.share(self.request.group, place)
 
     def woken(self, place: _Place) -> bool:
         """A waiter was woken; true when the partition is asked."""
@@ -250,7 +250,7 @@ class LeaseRequest:
     def _leave_line(self, place: _Place) -> None:
         if place.waits:
             place.waits = False
-            place.shard.wakeups.leave(self.request.group, place)
+            place.runtime.wakeups.leave(self.request.group, place)
 
     def _early(self) -> bool:
         """Whether to wait a moment for more messages, because little was handed over just now. Requests for
@@ -274,17 +274,17 @@ class LeaseRequest:
 
     def command(self, place: _Place) -> LeaseRun | None:
         """The command for a partition; None when nothing more is wanted or there is no credit."""
-        request, shard = self.request, place.shard
+        request, runtime = self.request, place.runtime
         count = self._count_left
         if self._respond is not None and count > 0 and self._bytes_left > 0:
-            policy = shard.state.queues.policy(request.group)
+            policy = runtime.state.queues.policy(request.group)
             # Where there is no policy, the partition itself refuses.
             credit = (
                 count if policy is None else self._leasing.credit.left(request.group, request.member, policy)
             )
             if credit > 0:
                 place.asked_us = self._pump.clock.now_us()
-                sharers = shard.wakeups.sharers(request.group, place)
+                sharers = runtime.wakeups.sharers(request.group, place)
                 self._leave_line(place)  # It takes its share now: of the rest it has none.
                 return LeaseRun(
                     request.group,
@@ -293,7 +293,7 @@ class LeaseRequest:
                     self._leasing.new_lease(),
                     count if count < credit else credit,
                     self._bytes_left,
-                    shard.end_offset,
+                    runtime.end_offset,
                     request.lease_ms,
                     self.above,
                     sharers,
@@ -330,18 +330,18 @@ class LeaseRequest:
             else:
                 roused, place.roused = place.roused, False
                 if roused and place.passing:
-                    place.shard.wakeups.in_vain(self.request.group, place)
+                    place.runtime.wakeups.in_vain(self.request.group, place)
         self._check()
 
     def _take(self, place: _Place, leased: RunLeased) -> None:
         """Add leased messages to the answer. They were cached at the decision, and mostly still are."""
-        found = place.shard.at_hand.frames(leased.spans)
+        found = place.runtime.at_hand.frames(leased.spans)
         if isinstance(found, int):
             self._under_way += 1
-            place.shard.at_hand.load(found, self._taker(place, leased))
+            place.runtime.at_hand.load(found, self._taker(place, leased))
             return
         try:
-            frames = gather(found, leased.runs, place.shard.at_hand.opened)
+            frames = gather(found, leased.runs, place.runtime.at_hand.opened)
         except TailraceError as error:
             self._give_back(place, leased)
             self._refused(place, refuse(error))
@@ -360,7 +360,7 @@ class LeaseRequest:
         self._leasing.metrics.delivered(self.request.topic, size, rows)
         roused, place.roused = place.roused, False
         if roused:
-            place.shard.wakeups.took(self.request.group, place)
+            place.runtime.wakeups.took(self.request.group, place)
 
     def _taker(self, place: _Place, leased: RunLeased) -> Callable[[Exception | None], None]:
         def loaded(error: Exception | None) -> None:
@@ -377,13 +377,13 @@ class LeaseRequest:
         request = self.request
         leases = [(leased.lease, leased.spans)]
         give_back = GiveBack(request.topic, place.partition, request.group, leases)
-        place.shard.submit(give_back, b"", lambda reply, parts: None)
+        place.runtime.submit(give_back, b"", lambda reply, parts: None)
 
     def _refused(self, place: _Place, refusal: Refusal) -> None:
         if self._respond is None or self._grants:
             return  # Messages go first; the next request is refused again.
-        if place.shard.gone is not None:
-            refusal = place.shard.gone
+        if place.runtime.gone is not None:
+            refusal = place.runtime.gone
         elif refusal.code in _STORAGE:
             place.ill = refusal
             self._wait(place)
@@ -394,7 +394,7 @@ class LeaseRequest:
     def _wait(self, place: _Place) -> None:
         if self._respond is not None:
             place.waits = True
-            place.shard.wakeups.wait(self.request.group, place)
+            place.runtime.wakeups.wait(self.request.group, place)
             if self.above == LANES:
                 self._leasing.hunger.waits(self.request.group, self.request.topic)
 
@@ -422,7 +422,7 @@ class LeaseRequest:
         found = []
         for number, place in enumerate(self._places):
             if place not in self._lone and not place.ill:
-                least = place.shard.state.queues.apart(request.group)
+                least = place.runtime.state.queues.apart(request.group)
                 if least is not None:
                     found.append((least, number))
         if not found:
@@ -434,7 +434,7 @@ class LeaseRequest:
         self._lone.add(place)
         place.asked = place.alone = True
         self._under_way += 1
-        place.shard.submit(Late(place.make), b"", place.reply)
+        place.runtime.submit(Late(place.make), b"", place.reply)
         return True
 
     def _wait_for_credit(self, policy: GroupPolicy) -> None:

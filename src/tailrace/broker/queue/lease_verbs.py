@@ -114,12 +114,12 @@ class LeaseVerbs:
         above = request.above
         if above is not None and not 0 < above < LANES:
             raise InvalidRequest(f"above: 1 to {LANES - 1}, not {above}")
-        shards = [self.topics.partition(request.topic, partition) for partition, _ in places]
+        runtimes = [self.topics.partition(request.topic, partition) for partition, _ in places]
         if request.held is not None:
-            for shard in shards:
+            for runtime in runtimes:
                 evict = EvictMember(request.group, request.member, request.held)
-                shard.submit(evict, b"", lambda reply, parts: None)
-        job = LeaseRequest(request, shards, self, gate, respond)
+                runtime.submit(evict, b"", lambda reply, parts: None)
+        job = LeaseRequest(request, runtimes, self, gate, respond)
         job.start(self._after_served(request) if len(places) > 1 else 0)
 
     def _after_served(self, request: Lease) -> int:
@@ -167,28 +167,28 @@ class LeaseVerbs:
             raise InvalidRequest(f"positions: 1 to {PARTITIONS_MAX}, not {len(request.positions)}")
         targets = []
         for partition, generation, offset in request.positions:
-            shard = self.topics.partition(request.topic, partition)
-            if not 0 <= offset <= shard.end_offset:
+            runtime = self.topics.partition(request.topic, partition)
+            if not 0 <= offset <= runtime.end_offset:
                 raise InvalidRequest(f"positions: offset {offset} of partition {partition} is not in the log")
-            targets.append((shard, MoveCursor(request.group, request.member, generation, offset)))
+            targets.append((runtime, MoveCursor(request.group, request.member, generation, offset)))
         collect = _Collected(
             len(targets), lambda replies: respond(_first_refusal(replies) or Done(), NOTHING)
         )
-        for index, (shard, command) in enumerate(targets):
-            shard.submit(command, b"", collect.taker(index))
+        for index, (runtime, command) in enumerate(targets):
+            runtime.submit(command, b"", collect.taker(index))
 
     def _committed(self, request: Committed, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shards = self.topics.get(request.topic).shards
+        runtimes = self.topics.get(request.topic).runtimes
 
         def over(replies: Sequence[Any]) -> None:
             offsets = [reply.offsets[0] for reply in replies if isinstance(reply, Offsets)]
             ill = {index: reply for index, reply in enumerate(replies) if type(reply) is Refusal}
             respond(together(request.topic, ill) or Offsets(offsets), NOTHING)
 
-        collect = _Collected(len(shards), over)
-        for index, shard in enumerate(shards):
-            place = shard.state.queues.committed(request.group)
-            shard.answer(collect.taker(index), Offsets([-1 if place is None else place]))
+        collect = _Collected(len(runtimes), over)
+        for index, runtime in enumerate(runtimes):
+            place = runtime.state.queues.committed(request.group)
+            runtime.answer(collect.taker(index), Offsets([-1 if place is None else place]))
 
 
 class _Collected:

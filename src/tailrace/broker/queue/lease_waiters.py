@@ -82,8 +82,8 @@ Action = Callable[[], None]
 class LeaseWaiters:
     """The waiters of one partition, and the timer for leases and back-offs that end."""
 
-    def __init__(self, shard: PartitionRuntime) -> None:
-        self._shard = shard
+    def __init__(self, runtime: PartitionRuntime) -> None:
+        self._runtime = runtime
         self._watchers: dict[Action, None] = {}
         self._lines: dict[str, WaitingLine] = {}
         self._freeing: list[tuple[Any, Sequence[Any]]] = []
@@ -153,7 +153,7 @@ class LeaseWaiters:
         """A woken request found nothing: wake the members that alone may have the free messages."""
         line = self._lines.get(group)
         if line is not None and len(line) > 1 and self._free(group):
-            for member in self._shard.state.queues.takers(group):
+            for member in self._runtime.state.queues.takers(group):
                 for other in line.of_member(member) if member != waiter.member else ():
                     other.wake(False)
 
@@ -163,9 +163,9 @@ class LeaseWaiters:
             self._rouse(group, 1)
 
     def _free(self, group: str) -> int:
-        shard = self._shard
-        time_us = max(shard.time_us(), shard.state.append_time_us)
-        return shard.state.queues.free(group, shard.end_offset, time_us)
+        runtime = self._runtime
+        time_us = max(runtime.time_us(), runtime.state.append_time_us)
+        return runtime.state.queues.free(group, runtime.end_offset, time_us)
 
     def _rouse(self, group: str, many: int) -> None:
         """Wake requests for `many` messages, and for no more than are free."""
@@ -186,15 +186,15 @@ class LeaseWaiters:
     def _rouse_due(self) -> None:
         """Wake requests for messages that are available because time passed. Not for all that is free: that
         includes what waits behind a key in flight, and with a hot key all would ask in vain each time."""
-        shard = self._shard
-        time_us = max(shard.time_us(), shard.state.append_time_us)
-        for group, many in shard.state.queues.came_due(time_us).items():
+        runtime = self._runtime
+        time_us = max(runtime.time_us(), runtime.state.append_time_us)
+        for group, many in runtime.state.queues.came_due(time_us).items():
             if many != 0:
                 self._rouse(group, _ALL if many is None else many)
 
     def _rouse_choosy(self, group: str, line: WaitingLine) -> None:
         """Wake one request that wants urgent messages only; `took` wakes the next."""
-        urgent = self._shard.state.queues.laned(group)
+        urgent = self._runtime.state.queues.laned(group)
         for above in range(LANES - 1, 0 if urgent else PRIORITY_DEFAULT, -1):
             while (waiter := line.next(above)) is not None:
                 if waiter.wake(True):
@@ -244,7 +244,7 @@ class LeaseWaiters:
         message of each."""
         if type(command) is not delivery.Ack:
             return sum(count(fact.spans) for fact in facts)
-        policy = self._shard.state.queues.policy(command.group)
+        policy = self._runtime.state.queues.policy(command.group)
         if policy is None or policy.ordering == "none":
             return 0
         return sum(count(spans) for fact in facts for _, spans in fact.leases)
@@ -273,22 +273,22 @@ class LeaseWaiters:
             leased, self._leased = self._leased, {}
             for group in leased:
                 line = self._lines.get(group)
-                if line is not None and line.choosy and self._shard.state.queues.held_back(group):
+                if line is not None and line.choosy and self._runtime.state.queues.held_back(group):
                     self._rouse_choosy(group, line)
         if self._changed_groups:
             groups, self._changed_groups = self._changed_groups, {}
             for group in groups:
-                if self._shard.credit is not None:
-                    self._shard.credit.changed(group)
+                if self._runtime.credit is not None:
+                    self._runtime.credit.changed(group)
                 self._wake_group(group)
         self.arm()
 
     def arm(self) -> None:
         """Set the timer for the next lease or back-off that ends, unless it is set for an earlier time."""
-        time_us = self._shard.state.queues.next_due_us()
+        time_us = self._runtime.state.queues.next_due_us()
         if time_us is None:
             return
-        due_us = self._shard.clock.steady_us(time_us)
+        due_us = self._runtime.clock.steady_us(time_us)
         if due_us <= self._fired_us:
             due_us = self._fired_us + RETRY_US  # It was due then and is still: a frame has to be read first.
         else:
@@ -297,17 +297,17 @@ class LeaseWaiters:
             if self._timer is not None:
                 self._timer.cancel()
             self._due_us = due_us
-            self._timer = self._shard.pump.at(due_us, self._due)
+            self._timer = self._runtime.pump.at(due_us, self._due)
 
     def _due(self, now_us: int) -> None:
         self._timer, self._due_us, self._fired_us = None, _NEVER, now_us
-        shard = self._shard
-        if shard.fault is None:
-            for group, member in shard.state.queues.overdue(shard.clock.time_us(now_us)):
-                shard.overslept(group, member)
+        runtime = self._runtime
+        if runtime.fault is None:
+            for group, member in runtime.state.queues.overdue(runtime.clock.time_us(now_us)):
+                runtime.overslept(group, member)
             self._changed = True  # `turned` sets the timer for what is due after this.
             # Submitted before the commands of the requests that are woken below.
-            shard.submit(inner.ExpireLeases(), b"", _expired)
+            runtime.submit(inner.ExpireLeases(), b"", _expired)
             self._rouse_due()
 
     def stop(self) -> None:

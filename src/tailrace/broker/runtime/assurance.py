@@ -61,8 +61,8 @@ _Waits = tuple[int, Respond, Any]
 class Assurance:
     """How far the log of one partition is synced, and the replies that wait. Runs on the pump's thread."""
 
-    def __init__(self, shard: PartitionRuntime) -> None:
-        self._shard = shard
+    def __init__(self, runtime: PartitionRuntime) -> None:
+        self._runtime = runtime
         self._flusher = object()
         self.written = self.synced = Reach(0, 0, 0)
         """How far the log is written, and how far it is synced: all that can be shown when a sync fails."""
@@ -76,7 +76,7 @@ class Assurance:
     def stored(self, reach: Reach, synced: bool) -> None:
         """A turn was written, with its own sync or without."""
         self.written = reach
-        if synced or self._shard.options.durability == "memory":
+        if synced or self._runtime.options.durability == "memory":
             self.synced = reach
         if self._waiting:
             self._go_on()
@@ -85,15 +85,15 @@ class Assurance:
         """A receiver that passes a reply on when everything decided by then is synced; refusals at once."""
 
         def answered(reply: Any, parts: Any) -> None:
-            shard = self._shard
+            runtime = self._runtime
             if (
                 type(reply) is Refusal
-                or shard.options.durability == "memory"
-                or self.synced.entry >= shard.entry
+                or runtime.options.durability == "memory"
+                or self.synced.entry >= runtime.entry
             ):
                 respond(reply, parts)
             else:
-                self._waiting.append((shard.entry, respond, reply))
+                self._waiting.append((runtime.entry, respond, reply))
                 self._go_on()
 
         return answered
@@ -118,17 +118,17 @@ class Assurance:
 
     def flush(self, over: Over) -> None:
         """Sync what is written, beside the appends, which do not wait for it."""
-        shard = self._shard
-        written, failures = self.written, shard.failures
+        runtime = self._runtime
+        written, failures = self.written, runtime.failures
 
         def done(result: object, error: Exception | None) -> None:
             if error is not None:
-                shard.fail(error, outcome="unknown")  # What waits may be on the disk all the same.
-            elif failures == shard.failures:
+                runtime.fail(error, outcome="unknown")  # What waits may be on the disk all the same.
+            elif failures == runtime.failures:
                 self.synced = max(self.synced, written)
             over(error)
 
-        shard.pump.threads.run(self._flusher, shard.log.flush, done)
+        runtime.pump.threads.run(self._flusher, runtime.log.flush, done)
 
     def fail(self, error: Exception) -> None:
         """Storage failed: refuse the waiting replies, with the outcome `unknown`."""
@@ -140,4 +140,4 @@ class Assurance:
 
     def forget(self) -> None:
         """Let the storage threads forget the flushes of this log."""
-        self._shard.pump.threads.forget(self._flusher)
+        self._runtime.pump.threads.forget(self._flusher)

@@ -59,8 +59,8 @@ class ColdRun:
 class FrameCache:
     """The hot tail and the cold runs of one partition."""
 
-    def __init__(self, shard: PartitionRuntime, bytes_max: int = COLD_BYTES) -> None:
-        self._shard = shard
+    def __init__(self, runtime: PartitionRuntime, bytes_max: int = COLD_BYTES) -> None:
+        self._runtime = runtime
         self.bytes_max = bytes_max
         self._cold: list[ColdRun] = []
         """Ordered by last use; the most recent run is at the end."""
@@ -85,7 +85,7 @@ class FrameCache:
 
     def reach(self, offset: int, bytes_max: int) -> int:
         """See `core.model.identifiers.CachedFrames`."""
-        end = self._shard.tail.reach(offset, bytes_max)
+        end = self._runtime.tail.reach(offset, bytes_max)
         if end == offset:
             found = self._run(offset)
             if found is not None:
@@ -95,7 +95,7 @@ class FrameCache:
     def append_time_us(self, offset: int) -> int | None:
         """Append time of the message at an offset; if that is not cached, the later one of the oldest frame
         in the hot tail; None when the hot tail is empty."""
-        run = self._run(offset) or self._shard.tail
+        run = self._run(offset) or self._runtime.tail
         found = run.frames(max(offset, run.start_offset), max(offset, run.start_offset) + 1)
         return found[0].header.append_time_us if found else None
 
@@ -132,7 +132,7 @@ class FrameCache:
         return batch
 
     def _between(self, first: int, end: int) -> list[Frame] | int:
-        found = self._shard.tail.frames(first, end)
+        found = self._runtime.tail.frames(first, end)
         while not found or found[-1].header.end_offset < end:
             at = found[-1].header.end_offset if found else first
             run = self._run(at)
@@ -143,7 +143,7 @@ class FrameCache:
 
     def _run(self, offset: int) -> HotTail | None:
         """The run that holds an offset; None when it is not cached."""
-        tail = self._shard.tail
+        tail = self._runtime.tail
         if tail.start_offset <= offset < tail.end_offset:
             return tail
         cold = self._cold
@@ -160,10 +160,10 @@ class FrameCache:
 
     def _read_ahead(self, offset: int) -> None:
         """Load the frames from an offset on, so that a consumer that goes on in order finds them cached."""
-        lost = self._shard.state.lost.range_at(offset)
+        lost = self._runtime.state.lost.range_at(offset)
         if lost is not None:
             offset = lost[1]
-        if offset in self._loading or offset >= self._shard.tail.start_offset:
+        if offset in self._loading or offset >= self._runtime.tail.start_offset:
             return
         if self._is_cold(offset):
             return
@@ -178,9 +178,9 @@ class FrameCache:
             waiting.append(loaded)
             return
         self._loading[offset] = [loaded]
-        shard = self._shard
-        log, room = shard.log, max(1, self.bytes_max // LOAD_SHARE)
-        end = shard.state.lost.next_from(offset, shard.end_offset)
+        runtime = self._runtime
+        log, room = runtime.log, max(1, self.bytes_max // LOAD_SHARE)
+        end = runtime.state.lost.next_from(offset, runtime.end_offset)
 
         def work() -> object:
             run = HotTail(_UNBOUNDED, offset)
@@ -195,13 +195,13 @@ class FrameCache:
         def done(result: Any, error: Exception | None) -> None:
             if error is None:
                 self._keep(*result)
-                if offset >= shard.state.start_offset and self._run(offset) is None:
-                    error = Corrupt(f"{shard.name}: offset {offset} is missing in the log")
-                    shard.damaged(error)
+                if offset >= runtime.state.start_offset and self._run(offset) is None:
+                    error = Corrupt(f"{runtime.name}: offset {offset} is missing in the log")
+                    runtime.damaged(error)
             for action in self._loading.pop(offset):
                 action(error)
 
-        shard.pump.threads.read(work, done)
+        runtime.pump.threads.read(work, done)
 
     def _keep(self, frames: HotTail, size: int) -> None:
         """Add a run and drop the oldest beyond the bounds. The new run stays, whatever its size, so that the
@@ -223,7 +223,7 @@ class FrameCache:
         self._cold = [run for run in self._cold if run.used]
         for run in self._cold:
             run.used = False
-        lowest = self._shard.tail.start_offset
+        lowest = self._runtime.tail.start_offset
         for derived in (self._columns, self._opened):
             for base in [base for base in derived if base < lowest and not self._is_cold(base)]:
                 del derived[base]

@@ -45,8 +45,8 @@ COLLECT_BYTES = 64 * 1024 * 1024
 class Maintenance:
     """Syncs, trims and snapshots of one partition. All methods run on the pump's thread."""
 
-    def __init__(self, shard: PartitionRuntime) -> None:
-        self._shard = shard
+    def __init__(self, runtime: PartitionRuntime) -> None:
+        self._runtime = runtime
         self._saver = object()
         """Orders snapshots one after the other, beside the appends and syncs of the log."""
         self._unsynced_bytes = 0
@@ -70,31 +70,31 @@ class Maintenance:
         debt = self.debt
         for item in frames:
             debt.add(item.header)
-        if not self._shard.machine.delivers and debt.bytes > max(INTERNAL_BYTES, 2 * debt.snapshot_bytes):
+        if not self._runtime.machine.delivers and debt.bytes > max(INTERNAL_BYTES, 2 * debt.snapshot_bytes):
             self.free()
-        if self._shard.options.ephemeral:
+        if self._runtime.options.ephemeral:
             self._uncollected_bytes += data_bytes
             if self._uncollected_bytes > COLLECT_BYTES:
                 self._collect(0)
 
     def sync(self, now_us: int) -> None:
         """With `durability = interval`: sync when the interval is over or enough was written."""
-        shard = self._shard
-        if shard.options.durability != "interval" or shard.fault is not None or shard.reopening:
+        runtime = self._runtime
+        if runtime.options.durability != "interval" or runtime.fault is not None or runtime.reopening:
             return
-        due_us = self._synced_us + shard.options.sync_interval_ms * 1000
+        due_us = self._synced_us + runtime.options.sync_interval_ms * 1000
         if self._unsynced_bytes and (now_us >= due_us or self._unsynced_bytes > FLUSH_BYTES):
             self._synced_us = now_us
             self._flush(lambda error: None)
 
     def _flush(self, over: Callable[[Exception | None], None]) -> None:
         self._unsynced_bytes = 0
-        self._shard.assurance.flush(over)
+        self._runtime.assurance.flush(over)
 
     def sweep(self) -> None:
         """Apply retention: find the offset to trim to, record the trim, free the segments."""
-        shard = self._shard
-        options = shard.options
+        runtime = self._runtime
+        options = runtime.options
         if (
             options.retention_ms is None
             and options.retention_bytes is None
@@ -103,8 +103,8 @@ class Maintenance:
             if options.ephemeral:
                 self._collect(0)
             return
-        since = None if options.retention_ms is None else shard.time_us() - options.retention_ms * 1000
-        log = shard.log
+        since = None if options.retention_ms is None else runtime.time_us() - options.retention_ms * 1000
+        log = runtime.log
 
         def work() -> object:
             return log.retention_offset(
@@ -115,21 +115,21 @@ class Maintenance:
             if error is None:
                 self._collect(result)
 
-        shard.run_in_order(work, done)
+        runtime.run_in_order(work, done)
 
     def _collect(self, retention_offset: int) -> None:
         """Trim to the start that retention wants, or that the groups of an ephemeral topic allow; then free
         the segments."""
-        shard, state = self._shard, self._shard.state
+        runtime, state = self._runtime, self._runtime.state
         self._uncollected_bytes = 0
-        if shard.lost is not None:
+        if runtime.lost is not None:
             return
         if retention_offset > state.start_offset or (
-            shard.options.ephemeral and state.ring.floor() > state.start_offset
+            runtime.options.ephemeral and state.ring.floor() > state.start_offset
         ):
-            sweep = Sweep(min(retention_offset, shard.end_offset), shard.end_offset)
-            shard.submit(sweep, b"", self._trimmed)
-        elif shard.options.ephemeral and state.start_offset > self._freed_offset:
+            sweep = Sweep(min(retention_offset, runtime.end_offset), runtime.end_offset)
+            runtime.submit(sweep, b"", self._trimmed)
+        elif runtime.options.ephemeral and state.start_offset > self._freed_offset:
             self.free()  # Publishing trimmed the ring to make room.
 
     def _trimmed(self, reply: Reply, parts: Sequence[Buffer]) -> None:
@@ -151,27 +151,32 @@ class Maintenance:
 
         A trimmed segment is removed when two snapshots are of later entries. Without messages there may be no
         later entry, so the start of the log is recorded once more, for another snapshot."""
-        shard, start = self._shard, self._shard.state.start_offset
-        if shard.fault is not None or shard.lost is not None or not shard.machine.delivers or self._over:
+        runtime, start = self._runtime, self._runtime.state.start_offset
+        if (
+            runtime.fault is not None
+            or runtime.lost is not None
+            or not runtime.machine.delivers
+            or self._over
+        ):
             return
-        stats = shard.log.stats()
+        stats = runtime.log.stats()
         if stats.segments < 2 or stats.start_offset >= start:
             return
         self._pressed = (start, self._pressed[1] + 1 if self._pressed[0] == start else 1)
         if self._pressed[1] <= PRESSES_MAX:
-            shard.submit(Sweep(0, again=True), b"", self._trimmed)
+            runtime.submit(Sweep(0, again=True), b"", self._trimmed)
 
     def _go_on_freeing(self) -> None:
         self._free_again = False
         self.free()
 
     def _trim(self) -> None:
-        shard = self._shard
-        if shard.fault is not None or shard.lost is not None:
+        runtime = self._runtime
+        if runtime.fault is not None or runtime.lost is not None:
             return
-        log, offset, floor = shard.log, self._stored_start, self._floor
+        log, offset, floor = runtime.log, self._stored_start, self._floor
         self._freed_offset = offset
-        shard.run_in_order(lambda: log.trim(offset, floor), self._done)
+        runtime.run_in_order(lambda: log.trim(offset, floor), self._done)
 
     @property
     def saving(self) -> bool:
@@ -181,12 +186,12 @@ class Maintenance:
     @property
     def replayed(self) -> bool:
         """Whether a restart replays this log and a snapshot of it can be taken now."""
-        shard = self._shard
-        return shard.options.storage != "memory" and shard.fault is None and not shard.reopening
+        runtime = self._runtime
+        return runtime.options.storage != "memory" and runtime.fault is None and not runtime.reopening
 
     def shorten_replay(self) -> None:
         """Take a snapshot, so that a restart replays less; free the segments of internal logs with it."""
-        if self._shard.machine.delivers:
+        if self._runtime.machine.delivers:
             self.save_snapshot()
         else:
             self.free()
@@ -205,17 +210,17 @@ class Maintenance:
         The steps: freeze the state on the loop; wait until the frames of all its facts are written; sync
         them; encode and store the snapshot. The last two steps run beside the appends.
         """
-        shard = self._shard
-        if shard.fault is not None or shard.reopening or not shard.entry:
+        runtime = self._runtime
+        if runtime.fault is not None or runtime.reopening or not runtime.entry:
             over()
             return
         if self._over:
             self._over.append(over)
             return
-        begun_us = shard.pump.clock.now_us()
+        begun_us = runtime.pump.clock.now_us()
         try:
-            thaw = shard.state.freeze()
-            floor = shard.state.lowest_entry() if shard.machine.delivers else None
+            thaw = runtime.state.freeze()
+            floor = runtime.state.lowest_entry() if runtime.machine.delivers else None
         except Exception as error:
             # Call `over` all the same: a log has to be closed, whatever its state is worth.
             self.debt.owe(0, 0, begun_us)
@@ -223,10 +228,10 @@ class Maintenance:
             over()
             return
         self._over.append(over)
-        shard.metrics.snapshot_taken((shard.pump.clock.now_us() - begun_us) / 1e6)
-        entry, offset, size = shard.entry - 1, shard.state.end_offset, 0
-        start = shard.state.start_offset
-        failures, debt = shard.failures, self.debt
+        runtime.metrics.snapshot_taken((runtime.pump.clock.now_us() - begun_us) / 1e6)
+        entry, offset, size = runtime.entry - 1, runtime.state.end_offset, 0
+        start = runtime.state.start_offset
+        failures, debt = runtime.failures, self.debt
         owed_us, owed_bytes = debt.us, debt.bytes
         debt.pay(begun_us)
 
@@ -234,14 +239,14 @@ class Maintenance:
             nonlocal size
             chunks = thaw()  # Not on the loop: with many unsettled messages this takes a while.
             size = sum(len(chunk) for chunk in chunks)
-            shard.log.save_snapshot(Snapshot(entry, offset, chunks))
+            runtime.log.save_snapshot(Snapshot(entry, offset, chunks))
 
         def appended(result: object, error: Exception | None) -> None:
             self._flush(flushed)
 
         def flushed(error: Exception | None) -> None:
-            if error is None and failures == shard.failures:
-                shard.pump.threads.run(self._saver, store, saved)
+            if error is None and failures == runtime.failures:
+                runtime.pump.threads.run(self._saver, store, saved)
             else:
                 missed()  # Storage failed: part of the state in the snapshot may have been dropped.
 
@@ -254,7 +259,7 @@ class Maintenance:
             finished()
 
         def missed() -> None:
-            debt.owe(owed_us, owed_bytes, shard.pump.clock.now_us())
+            debt.owe(owed_us, owed_bytes, runtime.pump.clock.now_us())
             finished()
 
         def finished() -> None:
@@ -262,17 +267,17 @@ class Maintenance:
             for action in waiting:
                 action()
 
-        shard.run_in_order(lambda: None, appended)  # After the writes of all facts in the state.
+        runtime.run_in_order(lambda: None, appended)  # After the writes of all facts in the state.
 
     def _done(self, result: object, error: Exception | None) -> None:
         """Count a failed snapshot or trim. It costs replay time or space, never data."""
         if error is not None:
             if isinstance(error, Full):
-                self._shard.pump.filled()
+                self._runtime.pump.filled()
             else:
-                log.error("%s: upkeep failed", self._shard.name, exc_info=error)
-            self._shard.metrics.refused("upkeep")
+                log.error("%s: upkeep failed", self._runtime.name, exc_info=error)
+            self._runtime.metrics.refused("upkeep")
 
     def forget(self) -> None:
         """Let the storage threads forget the snapshots of this log."""
-        self._shard.pump.threads.forget(self._saver)
+        self._runtime.pump.threads.forget(self._saver)

@@ -60,7 +60,7 @@ from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
 
 __all__ = ["NOTHING", "PartitionRuntime", "Turn", "refuse"]
 
-log = logging.getLogger("tailrace.shard")
+log = logging.getLogger("tailrace.partition")
 
 FULL_RETRY_US = 1_000_000
 INLINE_BYTES_MAX = 32 * 1024
@@ -119,11 +119,11 @@ class PartitionRuntime:
         self.upkeep = Maintenance(self)
         self.wakeups = LeaseWaiters(self)
         self.releases = DelayRelease(self)
-        self.buries: Callable[[PartitionRuntime], None] = lambda shard: None
+        self.buries: Callable[[PartitionRuntime], None] = lambda runtime: None
         """Hook: messages of this partition must be dead-lettered. Set by the dead-letter writer."""
         self.overslept: Callable[[str, str], None] = lambda group, member: None
         """Hook: a lease of this group and member has timed out; called before that is decided."""
-        self.reopened: Callable[[PartitionRuntime], None] = lambda shard: None
+        self.reopened: Callable[[PartitionRuntime], None] = lambda runtime: None
         """Hook: the state was rebuilt from the log and commands are taken again."""
         self.clock = PartitionClock(0, pump.clock.now_us())
         """Partition time, on which durations run."""

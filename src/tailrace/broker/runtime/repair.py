@@ -17,54 +17,54 @@ if TYPE_CHECKING:
 Over = Callable[[Losses | None, Exception | None], None]
 
 
-def find_losses(shard: PartitionRuntime, over: Over) -> None:
+def find_losses(runtime: PartitionRuntime, over: Over) -> None:
     """Find the frames of a log that cannot be read or applied; changes nothing."""
-    entries, snapshots = shard.rebuilt.unfit_entries, shard.rebuilt.unfit_snapshots
-    shard.run_in_order(lambda: shard.store.find_losses(shard.name, entries, snapshots), over)
+    entries, snapshots = runtime.rebuilt.unfit_entries, runtime.rebuilt.unfit_snapshots
+    runtime.run_in_order(lambda: runtime.store.find_losses(runtime.name, entries, snapshots), over)
 
 
-def accept_loss(shard: PartitionRuntime, over: Over) -> None:
+def accept_loss(runtime: PartitionRuntime, over: Over) -> None:
     """Give up the damaged frames and open the log again. `over` is called when the partition takes commands,
     or is back in its old state. The first fact appended then records the loss."""
-    shard.reopening = True
+    runtime.reopening = True
 
     def work() -> object:
-        shard.log.close()
+        runtime.log.close()
         try:
-            return accept(shard.store, shard.name, shard.rebuilt, shard.open_log)
+            return accept(runtime.store, runtime.name, runtime.rebuilt, runtime.open_log)
         except Exception as error:
-            return *shard.open_log(), error
+            return *runtime.open_log(), error
 
     def done(result: Any, error: Exception | None) -> None:
-        shard.reopening = False
+        runtime.reopening = False
         if error is not None:  # The log cannot be opened any more.
-            shard.fault = refuse(error)
+            runtime.fault = refuse(error)
             over(None, error)
             return
         log, rebuilt, losses = result
-        if shard.gone is None:
-            shard.fault = None
-        if shard.take_over(log, rebuilt) and shard.fault is None:
-            shard.restart()
-            shard.upkeep.save_snapshot()  # So that no replay has to cross the gap: it would know less.
+        if runtime.gone is None:
+            runtime.fault = None
+        if runtime.take_over(log, rebuilt) and runtime.fault is None:
+            runtime.restart()
+            runtime.upkeep.save_snapshot()  # So that no replay has to cross the gap: it would know less.
         failed = isinstance(losses, Exception)
         over(None if failed else losses, losses if failed else None)
 
-    shard.upkeep.after_saving(lambda: shard.run_in_order(work, done))
+    runtime.upkeep.after_saving(lambda: runtime.run_in_order(work, done))
 
 
-def record_loss(shard: PartitionRuntime) -> None:
+def record_loss(runtime: PartitionRuntime) -> None:
     """Append the fact of an accepted loss, before all other commands. When it is synced, whatever the topic
     promises, storage may forget its own note of the loss."""
 
     def recorded(reply: Any, parts: Any) -> None:
         if type(reply) is Refusal:
             return  # Storage failed: the next opening does it.
-        shard.rebuilt.lost = []
-        shard.run_in_order(shard.log.loss_recorded, noted)
+        runtime.rebuilt.lost = []
+        runtime.run_in_order(runtime.log.loss_recorded, noted)
 
     def noted(result: object, error: Exception | None) -> None:
         if error is not None:
-            shard.fail(error)
+            runtime.fail(error)
 
-    shard.submit(RecordLoss(shard.rebuilt.lost), b"", shard.surely(recorded))
+    runtime.submit(RecordLoss(runtime.rebuilt.lost), b"", runtime.surely(recorded))

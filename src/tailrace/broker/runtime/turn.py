@@ -30,7 +30,7 @@ class Turn:
     """The frames of one turn and its replies."""
 
     __slots__ = (
-        "_shard",
+        "_runtime",
         "at_once",
         "dropped",
         "dying",
@@ -42,8 +42,8 @@ class Turn:
         "synced",
     )
 
-    def __init__(self, shard: PartitionRuntime, started_us: int) -> None:
-        self._shard = shard
+    def __init__(self, runtime: PartitionRuntime, started_us: int) -> None:
+        self._runtime = runtime
         self.started_us = started_us
         self.frames: list[Frame] = []
         self.replies: list[tuple[Respond, Any]] = []
@@ -62,10 +62,10 @@ class Turn:
 
     def stored(self, result: object, error: Exception | None) -> None:
         """Storage has finished the write. Nothing waits for a turn that an earlier failure dropped."""
-        self._shard.pump.writing.pop(self, None)
-        self._shard.landed()
+        self._runtime.pump.writing.pop(self, None)
+        self._runtime.landed()
         if not self.dropped:
-            self._shard.stored(self, error)
+            self._runtime.stored(self, error)
 
 
 def error_of(refusal: Refusal) -> TailraceError:

@@ -119,19 +119,19 @@ class StagedApply:
     def _advance(self) -> None:
         while self._queue:
             roll, place = self._queue[0]
-            shard = self._shard(roll, place)
+            runtime = self._runtime(roll, place)
             numbers = [attempt_number(roll.writer, attempt) for attempt in roll.todo[place]]
-            size = 0 if shard is None else min(shard.state.staging.size(numbers), TARGET_BYTES_MAX)
+            size = 0 if runtime is None else min(runtime.state.staging.size(numbers), TARGET_BYTES_MAX)
             if self._bytes and self._bytes + size > READ_BYTES_MAX:
                 return
             self._queue.popleft()
-            if shard is None:
+            if runtime is None:
                 self._missed(roll, place)
-            elif shard.lost is not None:
+            elif runtime.lost is not None:
                 self._heard_of(roll, place)  # Its state was dropped: the next round asks it again.
             else:
                 self._bytes += size
-                self._read(roll, place, shard, size)
+                self._read(roll, place, runtime, size)
 
     def _id(self, roll: _Roll, topic: str) -> int:
         """Id of the topic that the decision meant; 0 if the decision does not tell."""
@@ -139,11 +139,11 @@ class StagedApply:
         last = None if machine is None else machine.staged.last(roll.writer)
         return 0 if last is None else last.topic_ids.get(topic, 0)
 
-    def _shard(self, roll: _Roll, place: Place) -> PartitionRuntime | None:
+    def _runtime(self, roll: _Roll, place: Place) -> PartitionRuntime | None:
         host = self._topics.find(place[0])
         if host is None or self._id(roll, place[0]) not in (0, host.info.id):
             return None
-        return host.shards[place[1]] if place[1] < len(host.shards) else None
+        return host.runtimes[place[1]] if place[1] < len(host.runtimes) else None
 
     def _missed(self, roll: _Roll, place: Place) -> None:
         """A target does not exist: its topic was deleted, or is merely unknown."""
@@ -154,33 +154,33 @@ class StagedApply:
         log.error(text, *place, roll.version, roll.writer)
         self._heard_of(roll, place)
 
-    def _read(self, roll: _Roll, place: Place, shard: PartitionRuntime, size: int) -> None:
+    def _read(self, roll: _Roll, place: Place, runtime: PartitionRuntime, size: int) -> None:
         """Read the staged batches from the log, and submit them to the partition."""
-        attempts, staging = roll.todo[place], shard.state.staging
+        attempts, staging = roll.todo[place], runtime.state.staging
         entries: list[int] = []
         if staging.applied_version(roll.writer) < roll.version:
             each = [staging.entries([attempt_number(roll.writer, attempt)]) for attempt in attempts]
             entries = [entry for found in each for entry in found]
             if not all(each):
                 text = "%s: version %d of writer %r was decided, and its staged batches are lost"
-                log.error(text, shard.name, roll.version, roll.writer)
-        partition_log, want_keys, wall_us = shard.log, shard.options.key_index, self._pump.clock.wall_us()
+                log.error(text, runtime.name, roll.version, roll.writer)
+        partition_log, want_keys, wall_us = runtime.log, runtime.options.key_index, self._pump.clock.wall_us()
 
         def work() -> list[Part]:
             return parted(partition_log.read_entries(entries) if entries else (), want_keys, wall_us)
 
         def read(result: Any, error: Exception | None) -> None:
             if error is not None:
-                log.error("%s: staged batches cannot be read: %s", shard.name, error)
+                log.error("%s: staged batches cannot be read: %s", runtime.name, error)
                 self._failed(roll, place, size)
                 return
             views, crcs, bodies = ([part[at] for part in result] for at in range(3))
             command = ApplyStaged(roll.writer, roll.version, attempts, entries, views, crcs, bodies)
-            shard.submit(command, b"", shard.surely(answered))
+            runtime.submit(command, b"", runtime.surely(answered))
 
         def answered(reply: Reply, parts: Any) -> None:
             if isinstance(reply, Refusal) and reply.code != NotFound.code:
-                log.warning("%s: a decided version is not applied yet: %s", shard.name, reply.message)
+                log.warning("%s: a decided version is not applied yet: %s", runtime.name, reply.message)
                 self._failed(roll, place, size)
             else:
                 self._bytes -= size

@@ -89,11 +89,11 @@ class StagedVerbs:
 
     def _require_well(self, writer: str) -> None:
         """Raise the storage error of a writer's coordinator, or `Unavailable` while it takes no writes."""
-        shards = self._coordinators.shards()
+        runtimes = self._coordinators.runtimes()
         lost = self._coordinators.lost(writer)
         if lost is not None:
             raise error_of(lost)
-        if shards and not _well(shards[home_of(writer)]):
+        if runtimes and not _well(runtimes[home_of(writer)]):
             raise Unavailable(f"the coordinator of writer {writer!r} takes no writes now")
 
     def _last(self, writer: str) -> DecidedVersion | None:
@@ -103,12 +103,12 @@ class StagedVerbs:
     # -- verbs
 
     def _stage(self, request: StageRows, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.partition(request.topic, request.partition)
+        runtime = self._topics.partition(request.topic, request.partition)
         if frame.crc32c(body) != request.crc:
             raise InvalidRequest("crc: the body does not match its checksum; it was damaged on the way")
-        view = measure(body, request.columns, want_keys=shard.options.key_index)
+        view = measure(body, request.columns, want_keys=runtime.options.key_index)
         work = StageBatch(request.writer, request.attempt, view, request.crc, request.number)
-        shard.submit(work, body, respond)
+        runtime.submit(work, body, respond)
 
     def _decide(self, request: DecideStaged, body: Buffer, respond: Respond, gate: Gate) -> None:
         problem = malformed(request)
@@ -232,21 +232,23 @@ class StagedVerbs:
     def expire(self) -> None:
         """Drop attempts that were not decided within the time to live of staged batches. Nothing is dropped
         while some coordinator cannot be asked what it decided."""
-        if not all(_well(shard) for shard in self._coordinators.shards()) or self._topics.kept_of(TOPIC):
+        if not all(_well(runtime) for runtime in self._coordinators.runtimes()) or self._topics.kept_of(
+            TOPIC
+        ):
             return
         kept: set[int] | None = None
-        for shard in self._topics.shards():
-            if not shard.machine.delivers or not _well(shard):
+        for runtime in self._topics.runtimes():
+            if not runtime.machine.delivers or not _well(runtime):
                 continue
-            old = shard.state.staging.expired(shard.time_us())
+            old = runtime.state.staging.expired(runtime.time_us())
             if not old:
                 continue
             if kept is None:
                 kept = self._decided()
             gone = [number for number in old if number not in kept]
             if gone:
-                log.info("%s: %d staged attempts that nobody decided are dropped", shard.name, len(gone))
-                shard.submit(DropStaged(gone), b"", lambda reply, parts: None)
+                log.info("%s: %d staged attempts that nobody decided are dropped", runtime.name, len(gone))
+                runtime.submit(DropStaged(gone), b"", lambda reply, parts: None)
 
     def _decided(self) -> set[int]:
         """Attempts that a decision names, made or under way."""
@@ -260,8 +262,8 @@ class StagedVerbs:
 
     def resume(self) -> None:
         """Roll forward every decision that is not applied everywhere and not under way."""
-        for shard, coordinator in self._coordinators.machines():
-            if not _well(shard):
+        for runtime, coordinator in self._coordinators.machines():
+            if not _well(runtime):
                 continue
             for writer, last in coordinator.staged.pending():
                 if not self._rolls.under_way(writer):
@@ -292,14 +294,14 @@ def _on_each(work: list[tuple[PartitionRuntime, Any]], over: Callable[[Refusal |
         if not waiting:
             over(problem)
 
-    for shard, command in work:
-        shard.submit(command, b"", shard.surely(answered))
+    for runtime, command in work:
+        runtime.submit(command, b"", runtime.surely(answered))
     if not work:
         over(None)
 
 
-def _well(shard: PartitionRuntime) -> bool:
-    return shard.fault is None and not shard.reopening
+def _well(runtime: PartitionRuntime) -> bool:
+    return runtime.fault is None and not runtime.reopening
 
 
 def _numbers(writer: str, attempts: Iterable[Target]) -> list[int]:

@@ -43,11 +43,11 @@ class FactReads:
         self._turns.add(lambda: self._begin(request), respond)
 
     def _begin(self, request: ReadFacts) -> Work:
-        shard = self._topics.get(request.topic).shards[request.partition]
-        if shard.lost is not None:
-            raise error_of(shard.lost)
-        log, end_entry, groups = shard.log, shard.end_entry, shard.state.queues.numbers()
-        damage = shard.damage
+        runtime = self._topics.get(request.topic).runtimes[request.partition]
+        if runtime.lost is not None:
+            raise error_of(runtime.lost)
+        log, end_entry, groups = runtime.log, runtime.end_entry, runtime.state.queues.numbers()
+        damage = runtime.damage
         bytes_max = min(request.bytes_max, BYTES_MAX)
 
         def work() -> tuple[FactsRead, list[Buffer]]:

@@ -37,7 +37,7 @@ class TraceVerbs:
         self._turns = ReadQueue(pump, "traces", WAITING_MAX, retry_after_ms=1000)
 
     def _trace(self, request: Trace, body: Buffer, respond: Respond, gate: Gate) -> None:
-        self._shards(request)
+        self._runtimes(request)
         self._wanted(request)
         self._turns.add(lambda: self._begin(request), respond)
 
@@ -45,21 +45,25 @@ class TraceVerbs:
         kept_us = self._topics.get(request.topic).info.options.trace_retention_ms * 1000
         return wanted_of(request, self._pump.clock.now_us(), kept_us)
 
-    def _shards(self, request: Trace) -> list[tuple[int, PartitionRuntime]]:
+    def _runtimes(self, request: Trace) -> list[tuple[int, PartitionRuntime]]:
         host = self._topics.get(request.topic)
         if request.partition is None:
-            return list(enumerate(host.shards))
+            return list(enumerate(host.runtimes))
         return [(request.partition, host.partition(request.partition))]
 
     def _begin(self, request: Trace) -> Work:
         wanted = self._wanted(request)
-        ill = {number: shard.lost for number, shard in self._shards(request) if shard.lost is not None}
+        ill = {
+            number: runtime.lost for number, runtime in self._runtimes(request) if runtime.lost is not None
+        }
         refusal = together(request.topic, ill)
         if refusal is not None:
             raise error_of(refusal)
-        sources = [source_of(request.topic, partition, shard) for partition, shard in self._shards(request)]
+        sources = [
+            source_of(request.topic, partition, runtime) for partition, runtime in self._runtimes(request)
+        ]
         if wanted.offset is not None and not 0 <= wanted.offset < sources[0].end_offset:
-            damage = self._shards(request)[0][1].damage
+            damage = self._runtimes(request)[0][1].damage
             if damage is not None:
                 raise Corrupt(damage.message)
             raise NotFound(f"offset {wanted.offset} is beyond the end, {sources[0].end_offset}")
@@ -126,19 +130,19 @@ def time_of(id_bytes: bytes) -> int | None:
     return int.from_bytes(id_bytes[:6], "big") * 1000
 
 
-def source_of(topic: str, partition: int, shard: PartitionRuntime) -> SearchedPartition:
+def source_of(topic: str, partition: int, runtime: PartitionRuntime) -> SearchedPartition:
     """Capture, on the loop, what a search needs of a partition."""
-    queues = shard.state.queues
+    queues = runtime.state.queues
     numbers = queues.numbers()
     committed: dict[int, int] = {}
     for number, name in numbers.items():
         first = queues.committed(name)
         if first is not None:
             committed[number] = first
-    decode: Callable[[Buffer], list[Any]] = shard.machine.decode_facts
-    time_us = shard.time_us()
-    ahead_us = time_us - shard.pump.clock.wall_us()
-    times = time_us, max(0, -ahead_us), max(shard.clock.lead_us, ahead_us)
+    decode: Callable[[Buffer], list[Any]] = runtime.machine.decode_facts
+    time_us = runtime.time_us()
+    ahead_us = time_us - runtime.pump.clock.wall_us()
+    times = time_us, max(0, -ahead_us), max(runtime.clock.lead_us, ahead_us)
     return SearchedPartition(
-        topic, partition, shard.log, shard.end_offset, numbers, committed, decode, *times
+        topic, partition, runtime.log, runtime.end_offset, numbers, committed, decode, *times
     )

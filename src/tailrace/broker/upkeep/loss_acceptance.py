@@ -32,46 +32,46 @@ class LossAcceptance:
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {AcceptLoss: self._accept}
 
     def _accept(self, request: AcceptLoss, body: Buffer, respond: Respond, gate: Gate) -> None:
-        shard = self._topics.known(request.topic).partition(request.partition)
-        if shard.damage is None:
+        runtime = self._topics.known(request.topic).partition(request.partition)
+        if runtime.damage is None:
             respond(LossReport([], [], done=not request.dry_run), NOTHING)
             return
-        if shard.reopening:
-            raise Unavailable(f"{shard.topic}/{shard.partition} is being opened; try again in a moment")
+        if runtime.reopening:
+            raise Unavailable(f"{runtime.topic}/{runtime.partition} is being opened; try again in a moment")
 
         def found(losses: Losses | None, error: Exception | None) -> None:
             if losses is None:
                 respond(refuse(error or NotFound("nothing was found")), NOTHING)
                 return
-            report = _report(shard, losses)
+            report = _report(runtime, losses)
             if request.dry_run:
                 respond(report, NOTHING)
             else:
-                accept_loss(shard, accepted(report))
+                accept_loss(runtime, accepted(report))
 
         def accepted(plan: LossReport) -> Callable[[Losses | None, Exception | None], None]:
             def over(losses: Losses | None, error: Exception | None) -> None:
                 if losses is None:
                     respond(refuse(error or NotFound("nothing was found")), NOTHING)
                     return
-                fault = None if shard.fault is None else shard.fault.message
-                report = LossReport(_rows(losses), plan.groups, losses.kept, shard.fault is None, fault)
+                fault = None if runtime.fault is None else runtime.fault.message
+                report = LossReport(_rows(losses), plan.groups, losses.kept, runtime.fault is None, fault)
 
                 def durable(reply: Reply, parts: Any) -> None:
                     respond(reply if isinstance(reply, Refusal) else report, NOTHING)
 
-                shard.answer(durable, Done()) if shard.fault is None else respond(report, NOTHING)
+                runtime.answer(durable, Done()) if runtime.fault is None else respond(report, NOTHING)
 
             return over
 
-        find_losses(shard, found)
+        find_losses(runtime, found)
 
 
-def _report(shard: PartitionRuntime, losses: Losses) -> LossReport:
+def _report(runtime: PartitionRuntime, losses: Losses) -> LossReport:
     groups = []
     spans = flat(sorted((lost.first_offset, lost.end_offset) for lost in losses.ranges))
-    if shard.machine.delivers:
-        queues = shard.state.queues
+    if runtime.machine.delivers:
+        queues = runtime.state.queues
         for group in queues.names():
             missed = count(flat(queues.missing(group, spans)))
             if missed:

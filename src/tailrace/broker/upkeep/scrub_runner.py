@@ -119,13 +119,13 @@ class ScrubRunner:
         self._add(_Job((None, None), names, len(names), now_us, periodic=True))
 
     def _names(self, topic: str | None, partition: int | None) -> list[str]:
-        return sorted(shard.name for shard in self._shards(topic, partition))
+        return sorted(runtime.name for runtime in self._runtimes(topic, partition))
 
-    def _shards(self, topic: str | None, partition: int | None) -> list[PartitionRuntime]:
+    def _runtimes(self, topic: str | None, partition: int | None) -> list[PartitionRuntime]:
         if topic is None:
-            return list(self._topics.shards())
+            return list(self._topics.runtimes())
         host = self._topics.known(topic)
-        return list(host.shards) if partition is None else [host.partition(partition)]
+        return list(host.runtimes) if partition is None else [host.partition(partition)]
 
     def _scrub(self, request: Scrub, body: Buffer, respond: Respond, gate: Gate) -> None:
         wanted = (request.topic, request.partition)
@@ -170,23 +170,23 @@ class ScrubRunner:
             return
         while self._jobs:
             job = self._jobs[0]
-            shard = self._next(job)
-            if shard is not None:
-                work = partial(shard.log.scrub, job.entry, STEP_BYTES)
-                self._pump.threads.read(work, self._reader(job, shard))
+            runtime = self._next(job)
+            if runtime is not None:
+                work = partial(runtime.log.scrub, job.entry, STEP_BYTES)
+                self._pump.threads.read(work, self._reader(job, runtime))
                 return
             self._end(self._jobs.pop(0))
         self._busy = False
 
     def _next(self, job: _Job) -> PartitionRuntime | None:
         """The partition that a job reads next; deleted and faulty ones are passed over."""
-        known = {shard.name: shard for shard in self._topics.shards()} if job.names else {}
+        known = {runtime.name: runtime for runtime in self._topics.runtimes()} if job.names else {}
         while job.names:
-            shard = known.get(job.names[0])
-            if shard is not None and shard.gone is None:
-                if shard.fault is None:
-                    return shard
-                job.damage.append(f"{shard.topic}/{shard.partition}: {shard.fault.message}")
+            runtime = known.get(job.names[0])
+            if runtime is not None and runtime.gone is None:
+                if runtime.fault is None:
+                    return runtime
+                job.damage.append(f"{runtime.topic}/{runtime.partition}: {runtime.fault.message}")
             self._through(job)
         return None
 
@@ -196,26 +196,26 @@ class ScrubRunner:
         if job.periodic and job.names:
             self._note(job)
 
-    def _reader(self, job: _Job, shard: PartitionRuntime) -> Callable[[Any, Exception | None], None]:
+    def _reader(self, job: _Job, runtime: PartitionRuntime) -> Callable[[Any, Exception | None], None]:
         def done(result: Any, error: Exception | None) -> None:
             read = 0
             if error is not None:
-                self._damage(job, f"{shard.topic}/{shard.partition}: {refuse(error).message}")
+                self._damage(job, f"{runtime.topic}/{runtime.partition}: {refuse(error).message}")
                 self._through(job)
             else:
-                read = self._took(job, shard, result)
+                read = self._took(job, runtime, result)
             rate = PERIODIC_BYTES_PER_S if job.periodic else ASKED_BYTES_PER_S
             pause_us = 1 + read * 1_000_000 // rate
             self._pump.at(self._pump.clock.now_us() + pause_us, lambda now_us: self._step())
 
         return done
 
-    def _took(self, job: _Job, shard: PartitionRuntime, found: Scrubbed) -> int:
+    def _took(self, job: _Job, runtime: PartitionRuntime, found: Scrubbed) -> int:
         job.bytes += found.bytes
         job.unnoted += found.bytes
         self._metrics.scrubbed_bytes += found.bytes
         for problem in found.problems:
-            self._damage(job, f"{shard.topic}/{shard.partition}: {problem}")
+            self._damage(job, f"{runtime.topic}/{runtime.partition}: {problem}")
         if found.next_entry is None:
             self._through(job)
         else:

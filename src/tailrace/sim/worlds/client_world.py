@@ -110,7 +110,7 @@ class ClientWorld(VirtualTime):
         """The end of a partition now; 0 while the broker is down."""
         if self.life is None:
             return 0
-        return self.life.engine.topics.get(place[0]).shards[place[1]].state.end_offset
+        return self.life.engine.topics.get(place[0]).runtimes[place[1]].state.end_offset
 
     # ---------------------------------------------------------------------------------- the broker
 
@@ -262,7 +262,7 @@ class ClientWorld(VirtualTime):
             self._stop(kind == "power")
         elif self.life is not None:
             error = self.random.choice((Full("no space is left"), StorageFault("fdatasync failed")))
-            log: Any = self.life.engine.topics.get(QUICK).shards[0].log
+            log: Any = self.life.engine.topics.get(QUICK).runtimes[0].log
             log.fail_next(error)
             self.life.spoilt = True
 
@@ -320,12 +320,12 @@ class ClientWorld(VirtualTime):
 
     def _content(self, place: tuple[str, int]) -> list[bytes]:
         assert self.life is not None
-        shard = self.life.engine.topics.get(place[0]).shards[place[1]]
-        self._require(shard.fault is None, f"{place} did not recover: {shard.fault}")
-        shard.state.check()
+        runtime = self.life.engine.topics.get(place[0]).runtimes[place[1]]
+        self._require(runtime.fault is None, f"{place} did not recover: {runtime.fault}")
+        runtime.state.check()
         values: list[bytes] = []
         epochs: dict[int, int] = {}
-        for part in shard.log.read(0, shard.end_offset, 1 << 40):
+        for part in runtime.log.read(0, runtime.end_offset, 1 << 40):
             for header, body in frame.walk(part):
                 self._require(
                     header.base_offset == len(values), f"{place}: a gap before {header.base_offset}"

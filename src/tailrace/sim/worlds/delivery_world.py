@@ -224,7 +224,7 @@ class DeliveryWorld(VirtualTime):
     def true_us(self, partition: int, time_us: int) -> int:
         """When it is (or was, not long ago) a time by the clock of a partition of the broker that runs."""
         assert self.life is not None
-        clock, now_us = self.life.engine.topics.get(TOPIC).shards[partition].clock, self.life.clock.now_us()
+        clock, now_us = self.life.engine.topics.get(TOPIC).runtimes[partition].clock, self.life.clock.now_us()
         steady_us = time_us - clock.time_us(now_us) + now_us
         if time_us > clock.opened_us:
             steady_us = clock.steady_us(time_us)
@@ -453,10 +453,10 @@ class DeliveryWorld(VirtualTime):
         if self.healed or self.life is None or self.life.engine.faults():
             return
         partition = self.random.randrange(self.partitions)
-        shard = self.life.engine.topics.get(TOPIC).shards[partition]
-        if shard.lost is not None:
+        runtime = self.life.engine.topics.get(TOPIC).runtimes[partition]
+        if runtime.lost is not None:
             return  # Nobody knows now what there is.
-        offset = self.random.randint(0, shard.end_offset)
+        offset = self.random.randint(0, runtime.end_offset)
         for at, (value, _) in rows_in(self.life.engine, TOPIC, partition).items():
             if at < offset:
                 self.history.trimmed.setdefault(self.known_as(value, partition, at), self.clock.now_us())

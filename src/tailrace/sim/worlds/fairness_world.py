@@ -203,8 +203,8 @@ class FairnessWorld(VirtualTime):
         self.later(LOOK_US, self._look)
 
     def _note_switch(self) -> None:
-        shards = [self.accounts.shard(partition) for partition in range(self.partitions)]
-        sharing = any(shard.state.queues.is_shared(GROUP) for shard in shards)
+        runtimes = [self.accounts.runtime(partition) for partition in range(self.partitions)]
+        sharing = any(runtime.state.queues.is_shared(GROUP) for runtime in runtimes)
         if sharing != self._sharing:
             self.seen["shared, as members are many" if sharing else "divided again"] += 1
             self._sharing = sharing

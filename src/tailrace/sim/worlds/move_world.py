@@ -100,7 +100,7 @@ class MoveWorld(DeliveryWorld):
         host = self.life.engine.topics.find(TOPIC)
         for (group, partition), generation in self._granted.items():
             assert host is not None
-            reached = host.shards[partition].state.queues.grant(group)
+            reached = host.runtimes[partition].state.queues.grant(group)
             known = reached is not None and reached[1] >= generation
             require(known, f"{group} was told of {generation} on {partition}, which knows {reached}")
 
@@ -125,8 +125,8 @@ class MoveWorld(DeliveryWorld):
                 self._stop(power_loss=True)
         elif self.chance(self._cuts):
             for host in self.life.engine.topics.hosts():
-                for shard in host.shards:
-                    unsynced = shard.entry > self.store.durable.get(shard.name, 0)
+                for runtime in host.runtimes:
+                    unsynced = runtime.entry > self.store.durable.get(runtime.name, 0)
                     self.seen["power lost with unsynced messages"] += unsynced and host.info.name[0] != "_"
             self._stop(power_loss=self.chance(0.9))
 
@@ -165,10 +165,10 @@ class MoveWorld(DeliveryWorld):
             self.seen["delayed"] += delayed
             self.publishers[0].publish(batch)
         assert self.life is not None
-        shards = self.life.engine.topics.get(TOPIC).shards
+        runtimes = self.life.engine.topics.get(TOPIC).runtimes
         for _ in range(30):
             self.run_for(1)
-            if all(self.store.durable[shard.name] == shard.entry for shard in shards):
+            if all(self.store.durable[runtime.name] == runtime.entry for runtime in runtimes):
                 break
         else:
             require(False, "a topic was not synced in time")
@@ -221,11 +221,11 @@ class MoveWorld(DeliveryWorld):
         assert self.life is not None
         if self.life.engine.topics.find(self.dead_letters) is None:
             return []
-        shards = self.life.engine.topics.get(self.dead_letters).shards
+        runtimes = self.life.engine.topics.get(self.dead_letters).runtimes
         return [
             letter
-            for number, shard in enumerate(shards)
-            for letter in letters_in(shard.log.read(0, shard.end_offset, 1 << 40), number)
+            for number, runtime in enumerate(runtimes)
+            for letter in letters_in(runtime.log.read(0, runtime.end_offset, 1 << 40), number)
         ]
 
     def _check_life(self, group: str, value: bytes, letters: list[Letter]) -> None:
