@@ -68,6 +68,10 @@ class AckSender:
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._clock = verbs.clock
         self._timer: asyncio.TimerHandle | None = None
+        self._count = 0
+        self._under_way: dict[int, tuple[float, Callable[[Reply], None]]] = {}
+        """Requests without an answer: until when they may have one, and who is told."""
+        self._watch: asyncio.TimerHandle | None = None
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
 
@@ -91,10 +95,11 @@ class AckSender:
 
     def _flush(self, place: Place) -> None:
         run, failed = self.leases.take(place, self._loop.time())
-        self._add_failures(failed)
+        if failed:
+            self._add_failures(failed)
         if run is not None:
             self._send(run, PAUSE_S_MIN)
-        else:
+        elif self._idle:
             self._wake()
 
     def _send(self, run: AckRun, pause_s: float) -> None:
@@ -119,22 +124,40 @@ class AckSender:
     def _over(self, run: AckRun, answer: Settled | TailraceError) -> None:
         if isinstance(answer, Settled) and answer.lost:
             self._suspect()
-        self._add_failures(self.leases.answered(run, answer))
+        if failed := self.leases.answered(run, answer):
+            self._add_failures(failed)
         self._flush(run.place)
 
     def _submit(self, request: Request, answered: Callable[[Reply], None]) -> None:
-        """Send, and be answered once, within the client's timeout."""
-        over = False
+        """Send, and be answered once, within the client's timeout. One timer serves all requests: they are
+        due in the order in which they left."""
+        self._count += 1
+        number, under_way = self._count, self._under_way
 
         def once(reply: Reply, parts: Sequence[Buffer]) -> None:
-            nonlocal over
-            if not over:
-                over = True
-                timer.cancel()
+            if under_way.pop(number, None) is not None:
                 answered(reply)
 
-        timer = self._loop.call_later(self._timeout, once, _SILENCE, ())
-        self._verbs.submit(request, b"", once)
+        under_way[number] = (self._loop.time() + self._timeout, answered)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._timeout, self._give_up)
+        try:
+            self._verbs.submit(request, b"", once)
+        except BaseException:
+            under_way.pop(number, None)
+            raise
+
+    def _give_up(self) -> None:
+        """Answer the requests that got no answer in time."""
+        self._watch = None
+        now_s = self._loop.time()
+        while self._under_way:
+            number, (due_s, answered) = next(iter(self._under_way.items()))
+            if due_s > now_s:
+                self._watch = self._loop.call_at(due_s, self._give_up)
+                return
+            del self._under_way[number]
+            answered(_SILENCE)
 
     def _add_failures(self, failed: list[FailedAck]) -> None:
         self.failures += failed[: max(0, FAILURES_KEPT - len(self.failures))]
@@ -191,7 +214,7 @@ class AckSender:
         """Acknowledge; returns when all are durable, raises the first failure."""
         answers: list[asyncio.Future[None]] = []
         for delivery in deliveries:
-            answer = self._loop.create_future()
+            answer: asyncio.Future[None] = self._loop.create_future()
             answers.append(answer)
             self.leases.ack(delivery.rows.lease, delivery.offset, _telling(answer))
         if len(answers) == 1:

@@ -354,25 +354,23 @@ class HeldLeases:
         if isinstance(answer, Settled):
             for lease_id, spans in answer.lost:
                 stale.setdefault(lease_id, set()).update(offsets_of(spans))
-        awaited: dict[int, set[int]] = {}
-        for lease, offset, _ in run.waiters:
-            awaited.setdefault(lease.id, set()).add(offset)
         failed: list[FailedAck] = []
+        error = answer if isinstance(answer, TailraceError) else None
         for lease, offsets in run.taken:
             lease.asked.difference_update(offsets)
-            error: TailraceError | None = None
-            if isinstance(answer, TailraceError):
-                lost, error = set(offsets), answer
-            else:
+            if error is not None:
+                lost = set(offsets)
+            elif stale:
                 lost = stale.get(lease.id, set()).intersection(offsets)
+            else:
+                lost = set()
             if lost:
-                error = error or lease.lost(min(lost))
                 lease.gone |= lost
-                failed += failures(run.place, lost - awaited.get(lease.id, set()), error)
+                awaited = {offset for other, offset, _ in run.waiters if other is lease}
+                failed += failures(run.place, lost - awaited, error or lease.lost(min(lost)))
             self.drop_done(lease)
         for lease, offset, told in run.waiters:
-            lost_error = answer if isinstance(answer, TailraceError) else lease.lost(offset)
-            told(lost_error if offset in lease.gone else None)
+            told((error or lease.lost(offset)) if offset in lease.gone else None)
         return failed
 
     def pending(self, places: Iterable[Place] | None = None) -> bool:
