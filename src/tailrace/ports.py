@@ -353,6 +353,10 @@ class PartitionLog(Protocol):
         """
         ...
 
+    def seal(self) -> None:
+        """End the segment that is being written, if anything is in it: `trim` never removes that one."""
+        ...
+
     def truncate(self, entry: int) -> None:
         """Cut every frame from this entry on."""
         ...

@@ -309,6 +309,27 @@ def test_trim_needs_two_snapshots_and_stops_at_the_older(store: LogStore) -> Non
     assert same(list(recovery.frames), frames[36:])
 
 
+def test_a_sealed_segment_can_be_trimmed_whole(store: LogStore) -> None:
+    log, maker = opened(store), FrameMaker()
+    log.seal()
+    frames = [maker.data() for _ in range(3)]
+    log.append(frames, sync=False)
+    log.save_snapshot(Snapshot(2, maker.offset, [b"one"]))
+    log.seal()
+    log.seal()
+    more = maker.facts()
+    log.append([more], sync=False)
+    log.save_snapshot(Snapshot(3, maker.offset, [b"two"]))
+    assert same(data_of(log.read(0, END, 1 << 20)), frames)
+    log.trim(maker.offset)
+    assert log.stats().start_offset == log.stats().end_offset == maker.offset
+    log, recovery = reopened(store, log)
+    assert (recovery.end_entry, recovery.end_offset) == (4, maker.offset)
+    last = maker.data()
+    log.append([last], sync=True)
+    assert same(data_of(log.read(0, END, 1 << 20)), [last])
+
+
 def mixed(store: LogStore, count: int = 60) -> tuple[PartitionLog, list[Frame]]:
     """A log in which every third frame holds messages without offsets."""
     log, maker = opened(store), FrameMaker()

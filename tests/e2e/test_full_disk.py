@@ -209,6 +209,24 @@ def test_a_full_disk_is_freed_by_the_broker_itself(
     asyncio.run(run())
 
 
+def test_a_trim_frees_the_only_segment_of_a_log(small_disk: SmallDisk, tmp_path: Path) -> None:
+    """With segments of the usual size all of a small topic lies in the one that is being written."""
+
+    async def run(broker: BrokerProcess) -> None:
+        async with tailrace.connect(broker.url, timeout=30) as client:
+            await client.admin().create_topic("t", partitions=1)
+            count = await until_full(client, "t")
+            small_disk.fill()
+            await client.admin().trim_topic("t", 0, count)
+            assert await published_again(client, "t") == count
+            await asyncio.to_thread(broker.restart)
+            assert await offsets(client, "t") == [count]
+
+    with BrokerProcess(small_disk.folder / "data") as process:
+        process.log = tmp_path / "broker.log"
+        asyncio.run(run(process.start()))
+
+
 def test_a_broker_starts_on_a_full_disk(broker: BrokerProcess, small_disk: SmallDisk) -> None:
     async def run() -> None:
         async with tailrace.connect(broker.url, timeout=30) as client:

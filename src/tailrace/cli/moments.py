@@ -43,7 +43,9 @@ def parse_lifetime(text: str, option: str) -> timedelta:
 
 
 def parse_moment(text: str, now: datetime, option: str) -> datetime:
-    """A time: ISO 8601 (UTC unless it names a zone), or a span before now such as -1h."""
+    """A time: ISO 8601 (UTC unless it names a zone), now, or a span before now such as -1h."""
+    if text == "now":
+        return now
     if text.startswith("-"):
         try:
             return now - parse_span(text[1:], option)
@@ -53,7 +55,7 @@ def parse_moment(text: str, now: datetime, option: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{option}: {text!r} is not a time: write it like 2026-01-31T12:00:00Z, or -1h for an hour ago"
+            f"{option}: {text!r} is not a time: write it like 2026-01-31T12:00:00Z, now, or -1h for an hour ago"
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

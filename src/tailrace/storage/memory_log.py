@@ -244,6 +244,10 @@ class MemoryLog:
             drop -= header.size
         return content.end_offset
 
+    def seal(self) -> None:
+        """See `PartitionLog.seal`; each frame is a segment of its own."""
+        self._require_writable()
+
     def trim(self, offset: int, floor: int | None = None) -> None:
         """See `PartitionLog.trim`; each frame is a segment of its own."""
         self._require_writable()

@@ -150,7 +150,8 @@ class Maintenance:
         """On a full disk: free trimmed segments that stay only because nothing is published.
 
         A trimmed segment is removed when two snapshots are of later entries. Without messages there may be no
-        later entry, so the start of the log is recorded once more, for another snapshot."""
+        later entry, so the start of the log is recorded once more, for another snapshot. The segment that is
+        being written is never removed: if all of it is trimmed, it is sealed first."""
         runtime, start = self._runtime, self._runtime.state.start_offset
         if (
             runtime.fault is not None
@@ -160,10 +161,13 @@ class Maintenance:
         ):
             return
         stats = runtime.log.stats()
-        if stats.segments < 2 or stats.start_offset >= start:
+        only = stats.segments < 2
+        if stats.start_offset >= start or (only and start < runtime.end_offset):
             return
         self._pressed = (start, self._pressed[1] + 1 if self._pressed[0] == start else 1)
         if self._pressed[1] <= PRESSES_MAX:
+            if only:
+                runtime.run_in_order(runtime.log.seal, self._done)
             runtime.submit(Sweep(0, again=True), b"", self._trimmed)
 
     def _go_on_freeing(self) -> None:

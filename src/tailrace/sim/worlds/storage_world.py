@@ -28,6 +28,7 @@ STATES = frozenset(
         "crash inside close",
         "crash inside recover",
         "crash inside save snapshot",
+        "crash inside seal",
         "crash inside trim",
         "crash inside truncate",
         "damage found when opened",
@@ -46,6 +47,7 @@ STATES = frozenset(
         "page forgotten",
         "process restarted",
         "segment rolled",
+        "segment sealed early",
         "segments trimmed",
         "snapshot fell back",
         "sync failed",
@@ -95,10 +97,11 @@ class StorageWorld(FlippedLog):
                 self._trouble,
                 self._flip_at_rest,
                 self._flip_while_open,
+                self._seal,
             ),
-            (40, 5, 8, 6, 4, 3, 3, 12, 4, 2),
+            (40, 5, 8, 6, 4, 3, 3, 12, 4, 2, 2),
         )[0]
-        rare = (self._save_snapshot, self._trim, self._truncate, self._close)
+        rare = (self._save_snapshot, self._trim, self._truncate, self._close, self._seal)
         if step in rare and self.random.random() < 0.15:
             self.disk.crash_in = self.random.randrange(4)
         try:
@@ -191,6 +194,12 @@ class StorageWorld(FlippedLog):
         self._require(self.model.start <= max(limit, start), "trim went above the previous snapshot")
         if self.log.stats().segments < before:
             self.seen["segments trimmed"] += 1
+
+    def _seal(self) -> None:
+        before = self.log.stats().segments
+        self.log.seal()
+        if self.log.stats().segments > before:
+            self.seen["segment sealed early"] += 1
 
     def _trim_limit(self) -> int:
         saved = self._kept_snapshots()

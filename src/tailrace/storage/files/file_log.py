@@ -303,6 +303,16 @@ class FileLog:
                 raise refused(f"reserving space for {self._reader.path(segment)}", error) from error
         return segment
 
+    def seal(self) -> None:
+        """See `PartitionLog.seal`."""
+        self._require_writable()
+        segment = self._active
+        if segment is not None and segment.size:
+            try:
+                self._roll(segment, HEADER_BYTES)
+            except OSError as error:
+                raise self._folder.fence("sealing", error) from error
+
     def _undo(self, segment: Segment) -> None:
         """Cut a failed write off and sync, so that no part of it can appear after a crash."""
         with self._flushing:
