@@ -55,7 +55,8 @@ def parse_moment(text: str, now: datetime, option: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{option}: {text!r} is not a time: write it like 2026-01-31T12:00:00Z, now, or -1h for an hour ago"
+            f"{option}: {text!r} is not a time: "
+            "write it like 2026-01-31T12:00:00Z, now, or -1h for an hour ago"
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

@@ -53,9 +53,9 @@ from tailrace.storage.files.log_folder import (
 from tailrace.storage.files.log_reader import LogReader
 from tailrace.storage.files.lost_ranges import LOSS_NAME, read_intent
 from tailrace.storage.files.mark import Mark
-from tailrace.storage.files.opening import Opened, drop_cache, inspect_folder, shortened
+from tailrace.storage.files.opening import Opened, drop_cache, inspect_folder, shortened, write_again
 from tailrace.storage.files.reservation import least_of, reserve
-from tailrace.storage.files.scan import CHUNK, barrier
+from tailrace.storage.files.scan import barrier
 from tailrace.storage.files.scrub import scrub_piece
 from tailrace.storage.files.segment import Segment, encode_index
 from tailrace.storage.snapshots import KEPT, SnapshotShelf
@@ -189,18 +189,9 @@ class FileLog:
             self._write_mark(both=True)
         # also when only zeros follow: bytes that this crash left must not show up after the next one
         self._disk.truncate(self._handle, size)
-        self._write_again(self._synced, size)
+        write_again(self._disk, self._handle, self._synced, size)
         self._sync_active(active)
         self._write_mark()
-
-    def _write_again(self, position: int, end: int) -> None:
-        """Write the bytes that are there once more. After a failed sync the kernel may show pages that never
-        reached the disk, and would not write them at the next sync.
-        """
-        while position < end:
-            chunk = self._disk.read(self._handle, position, min(CHUNK, end - position))
-            self._disk.write(self._handle, [chunk], position)
-            position += len(chunk)
 
     def close(self) -> None:
         """See `PartitionLog.close`. The files of a fenced or quarantined log are closed without a sync."""
@@ -308,10 +299,8 @@ class FileLog:
         self._require_writable()
         segment = self._active
         if segment is not None and segment.size:
-            try:
+            with self._folder.guarded("sealing"):
                 self._roll(segment, HEADER_BYTES)
-            except OSError as error:
-                raise self._folder.fence("sealing", error) from error
 
     def _undo(self, segment: Segment) -> None:
         """Cut a failed write off and sync, so that no part of it can appear after a crash."""

@@ -44,7 +44,7 @@ from tailrace.ports import Disk, Snapshot
 from tailrace.storage.files import mark as marks
 from tailrace.storage.files.log_folder import QUARANTINE_NAME
 from tailrace.storage.files.mark import MARK_NAME, SLOT_BYTES, Mark
-from tailrace.storage.files.scan import damaged, look_behind, scan
+from tailrace.storage.files.scan import CHUNK, damaged, look_behind, scan
 from tailrace.storage.files.segment import Segment, decode_index, first_entry, index_name, log_name
 from tailrace.storage.snapshots import load_snapshot, snapshot_entry
 
@@ -187,6 +187,15 @@ def drop_cache(disk: Disk, folder: str) -> None:
         mark = read_mark(disk, folder) if MARK_NAME in names else None
         synced = mark.position if mark is not None and mark.segment == max(entries) else 0
         disk.uncache(f"{folder}/{log_name(max(entries))}", synced)
+
+
+def write_again(disk: Disk, handle: int, position: int, end: int) -> None:
+    """Write the bytes that are there once more. After a failed sync the kernel may show pages that never
+    reached the disk, and would not write them at the next sync."""
+    while position < end:
+        chunk = disk.read(handle, position, min(CHUNK, end - position))
+        disk.write(handle, [chunk], position)
+        position += len(chunk)
 
 
 def inspect_folder(disk: Disk, folder: str, *, known: bool = False) -> Opened:
