@@ -124,3 +124,21 @@ def test_more_is_asked_for_when_most_of_what_was_leased_ahead_is_gone() -> None:
         assert len(asked) <= 2 * asked.count(None) + 2
 
     on_broker(scenario)
+
+
+def test_without_prefetch_nothing_is_asked_for_while_something_is_in_hand() -> None:
+    """Urgent messages neither: that would be leasing ahead."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await batch_of(client, 60)
+        seen = spy(client)
+        async with client.consumer("t", "g", prefetch=0, batch_size=20) as consumer:
+            known_as_fast(consumer)
+            for _ in range(60):
+                message = await anext(consumer)
+                broker.clock.advance(0.02)
+                await message.ack()
+        asked = [request.above for request in seen if isinstance(request, Lease)]
+        assert asked.count(None) == len(asked) > 1
+
+    on_broker(scenario)

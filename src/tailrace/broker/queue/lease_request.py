@@ -188,11 +188,22 @@ class LeaseRequest:
         if self._then is not None:
             self._answer(Leases([]))
             return
-        self._pending = list(self._places)
+        self._pending = [place for place in self._places if not self._waits_unasked(place)]
         if not self._expired:
             wait_us = min(self.request.wait_ms, WAIT_MS_MAX) * 1000
             self._timer = self._pump.at(self._started_us + wait_us, self.expire)
         self.look()
+        if not self._pending:
+            self._check()
+
+    def _waits_unasked(self, place: _Place) -> bool:
+        """A request for urgent messages follows most answers, and mostly there are none: it joins the line
+        without a question, which would cost more than an ack."""
+        quiet = self.above < LANES and place.runtime.wakeups.nothing_above(self.request.group, self.above)
+        if quiet:
+            place.asked = False
+            self._wait(place)
+        return quiet
 
     def look(self) -> None:
         """Ask the pending partitions, if the receiver has room."""

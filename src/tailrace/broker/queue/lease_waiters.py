@@ -136,6 +136,13 @@ class LeaseWaiters:
         line = self._lines.get(group)
         return 1 if line is None else line.sharers(waiter.member, waiter.above)
 
+    def nothing_above(self, group: str, above: int) -> bool:
+        """Whether surely no message is more urgent than this lane, now: who wants such may wait unasked."""
+        runtime = self._runtime
+        queues = runtime.state.queues
+        usual = above <= PRIORITY_DEFAULT and runtime.fault is None and queues.policy(group) is not None
+        return usual and not queues.laned(group)
+
     def share(self, group: str, waiter: Waiter) -> int:
         """The most messages that a request may get if it asks now."""
         return -(-self._free(group) // self.sharers(group, waiter))

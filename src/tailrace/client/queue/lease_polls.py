@@ -277,7 +277,9 @@ class LeasePolls:
         """Some messages of lanes below this one are wanted although enough is in hand; 0: none are."""
         hand, pace, policy = self._hand, self._pace, self._taker.policy()
         enough = max(1, pace.ahead())
-        if policy.ordering == "partition" or hand.count > max(_FILLED * enough, _FILLED_MIN):
+        if policy.ordering == "partition" or not self._options.prefetch:
+            return 0, 0
+        if hand.count > max(_FILLED * enough, _FILLED_MIN):
             return 0, 0  # When what came has to wait behind its key, the hand only grows.
         parked = self._taker.parked()
         waiting = hand.count + len(parked)
