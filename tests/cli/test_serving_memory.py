@@ -1,5 +1,6 @@
-"""The threads of a broker share one heap of the C library."""
+"""The threads of a broker, and Arrow in it, share one heap of the C library."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -45,3 +46,24 @@ def test_all_threads_allocate_from_one_heap() -> None:
 
     assert heaps("as they are") > 1
     assert heaps("tamed") == 1
+
+
+POOL = """
+from tailrace.cli.commands import serve
+serve._tame_allocators()
+import pyarrow
+print(pyarrow.default_memory_pool().backend_name)
+"""
+
+
+def test_arrow_allocates_from_that_heap_unless_it_was_told_otherwise() -> None:
+    def pool(**environment: str) -> str:
+        given = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+        command = [sys.executable, "-c", POOL]
+        done = subprocess.run(
+            command, env={**given, **environment}, capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout.strip()
+
+    assert pool() == "system"
+    assert pool(ARROW_DEFAULT_MEMORY_POOL="mimalloc") == "mimalloc"

@@ -1,10 +1,10 @@
 """Spare memory: makes the allocators return free pages, which they would keep for ever by themselves.
 
-Arrow's pool holds bodies, the C heap small objects. Both keep as much as they ever needed at once, and the
-holes between long-lived objects: a broker would have the memory of its worst moment, and creep. So every ten
-seconds the greatest need since the last look is compared with the need now; if the difference is large, free
-pages are returned. In any case they are returned every minute, because of the holes: that costs about a
-millisecond, and page faults later.
+Arrow's pool holds bodies, the C heap small objects; in `tailrace serve` they are the same. Both keep as much
+as they ever needed at once, and the holes between long-lived objects: a broker would have the memory of its
+worst moment, and creep. So every ten seconds the greatest need since the last look is compared with the need
+now; if the difference is large, free pages are returned. In any case they are returned every minute, because
+of the holes: that costs about a millisecond, and page faults later.
 """
 
 from __future__ import annotations
