@@ -47,11 +47,13 @@ def test_every_seed_holds(seed: int) -> None:
 
 
 FAILED_ONCE = (
+    *(196, 220, 234, 1278),
     *(1114, 1171, 1210, 3014, 3016, 3140, 3156, 3171, 3283, 3361, 3439),
     *(710191, 710375, 710391, 710422, 710518, 710529),
 )
 """Less urgent messages that went first: what was parked behind its key, what a handler that became slow left
-in hand, what was started while more urgent ones were on their way; and shares that were counted of starts,
+in hand, what was started while more urgent ones were on their way, what a request for urgent ones brought
+although it had to wait for its key; and shares that were counted of starts,
 among what busy members had in hand."""
 
 

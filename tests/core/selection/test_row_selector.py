@@ -216,9 +216,29 @@ def test_what_was_drawn_ahead_is_not_owed_when_it_goes_back_unstarted(keyed: boo
     assert lease_ahead(of, 1) == [], "what was handled, or failed, is owed"
 
 
-def lease_ahead(of: World, count: int) -> list[int]:
-    """Only the most urgent lane is asked for."""
-    want = Want("a", count, 1 << 30, len(of.rows), of.now_us, of.now_us, of.keyed, above=1)
+@pytest.mark.parametrize("in_flight", [0, 1, 2])
+def test_only_what_is_urgent_with_all_before_it_of_its_key_is_drawn_ahead(in_flight: int) -> None:
+    of = world(keyed=True, priority_mode="strict")
+    of.publish([(0, 1), (3, 1), (0, 1)])  # Another message of the key comes between.
+    if in_flight:
+        assert of.lease("a", in_flight) == [0, 1][:in_flight]
+    of.publish([(0, 2), (1, 2), (0, 2)])
+    first = [] if in_flight else [0]
+    assert lease_ahead(of, 9) == [*first, 3], "what is behind 1 or 4 helps nobody"
+    assert lease_ahead(of, 9) == []
+    of.ack([*range(in_flight or 1)])
+    assert lease_ahead(of, 9, above=2) == [*([2] if in_flight == 2 else []), 4, 5]
+
+
+def test_what_is_behind_less_urgent_messages_leaves_the_shares_of_lanes_as_they_are() -> None:
+    of = world(keyed=True, exact=False)
+    of.publish([(0, 0)] * 30 + [(2, 1), (2, 1)])
+    assert lease_ahead(of, 20) == list(range(OWED_MAX)), "others want their share"
+
+
+def lease_ahead(of: World, count: int, above: int = 1) -> list[int]:
+    """Only more urgent lanes are asked for."""
+    want = Want("a", count, 1 << 30, len(of.rows), of.now_us, of.now_us, of.keyed, above)
     chosen = of.pool.select(want, of, of, of)
     of._lease("a", chosen)
     return chosen.offsets

@@ -24,12 +24,13 @@ The runs of a lane double in length as more is drawn, so that a short lease does
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from tailrace.core.model.identifiers import Columns
 from tailrace.core.selection.lane_queues import BLOCK_ROWS, LAPSED_MAX, NEVER_US, View, row_bytes, row_of
-from tailrace.core.selection.lanes import EMPTY, READY, UNKNOWN
+from tailrace.core.selection.lanes import EMPTY, LANES, READY, UNKNOWN
 
 if TYPE_CHECKING:
     from tailrace.core.selection.key_queues import KeyQueues
@@ -135,7 +136,7 @@ class KeyCursor:
     __slots__ = (
         *("_columns", "_dying_holds", "_end", "_feeds", "_first", "_following", "_free", "_fresh", "_held"),
         *("_last", "_left", "_place", "_queues", "_returning", "_size", "_some_back", "_view"),
-        *("hole", "stale", "starved_code", "starved_us"),
+        *("above", "hole", "stale", "starved_code", "starved_us"),
         *("at", "missing", "row_bytes", "rows", "since_us", "state"),
     )
 
@@ -175,6 +176,8 @@ class KeyCursor:
         self.hole: int | None = None
         """The offset where the window ends for want of a frame; None if no message of this lane can lie
         behind it."""
+        self.above = LANES
+        """Only messages are wanted that are more urgent than this lane."""
         self.stale = True
         self.state = EMPTY
         self.rows: list[int] = []
@@ -219,6 +222,9 @@ class KeyCursor:
         self.rows, self.at, self.missing, self.state, self.since_us = run, 0, None, UNKNOWN, 0
         size = self._size
         while (entry := self._best() if self._some_back else self._best_fresh()) != NOTHING:
+            if self.above < LANES and not self._goes_ahead(entry):
+                self._take(entry)  # And nothing of its key after it.
+                continue
             offset = (entry & CODE) >> 3
             if entry < 0 and not run:
                 if self._pass_lapsed():
@@ -256,6 +262,18 @@ class KeyCursor:
         else:
             self.missing, self.since_us = self.hole, self._queues.latest_us
             self.state = EMPTY if self.hole is None else UNKNOWN
+
+    def _goes_ahead(self, entry: int) -> bool:
+        """Whether a member that wants only what is more urgent than a lane can use a message: it and all of
+        its key before it are. When those have been handled, the key has the lane of this message."""
+        above, code = self.above, entry & CODE
+        if code & 7 >= above:
+            return False
+        following = self._returning if entry < 0 else self._following
+        if following and following[0][0] == entry:
+            return True  # It follows one that was drawn.
+        codes = self._queues.rows[code >> 3].codes
+        return all(before & 7 < above for before in codes[: bisect_left(codes, code)])
 
     def _since(self, entry: int) -> int:
         """Since when the lane waits if this entry is next. A message behind a retry may starve."""

@@ -8,7 +8,9 @@ has a queue of its own.)
   or, if the key has none, to every member. While the candidate waits to be due or is dying, nothing of the
   key is offered: so it holds its key.
 - The *lane* of the key is that of its oldest message, in flight or not: an urgent message behind an ordinary
-  one of its key cannot go first, and does not carry the ordinary one along.
+  one of its key cannot go first, and does not carry the ordinary one along. To a member that asks for urgent
+  messages only, an ordinary one behind an urgent one is not offered either: when its turn comes, its key is
+  as ordinary as it is.
 
 Each lane has a `Spot` of offers for every member, and one for each holder. To withdraw an offer, only the
 queue is changed; the heap keeps the entry, which is skipped when it comes to the top (`Spot.lift`).
@@ -295,6 +297,8 @@ class KeyQueues:
             feed = KeyCursor(self, view, spots, feeds, dying_holds)
             feed.starved_us, feed.starved_code = starved_us, starved_below << 3
             feed.hole = hole if unknown >> lane & 1 else None
+            if lane < view.want.above:
+                feed.above = view.want.above
             feeds.append(feed)
         feeds[0].refresh()
         return feeds
