@@ -5,6 +5,7 @@ Covers `client/queue/lease_polls.py` and `client/queue/lease_prefetch.py`.
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
@@ -122,6 +123,28 @@ def test_more_is_asked_for_when_most_of_what_was_leased_ahead_is_gone() -> None:
         asked = [request.above for request in seen if isinstance(request, Lease)]
         assert asked.count(None) <= 500 / 20 / 0.75 + 6, "and a few for the beginning"
         assert len(asked) <= 2 * asked.count(None) + 2
+
+    on_broker(scenario)
+
+
+@pytest.mark.parametrize("mode", ["strict", "weighted"])
+def test_urgent_ones_are_asked_for_by_the_batch_when_a_fast_handler_stands_still(mode: str) -> None:
+    """What it would handle in a moment at its former pace may be more than a request can ask for."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await batch_of(client, 60)
+        seen = spy(client)
+        async with client.consumer("t", "g", prefetch=20, batch_size=10, priority_mode=mode) as consumer:
+            for _ in range(3):
+                known_as_fast(consumer)
+                await (await anext(consumer)).ack()
+            known_as_fast(consumer)
+            await asyncio.sleep(10 * lease_polls.SOON_MS / 1000)
+            await broker.settle()
+            await anext(consumer)
+        asked = [request for request in seen if isinstance(request, Lease)]
+        assert any(request.above for request in asked)
+        assert max(request.count_max for request in asked) <= 10
 
     on_broker(scenario)
 

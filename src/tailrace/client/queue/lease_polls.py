@@ -239,6 +239,7 @@ class LeasePolls:
             return
         room = self._room()
         above, many = (0, room) if room > 0 else self._above()
+        many = min(many, self._options.batch_size)
         if room < 0 and self._under_way:
             self._take_back(above)
         if room <= 0 and not above:
@@ -270,7 +271,7 @@ class LeasePolls:
                 self._modest_ms = 0.0
         room = limit - count - self._taker.out_of_hand()
         if room >= min(options.batch_size, max(1, limit * _REFILL // 4)):
-            return min(options.batch_size, room)
+            return room
         return -1 if room <= 0 and self._pace.message_ms >= SOON_MS else 0
 
     def _above(self) -> tuple[int, int]:
