@@ -1,6 +1,6 @@
 """Work that is shared among consumers on the real broker, in virtual time: how long it takes, who waits.
 
-Covers `sim/actors/sim_workers.py`.
+Covers `client/queue/parking.py` and `sim/actors/sim_workers.py`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,37 @@ def test_a_member_that_joins_gets_what_a_slow_one_held(monkeypatch: pytest.Monke
         assert {name for task in world.accounts.tasks.values() for name in task.starts} == {
             "w0", "w1", "w2", "w3", "w4", "w5"
         }  # fmt: skip
+    finally:
+        world.end()
+
+
+def test_what_only_its_holder_may_have_is_not_given_back_to_a_hungry_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits behind a message of its key that a slow handler has, and would come back at once: its holder
+    asks for what is more urgent than the message that it has parked behind the other handler."""
+    kind = {"assignment": "shared", "ordering": "key", "priority_mode": "strict", "_lanes": "all"}
+    world = world_with(monkeypatch, 0, partitions=1, **kind)
+    try:
+        world.workers.append(Worker(world, "w0", 2, "even"))
+        world.run_for(1)
+        world._store([world._task(2, 0) for _ in range(300)])
+        world.run_for(2)
+        monkeypatch.setitem(sim_workers.PACES_MS, "even", (1500,))
+        for key, lane, count in ((b"a", 2, 2), (b"b", 0, 20)):
+            tasks = [world._task(lane, 0) for _ in range(count)]
+            for task in tasks:
+                task.key = key
+            world._store(tasks)
+            world.run_for(0.1)
+        world.workers.append(Worker(world, "w1", 1, "even"))
+        world.run_for(4)
+        assert tasks[1].starts, "it goes on"
+        assert max(task.grants - len(task.starts) for task in tasks) <= 2
+        free = world._task(2, 0)
+        world._store([free])
+        world.run_for(0.2)
+        assert free.starts, "the other member waits for what it may have"
     finally:
         world.end()
 

@@ -142,12 +142,12 @@ class Consumer:
                     else:
                         if not intake.more():
                             break
-                intake.last = batch[-1]
+                intake.last, intake.latest = batch[-1], batch
                 began_ms, count = now_ms(), len(batch)
                 yield batch
                 intake.pace.took_batch(count, now_ms() - began_ms)
         finally:
-            intake.sampling = True
+            intake.sampling, intake.latest = True, ()
 
     async def run(self, handler: Handler, *, concurrency: int = 1, settle: bool = True) -> None:
         """Call `handler(delivery)` for every message until `stop`; messages of one key one after the other.

@@ -124,6 +124,16 @@ class LeasedRows(Rows):
         """The priority of every row; None when all have the usual one."""
         return self.values("priority")
 
+    def orders(self, ordering: str) -> Sequence[object]:
+        """What every row keeps its order with, as `order_of` has it."""
+        topic, partition = self.lease.place
+        if ordering == "partition":
+            return [(topic, partition)] * len(self)
+        keys = self.values("key") if ordering == "key" else None
+        if keys is None:
+            return [None] * len(self)
+        return [None if key is None else (topic, partition, key) for key in keys]
+
     def deliveries(self, kind: type[L]) -> Iterator[L]:
         """One delivery of a kind for each row."""
         values = self.values("value")
@@ -164,6 +174,18 @@ class LeasedMessage(Message, frozen=True, gc=False, eq=False):
     def __repr__(self) -> str:
         place = f"{self.topic}/{self.partition}@{self.offset}"
         return f"Delivery({place}, attempt={self.attempt}, key={self.key!r}, value={self.value!r})"
+
+
+def order_of(message: LeasedMessage, ordering: str) -> object:
+    """What a message keeps its order with: its key or its partition; None: nothing."""
+    if ordering == "partition":
+        return (message.topic, message.partition)
+    if ordering == "key":
+        rows = message.rows
+        keys = rows.values("key")
+        if keys is not None and (key := keys[message.row]) is not None:
+            return (rows.topic, rows.partition, key)
+    return None
 
 
 class Delivery(LeasedMessage, frozen=True, gc=False, eq=False):

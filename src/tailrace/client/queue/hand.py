@@ -184,6 +184,23 @@ def all_of(places: set[Place]) -> Chosen:
     return lambda rows: range(len(rows)) if rows.lease.place in places else ()
 
 
+def fit_for_others(places: set[Place], keep: int, held: set[object], ordering: str) -> Chosen:
+    """Rows of some partitions behind the first `keep` in hand, but for those that no other member may have:
+    they keep their order with what is held, or with some of those first ones."""
+    left = keep
+
+    def chosen(rows: LeasedRows) -> Sequence[int]:
+        nonlocal left
+        kept, left = min(left, len(rows)), max(0, left - len(rows))
+        if rows.lease.place not in places:
+            return ()
+        orders = rows.orders(ordering)
+        held.update(order for order in orders[:kept] if order is not None)
+        return [row for row in range(kept, len(rows)) if orders[row] not in held]
+
+    return chosen
+
+
 def of_lease(lease: HeldLease, offsets: set[int]) -> Chosen:
     """Some rows of a lease."""
 

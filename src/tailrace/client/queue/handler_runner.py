@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
-from tailrace.client.queue.delivery import Delivery, LeasedMessage
+from tailrace.client.queue.delivery import Delivery, LeasedMessage, order_of
 from tailrace.client.queue.hand import rank_of
 from tailrace.client.queue.handler_verdicts import Reject, Retry, as_text, delay_of, described
 from tailrace.client.queue.held_leases import Unstarted
@@ -227,7 +227,7 @@ class HandlerRunner:
 
     def _claim(self, delivery: Delivery) -> Picked | None:
         """Begin with the key of a message, or park it behind the one that is at work."""
-        key = self._key(delivery)
+        key = order_of(delivery, self._ordering)
         if key is not None:
             parked = self._parked.get(key)
             if parked is not None:
@@ -258,16 +258,6 @@ class HandlerRunner:
         self._free.remove(key)
         self._intake.ask()
         return delivery, key
-
-    def _key(self, delivery: LeasedMessage) -> object:
-        if self._ordering == "partition":
-            return (delivery.topic, delivery.partition)
-        if self._ordering == "key":
-            rows = delivery.rows
-            keys = rows.values("key")
-            if keys is not None and (key := keys[delivery.row]) is not None:
-                return (rows.topic, rows.partition, key)
-        return None
 
     async def _handle(self, delivery: Delivery) -> None:
         stopped: asyncio.CancelledError | None = None
@@ -312,7 +302,7 @@ class HandlerRunner:
             # Nobody works on it any more: not extended, its lease ends by itself if this does not arrive.
             delivery.rows.settling.let_go(delivery)
             rejected = False
-        if not rejected and (parked := self._parked.get(self._key(delivery))):
+        if not rejected and (parked := self._parked.get(order_of(delivery, self._ordering))):
             self._return_stale(parked, delivery)
 
     def _return_stale(self, parked: deque[Delivery], before: Delivery) -> None:
@@ -340,10 +330,10 @@ class HandlerRunner:
         self._room.set()
         return unstarted
 
-    # -- as `intake.Parking`
+    # -- as `parking.Parking`
 
     def give_up(self, places: set[Place]) -> Unstarted:
-        """See `intake.Parking`."""
+        """See `parking.Parking`."""
         gone = []
         for parked in self._parked.values():
             mine = [delivery for delivery in parked if delivery.rows.lease.place in places]
@@ -355,21 +345,26 @@ class HandlerRunner:
         return self._unpark(gone)
 
     def parked(self) -> Unstarted:
-        """See `intake.Parking`."""
+        """See `parking.Parking`."""
         unstarted = Unstarted()
         for parked in self._parked.values():
             for delivery in parked:
                 unstarted.add(delivery.rows.lease, delivery.offset, delivery.key)
         return unstarted
 
+    def orders(self) -> set[object]:
+        """See `parking.Parking`."""
+        free = set(self._free)
+        return {key for key, parked in self._parked.items() if parked or key not in free}
+
     def firsts(self) -> list[tuple[LeasedMessage, bool]]:
-        """See `intake.Parking`."""
+        """See `parking.Parking`."""
         free = set(self._free)
         return [(parked[0], key in free) for key, parked in self._parked.items() if parked]
 
     def behind(self, failed: LeasedMessage) -> Unstarted:
-        """See `intake.Parking`."""
-        parked = self._parked.get(self._key(failed))
+        """See `parking.Parking`."""
+        parked = self._parked.get(order_of(failed, self._ordering))
         if not parked:
             return Unstarted()
         gone = [delivery for delivery in parked if delivery.offset > failed.offset]

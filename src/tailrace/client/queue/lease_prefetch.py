@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from tailrace.client.queue.ack_sender import AckSender
 from tailrace.client.queue.consumer_options import ConsumerOptions
-from tailrace.client.queue.delivery import Delivery, LeasedMessage, LeasedRows, foreign_rows, unpack
-from tailrace.client.queue.hand import Chosen, Hand, all_of, behind, of_lease, overtakes
+from tailrace.client.queue.delivery import Delivery, LeasedMessage, LeasedRows, foreign_rows, order_of, unpack
+from tailrace.client.queue.hand import Chosen, Hand, all_of, behind, fit_for_others, of_lease, overtakes
 from tailrace.client.queue.held_leases import HeldLease, Unstarted, deadline_ms, spans_of
 from tailrace.client.queue.lease_polls import SOON_MS, Answer, LeasePolls
 from tailrace.client.queue.membership import GroupSession
 from tailrace.client.queue.pace import Pace
+from tailrace.client.queue.parking import Parking
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.queue_commands import GiveBack, Grant
@@ -35,26 +36,6 @@ LATE_MS = 200.0
 """What would not be started for longer than this is not kept in hand."""
 LOOK_MS = 5.0
 """How long to look on, to see how many messages are being started."""
-
-
-class Parking(Protocol):
-    """Where messages wait that were taken and not started, because their key is at work."""
-
-    def give_up(self, places: set[Place]) -> Unstarted:
-        """Those of partitions that are given up; they are not started any more."""
-        ...
-
-    def parked(self) -> Unstarted:
-        """All of them; they stay."""
-        ...
-
-    def firsts(self) -> list[tuple[LeasedMessage, bool]]:
-        """The next one of each key, and whether it may start now."""
-        ...
-
-    def behind(self, failed: LeasedMessage) -> Unstarted:
-        """Those that have to come after a message that comes again; they are not started any more."""
-        ...
 
 
 class LeasePrefetch:
@@ -97,6 +78,9 @@ class LeasePrefetch:
         self._rows: LeasedRows | None = None
         self.current: Iterator[Any] = iter(())
         self.last: LeasedMessage | None = None
+        self.latest: Sequence[LeasedMessage] = ()
+        """What was handed out, where `last` does not say it: a batch, or the last one of rows that were put
+        back."""
         self._kind: type[LeasedMessage] = Delivery
         self.wall_ns = verbs.clock.wall_ns
         self.calm_ns = self.until_ns = 0
@@ -200,6 +184,8 @@ class LeasePrefetch:
             current, last = self._rows, self.last
             self.current = iter(())
             self._rows = self.last = None
+        if last is not None and last not in self.latest:
+            self.latest = (last,)
         if current is not None:
             handed = 0 if last is None else last.row + 1
             self._taken += handed
@@ -394,7 +380,17 @@ class LeasePrefetch:
         soon = int(pace * SOON_MS)
         self._polls.be_modest(soon)
         self._polls.withdraw({topic for topic, _ in places})
-        self.settlement.give_back(self._take_out(all_of(places), soon))
+        ordering = self.membership.policy.ordering
+        held = self._orders_at_work(ordering)
+        self.settlement.give_back(self._take_out(fit_for_others(places, soon, held, ordering)))
+
+    def _orders_at_work(self, ordering: str) -> set[object]:
+        """What the messages that handlers have keep their order with: nobody else may have what is behind
+        them."""
+        handed = [*self.latest] if self.last is None else [self.last, *self.latest]
+        given = [message for message in handed if message.rows.lease.is_open(message.offset)]
+        held = {order_of(message, ordering) for message in given} - {None}
+        return held if self.parking is None else held | self.parking.orders()
 
     # -- partitions
 
