@@ -1,8 +1,8 @@
 """The delivery world holds over fixed seeds, and each planted bug is caught: the test of the tests.
 
 Covers `sim/delivery_history.py`, `sim/network.py`, `sim/actors/sim_auditors.py`,
-`sim/actors/sim_members.py`, `sim/actors/sim_publishers.py`, `sim/actors/sim_writers.py` and
-`sim/worlds/delivery_world.py`.
+`sim/actors/sim_members.py`, `sim/actors/sim_publishers.py`, `sim/actors/sim_trimmers.py`,
+`sim/actors/sim_writers.py` and `sim/worlds/delivery_world.py`.
 """
 
 from __future__ import annotations
@@ -330,7 +330,33 @@ def _members_of_the_last_run_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupVerbs, "start", starting)
 
 
+def _a_trim_outlives_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is trimmed goes at once, and not when a snapshot is stored that has the trim."""
+
+    def free(self: Maintenance) -> None:
+        runtime = self._runtime
+        if runtime.fault is None and runtime.lost is None:
+            offset, floor = runtime.state.start_offset, self._floor
+            runtime.run_in_order(lambda: runtime.log.trim(offset, floor), self._done)
+        self.save_snapshot()
+
+    monkeypatch.setattr(Maintenance, "free", free)
+
+
+def _a_snapshot_vouches_for_later_trims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is freed goes by the state, which is ahead of the snapshot that was stored."""
+    trim = Maintenance._trim
+
+    def hasty(self: Maintenance) -> None:
+        self._stored_start = self._runtime.state.start_offset
+        trim(self)
+
+    monkeypatch.setattr(Maintenance, "_trim", hasty)
+
+
 BUGS: list[Plant] = [
+    _a_trim_outlives_its_record,
+    _a_snapshot_vouches_for_later_trims,
     _the_clocks_take_the_timer_from_each_other,
     _members_of_the_last_run_forgotten,
     _deliveries_not_counted,

@@ -17,6 +17,8 @@ from tailrace.sim.actors.sim_clients import Violation
 
 STORED_US = 1_000_000
 """A fact is stored within this time, unless storage fails."""
+READ_US = 400_000
+"""A lease ends within this time after its deadline: what it held may have to be read first."""
 FOREVER = 1 << 62
 Place = tuple[int, int]
 """Partition and offset."""
@@ -118,8 +120,8 @@ class History:
         """From when until when facts that gate nothing may have been lost."""
         self.skews: list[tuple[int, int]] = [(0, 0)]
         """Since when the broker's wall clock was ahead by how much."""
-        self.leaps: list[int] = []
-        """When a broker started with a clock further ahead: durations had passed by it."""
+        self.leaps: list[tuple[int, int]] = []
+        """When a broker started with a clock further ahead, and by how much: durations had passed by it."""
         self.hang_ups: list[int] = []
         """When the broker saw that a connection was closed."""
         self.doubts: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -146,7 +148,7 @@ class History:
 
     def leapt(self, from_us: int, to_us: int) -> bool:
         """Whether durations may have been cut short between two times."""
-        return any(from_us <= at_us <= to_us for at_us in self.leaps)
+        return any(from_us <= at_us <= to_us for at_us, _ in self.leaps)
 
     def reset_between(self, group: str, from_us: int, to_us: int) -> bool:
         """Whether a reset of a group may have happened between two times."""
@@ -183,11 +185,14 @@ class History:
         if any(since_us - 2 * session_us <= at <= by_us for at in doubts):
             return True
         return any(
-            other.place < given.place and self._may_have_failed(other, since_us, by_us) for other in family
+            other.place < given.place and self._may_have_failed(other, since_us - READ_US, by_us)
+            for other in family
         )
 
     def _may_have_failed(self, given: Given, from_us: int, to_us: int) -> bool:
-        if from_us <= given.deadline_us <= to_us:
+        end_us = given.deadline_us
+        leaps = [ahead_us for at_us, ahead_us in self.leaps if given.decided_us <= at_us <= end_us]
+        if any(from_us <= end_us - early_us <= to_us for early_us in (0, sum(leaps))):
             return True
         return any(
             act.kind in ("nack", "give back") and act.sent_us <= to_us and act.replied_us >= from_us

@@ -22,6 +22,7 @@ from tailrace.format.frame import Buffer
 from tailrace.sim.actors.sim_auditors import SimAuditor
 from tailrace.sim.actors.sim_members import SimMember
 from tailrace.sim.actors.sim_publishers import SimPublisher
+from tailrace.sim.actors.sim_trimmers import SimTrimmer
 from tailrace.sim.actors.sim_writers import SimWriter
 from tailrace.sim.delivery_history import History, HistoryReset, Place, Rules, SentMessage, require
 from tailrace.sim.log_contents import reasons_of, rows_in
@@ -85,6 +86,7 @@ STATES = frozenset(
         "too late to cancel",
         "topic divided",
         "topic shared",
+        "trim lost with the power",
         "vanished",
         "waited for a tick that is far away",
     )
@@ -111,6 +113,8 @@ class DeliveryWorld(VirtualTime):
     """One seed."""
 
     topic = TOPIC
+    trims = 0.3
+    """In so many of the troubled seeds an operator keeps a topic of its own short."""
 
     def __init__(self, seed: int, *, crowding: bool = False) -> None:
         super().__init__(seed)
@@ -137,6 +141,8 @@ class DeliveryWorld(VirtualTime):
             self.history.rules[name] = _rules(options)
         self._fates = Random(f"the deaths of {seed}")
         """Chance of its own, so that the rest of a seed is the same without it."""
+        trims = Random(f"the trims of {seed}")
+        self.trimmer = SimTrimmer(self, trims) if self._trouble_us and trims.random() < self.trims else None
         self._start()
         self._set_up()
         self.publishers = [SimPublisher(self) for _ in range(2)]
@@ -235,9 +241,14 @@ class DeliveryWorld(VirtualTime):
         if not self._full and not self._sync_fails:  # Where snapshots fail, replays grow until one succeeds.
             replayed_us = self.life.replayed_us
             require(replayed_us <= REPLAYED_US_MAX, f"a start replayed for {replayed_us:.0f} us")
-        if self.life.clock.skew_us > self._skew_before_us:
-            self.history.leaps.append(self.clock.now_us())
+        ahead_us = self.life.clock.skew_us - self._skew_before_us
+        if ahead_us > 0:
+            self.history.leaps.append((self.clock.now_us(), ahead_us))
         self._skew_before_us = self.life.clock.skew_us
+        faults = self.life.engine.faults()
+        require(not faults, f"opened as damaged: {faults}")
+        if self.trimmer is not None:
+            self.trimmer.check(self.life.engine)
         if not self.healed:
             self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
@@ -275,6 +286,11 @@ class DeliveryWorld(VirtualTime):
         self.put_clock(0 if self.healed else None)
         self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
 
+    def lose_power(self) -> None:
+        """Power fails now, unless the trouble is over."""
+        if not self.healed:
+            self._stop(True)
+
     def _close_gracefully(self) -> None:
         life = self.life
         if life is None:
@@ -289,6 +305,7 @@ class DeliveryWorld(VirtualTime):
 
     def _lines(self) -> list[SimulatedLink]:
         clients: list[Any] = [*self.publishers, self.writer, self.auditor, *self.members]
+        clients += [] if self.trimmer is None else [self.trimmer]
         return [client.line for client in clients] + [self._operator]
 
     def _ask(self, request: Request) -> Reply:
@@ -325,6 +342,8 @@ class DeliveryWorld(VirtualTime):
             done = self._ask(groups.PutSchedule("leap-days", TOPIC, LEAP_DAYS, value=TICK))
             assert not isinstance(done, Refusal), done
             self.seen["waited for a tick that is far away"] += 1
+        if self.trimmer is not None:
+            self.trimmer.made(self._ask(self.trimmer.request()))
         self.run_for(1)
         self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
 
@@ -340,6 +359,8 @@ class DeliveryWorld(VirtualTime):
             self._crowd()
         self._look_at_sharing(frozenset())
         self.auditor.look()
+        if self.trimmer is not None:
+            self.trimmer.publish()
         if self._trouble_us:
             self.later(self._trouble_us, self._trouble)
             self.later(3 * SECOND_US, self._strobe)
