@@ -220,9 +220,9 @@ class KeyCursor:
         run: list[int] = []
         self.stale, self._last = False, None
         self.rows, self.at, self.missing, self.state, self.since_us = run, 0, None, UNKNOWN, 0
-        size = self._size
+        size, choosy = self._size, self.above < LANES
         while (entry := self._best() if self._some_back else self._best_fresh()) != NOTHING:
-            if self.above < LANES and not self._goes_ahead(entry):
+            if choosy and not self._goes_ahead(entry):
                 self._take(entry)  # And nothing of its key after it.
                 continue
             offset = (entry & CODE) >> 3
