@@ -90,6 +90,30 @@ class Task:
     """Holds by a member that died or stood still: member and when that began."""
 
 
+@dataclass(slots=True)
+class Passed:
+    """How long less urgent messages go before one that waits: since a member started such a one, until the
+    same member starts a more urgent one instead. So what that takes is not counted."""
+
+    spent_us: int = 0
+    by: str = ""
+    since_us: int = 0
+
+    def begin(self, member: str, now_us: int) -> None:
+        """A member starts a less urgent one."""
+        if not self.by:
+            self.by, self.since_us = member, now_us
+
+    def stop(self, member: str, now_us: int) -> None:
+        """A member starts a more urgent one."""
+        if member == self.by:
+            self.spent_us, self.by = self.total_us(now_us), ""
+
+    def total_us(self, now_us: int) -> int:
+        """How long that was until now."""
+        return self.spent_us + (now_us - self.since_us if self.by else 0)
+
+
 class Accounts:
     """The accounts of one run."""
 
@@ -100,6 +124,8 @@ class Accounts:
         self.tasks: dict[bytes, Task] = {}
         self.open: list[dict[int, Task]] = [{} for _ in range(world.partitions)]
         """By partition: what the broker has and has not settled, in the order of offsets."""
+        self._early: list[dict[int, Task]] = [{} for _ in range(world.partitions)]
+        """What was handed out before its sender heard where it is: the grants and holds of it so far."""
         self._last_started: dict[tuple[int, bytes], int] = {}
         self._started_of_key: dict[tuple[int, bytes], deque[tuple[int, int]]] = {}
         """The latest starts of each key: when, and in which lane."""
@@ -110,8 +136,8 @@ class Accounts:
         """By key: each failure gives back what was handed out behind it."""
         self._passes: Counter[tuple[int, int]] = Counter()
         """By partition and lane: less urgent messages that were started while it waited, since its last."""
-        self._passed_us: dict[tuple[int, int], int] = {}
-        """When the first of those was started."""
+        self._passed: dict[tuple[int, int], Passed] = {}
+        """By partition and lane: how long that has been going on."""
         self._shares = [Counter[int]() for _ in range(world.partitions)]
         """By partition: how many messages of each lane were handed out since all lanes have a backlog."""
 
@@ -140,18 +166,24 @@ class Accounts:
         if task.offset < 0:
             task.offset = offset
             self.open[task.partition][offset] = task
+            early = self._early[task.partition].pop(offset, None)
+            if early is not None:
+                task.grants, task.granted, task.lost_holds = early.grants, early.granted, early.lost_holds
+
+    def _known(self, partition: int, offset: int) -> Task:
+        task = self.open[partition].get(offset)
+        return task or self._early[partition].setdefault(offset, Task(b"", partition, None, 0))
 
     def granted(self, worker: Worker, reply: Leases) -> None:
         """The broker hands messages to a member."""
         for grant in reply.grants:
             for first, count, _, _ in grant.runs:
                 for offset in range(first, first + count):
-                    task = self.open[grant.partition].get(offset)
-                    if task is not None:
-                        task.grants += 1
-                        task.granted = worker.name, self._now_us()
-                        if worker.leaving:
-                            task.lost_holds.add(task.granted)
+                    task = self._known(grant.partition, offset)
+                    task.grants += 1
+                    task.granted = worker.name, self._now_us()
+                    if worker.leaving:
+                        task.lost_holds.add(task.granted)
             if self._world.has_shares():
                 self._count_shares(grant)
 
@@ -185,7 +217,10 @@ class Accounts:
         if task.handed_us != NEVER:
             self._check_passes(task, f"{worker.name} starts late:")
         self._passes.pop((task.partition, task.lane), None)
-        self._passed_us.pop((task.partition, task.lane), None)
+        self._passed.pop((task.partition, task.lane), None)
+        for lane in range(task.lane + 1, LANES):
+            if (passed := self._passed.get((task.partition, lane))) is not None:
+                passed.stop(worker.name, self._now_us())
         task.starts.append(worker.name)
         task.begun = True
         self._idle_since_us.pop(worker.name, None)
@@ -216,15 +251,13 @@ class Accounts:
         """A member leaves, or gives partitions up: what is on its way to it counts as delivered, for it may
         have been started."""
         for partition in partitions:
-            for task in self.open[partition].values():
+            for task in (*self.open[partition].values(), *self._early[partition].values()):
                 name, at_us = task.granted
                 if name == worker.name and self._now_us() - at_us < NEWS_US:
                     task.lost_holds.add(task.granted)
 
     def _lost_hold(self, partition: int, offset: int, name: str, began_us: int) -> None:
-        task = self.open[partition].get(offset)
-        if task is not None:
-            task.lost_holds.add((name, began_us))
+        self._known(partition, offset).lost_holds.add((name, began_us))
 
     # ---------------------------------------------------------------------------------- when one is started
 
@@ -257,15 +290,16 @@ class Accounts:
         self.look()  # The last look was a while ago: it may have been taken since.
         for other in self._outranking(worker, task):
             self._passes[other.partition, other.lane] += 1
-            self._passed_us.setdefault((other.partition, other.lane), self._now_us())
+            passed = self._passed.setdefault((other.partition, other.lane), Passed())
+            passed.begin(worker.name, self._now_us())
             self._check_passes(other, f"{worker.name} starts {self._named(task)} although")
 
     def _check_passes(self, task: Task, when: str) -> None:
         """Strictly, what is less urgent goes first only where it was about to be started anyhow."""
         passes = self._passes[task.partition, task.lane]
         if self._world.priority_mode == "strict":
-            passed_us = self._passed_us.get((task.partition, task.lane), NEVER)
-            holds = self._now_us() - passed_us <= PASSED_US
+            passed = self._passed.get((task.partition, task.lane))
+            holds = passed is None or passed.total_us(self._now_us()) <= PASSED_US
         else:
             # What was leased together is handed out in the order that the weights gave it then.
             waited_us = self._now_us() - task.handed_us
@@ -292,8 +326,10 @@ class Accounts:
         return min([task.lane, *(lane for _, lane in recent)])
 
     def _passes_max(self, lane: int) -> int:
-        """How often a lane that has something may be passed over by weight."""
-        return 3 * sum(WEIGHTS) // WEIGHTS[lane] + 2 * sum(
+        """How often a lane that has something may be passed over by weight. It gives up a slot for each
+        message that it was given ahead of its turn, because somebody asked for urgent ones."""
+        slots = 3 + (OWED_MAX if lane < LANES - 1 else 0)
+        return slots * sum(WEIGHTS) // WEIGHTS[lane] + 2 * sum(
             worker.concurrency for worker in self._world.workers
         )
 
@@ -367,7 +403,7 @@ class Accounts:
         if holder != task.holder or task.handed_us == NEVER:
             task.holder, task.handed_us = holder, now_us
             if task.acked:
-                self._passed_us.pop((task.partition, task.lane), None)
+                self._passed.pop((task.partition, task.lane), None)
         if holder and (not self._world.named(holder).at_work() or self._stale(task, holder)):
             task.waits_since_us = NEVER
         elif task.waits_since_us == NEVER:
