@@ -127,6 +127,29 @@ def test_more_is_asked_for_when_most_of_what_was_leased_ahead_is_gone() -> None:
     on_broker(scenario)
 
 
+def test_an_urgent_message_goes_next_when_the_one_of_its_key_before_it_was_handed_out() -> None:
+    """It came together with that one and others, and none of them was urgent while it had to wait."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        async with client.producer("t") as producer:
+            await producer.send(b"first", key=b"k", priority=4)
+            for _ in range(4):
+                await producer.send(b"other", priority=4)
+            await producer.send(b"urgent", key=b"k", priority=1)
+        async with client.consumer("t", "g", ordering="key", priority_mode="strict") as consumer:
+            pace = consumer._intake.pace
+            pace.message_ms = pace._latest_ms = 15.0
+            handled = []
+            for _ in range(6):
+                message = await anext(consumer)
+                handled.append(message.value)
+                broker.clock.advance(0.015 if len(handled) > 1 else 0.03)
+                await message.ack()
+        assert handled == [b"first", b"urgent", *[b"other"] * 4]
+
+    on_broker(scenario)
+
+
 @pytest.mark.parametrize("mode", ["strict", "weighted"])
 def test_urgent_ones_are_asked_for_by_the_batch_when_a_fast_handler_stands_still(mode: str) -> None:
     """What it would handle in a moment at its former pace may be more than a request can ask for."""

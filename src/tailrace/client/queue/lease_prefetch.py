@@ -149,11 +149,12 @@ class LeasePrefetch:
             if lease.error is not None if calm else self.is_over(lease):
                 continue
             one_by_one = self.sampling or self.pace.workers
-            if one_by_one and len(rows) > 1 and len(rows) * self.pace.message_ms >= SOON_MS:
-                # So the next ones are asked for in time, and more urgent ones come in between.
-                half = (len(rows) + 1) // 2
-                self._hand.put_back(rows.rest(half))
-                rows = rows.part(range(half))
+            soon = max(1, int(2 * SOON_MS / self.pace.message_ms))
+            if one_by_one and len(rows) > soon:
+                # So the next ones are asked for in time, and more urgent ones come in between: also those in
+                # hand that have to wait no more for one of their key.
+                self._hand.put_back(rows.rest(soon))
+                rows = rows.part(range(soon))
             self._rows, self._since_ms = rows, now_ms
             self.current = rows.deliveries(self._kind)
             self._streak += len(rows)
