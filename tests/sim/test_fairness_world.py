@@ -47,14 +47,14 @@ def test_every_seed_holds(seed: int) -> None:
 
 
 FAILED_ONCE = (
-    *(196, 220, 234, 1278),
+    *(196, 220, 234, 582, 1278, 1387),
     *(1114, 1171, 1210, 3014, 3016, 3140, 3156, 3171, 3283, 3361, 3439),
     *(710191, 710375, 710391, 710422, 710518, 710529),
 )
 """Less urgent messages that went first: what was parked behind its key, what a handler that became slow left
 in hand, what was started while more urgent ones were on their way, what a request for urgent ones brought
-although it had to wait for its key; and shares that were counted of starts,
-among what busy members had in hand."""
+although it had to wait for its key, what was taken out of hand before another had to wait no more. Shares
+that were counted of starts, among what busy members had in hand. A request for too many at once."""
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
@@ -139,7 +139,7 @@ def _urgent_ones_wait_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _urgent_ones_wait_at_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has enough in hand asks for nothing, urgent or not."""
-    monkeypatch.setattr(LeasePolls, "_above", lambda self: (0, 0))
+    monkeypatch.setattr(LeasePolls, "_above", lambda self, stuck: (0, 0))
 
 
 def _messages_go_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,6 @@ WAIT_MS = 30_000
 HELD_MAX = 5_000
 _REFILL = 3
 """More is asked for when so many quarters of what may be in hand are gone: the last one is for the way."""
-_FILLED = 4
-_FILLED_MIN = 64
 _WASTE_SHARE = 0.02
 _WASTE_SPARE = 4
 _WASTE_WINDOW = 2_000
@@ -108,10 +106,13 @@ class Answer(NamedTuple):
 
 
 class _Poll(NamedTuple):
-    """A poll under way; `above` 0: for any messages."""
+    """A poll, and what it may bring messages of; `above` 0: of any lane; `at_once`: it does not wait for a
+    message, so it tells soon if there is one."""
 
     number: int
     above: int
+    at_once: bool
+    places: set[Place]
 
 
 class LeasePolls:
@@ -137,8 +138,7 @@ class LeasePolls:
         self.ready: dict[str, dict[int, int]] = {}
         self.paused: set[Place] = set()
         self._count = 0
-        self._unanswered: dict[int, set[Place]] = {}
-        """Polls, and what they may bring messages of."""
+        self._unanswered: dict[int, _Poll] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._going_back: dict[Place, list[tuple[int, FirstOfKeys]]] = {}
         """What went back, and the last poll that was sent before: what that or an earlier one brings may have
@@ -157,14 +157,9 @@ class LeasePolls:
         self._since = 0
         self._seen: int | None = None
         """How many messages were handed out when it was last said that what is in hand is started soon."""
-        self._stuck = False
         self._none_below: dict[str, int] = {}
         """By topic: of lanes below this one, fewer messages came than were asked for. When there are some
         again, the poll that waits brings them."""
-        self._answered_soon: dict[int, int] = {}
-        """Polls for lanes below one that do not wait for a message: they tell soon if there is one."""
-        self._urgent, self._urgent_since = 0, -1
-        """How many urgent messages came since so many messages were handed out."""
 
     def wasted(self, count: int) -> None:
         """Messages went back unstarted, because one of their key failed: that may happen to a small share of
@@ -191,7 +186,7 @@ class LeasePolls:
 
     def withdraw(self, topics: set[str] | None = None) -> None:
         """A poll that waits must not get what is about to be given back."""
-        asked = (topic for places in self._unanswered.values() for topic, _ in places)
+        asked = (topic for poll in self._unanswered.values() for topic, _ in poll.places)
         for topic in dict.fromkeys([*self._under_way, *asked]):
             if topics is None or topic in topics:
                 self._under_way.pop(topic, None)
@@ -201,7 +196,7 @@ class LeasePolls:
 
     def going_back(self, place: Place, first: FirstOfKeys) -> None:
         """A request leaves that gives messages back."""
-        if any(place in asked for asked in self._unanswered.values()):
+        if any(place in poll.places for poll in self._unanswered.values()):
             self._going_back.setdefault(place, []).append((self._count, first))
 
     def went_back_since(self, place: Place, asked: int) -> list[FirstOfKeys]:
@@ -211,7 +206,7 @@ class LeasePolls:
     async def answered(self, places: set[Place], seconds: float) -> None:
         """Wait until nothing of these partitions can come any more, so long at most."""
         until_s = self._loop.time() + seconds
-        while any(places & asked for asked in self._unanswered.values()) and self._loop.time() < until_s:
+        while any(places & poll.places for poll in self._unanswered.values()) and self._loop.time() < until_s:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             await asyncio.wait([waiter], timeout=until_s - self._loop.time())
@@ -223,7 +218,7 @@ class LeasePolls:
             if not waiter.done():
                 waiter.set_result(None)
         for place, entries in list(self._going_back.items()):
-            polls = (poll for poll, asked in self._unanswered.items() if place in asked)
+            polls = (number for number, poll in self._unanswered.items() if place in poll.places)
             oldest = next(polls, self._count + 1)
             left = [entry for entry in entries if entry[0] >= oldest]
             if left:
@@ -233,12 +228,13 @@ class LeasePolls:
 
     # -- asking
 
-    def ask(self) -> None:
-        """Lease ahead: one poll for each topic while there is room, or for more urgent messages."""
+    def ask(self, stuck: bool = False) -> None:
+        """Lease ahead: one poll for each topic while there is room, or for more urgent messages. `stuck`:
+        what is in hand is not started as soon as it seemed."""
         if not self._taker.is_open():
             return
         room = self._room()
-        above, many = (0, room) if room > 0 else self._above()
+        above, many = (0, room) if room > 0 else self._above(stuck)
         many = min(many, self._options.batch_size)
         if room < 0 and self._under_way:
             self._take_back(above)
@@ -274,31 +270,26 @@ class LeasePolls:
             return room
         return -1 if room <= 0 and self._pace.message_ms >= SOON_MS else 0
 
-    def _above(self) -> tuple[int, int]:
+    def _above(self, stuck: bool) -> tuple[int, int]:
         """Some messages of lanes below this one are wanted although enough is in hand; 0: none are."""
         hand, pace, policy = self._hand, self._pace, self._taker.policy()
         enough = max(1, pace.ahead())
         if policy.ordering == "partition" or not self._options.prefetch:
             return 0, 0
-        if hand.count > max(_FILLED * enough, _FILLED_MIN):
-            return 0, 0  # When what came has to wait behind its key, the hand only grows.
         parked = self._taker.parked()
         waiting = hand.count + len(parked)
         if not waiting:
             return 0, 0
-        if waiting * pace.message_ms < 2 * SOON_MS and not self._stuck:
+        if waiting * pace.message_ms < 2 * SOON_MS and not stuck:
             self._look_again()
             return 0, 0
         if policy.priority_mode != "strict":
             return min([hand.lane(), *(message.priority for message, _ in parked)]), pace.wanted()
-        above, short = hand.short_of(enough, [(rank_of(message), int(free)) for message, free in parked])
-        if above and self._urgent_since == self._taker.started():
-            short = min(short + self._urgent, _FILLED_MIN)  # Those that came do not help.
-        return above, short
+        return hand.short_of(enough, [(rank_of(message), int(free)) for message, free in parked])
 
     def may_bring_before(self, rank: int) -> bool:
         """Whether what is answered in a moment may be more urgent than this; strictly, that goes first."""
-        return any(above <= rank for above in self._answered_soon.values())
+        return any(poll.at_once and poll.above <= rank for poll in self._unanswered.values())
 
     def _note_urgent(self, topic: str, above: int, reply: Leases, count_max: int) -> None:
         count = sum(run[1] for grant in reply.grants for run in grant.runs)
@@ -306,9 +297,6 @@ class LeasePolls:
             self._none_below[topic] = max(above, self._none_below.get(topic, 0))
         else:
             self._none_below.pop(topic, None)
-        started = self._taker.started()
-        self._urgent = count + (self._urgent if self._urgent_since == started else 0)
-        self._urgent_since = started
 
     def _look_again(self) -> None:
         """What is in hand is started soon, unless a handler takes longer than those before."""
@@ -318,9 +306,7 @@ class LeasePolls:
 
     def _see_again(self) -> None:
         seen, self._seen = self._seen, None
-        self._stuck = self._taker.started() == seen
-        self.ask()
-        self._stuck = False
+        self.ask(stuck=self._taker.started() == seen)
 
     def _take_back(self, above: int) -> None:
         """Enough is in hand: polls that wait for any message are withdrawn, or replaced by `above` ones."""
@@ -335,22 +321,21 @@ class LeasePolls:
         self._count += 1
         strict = self._taker.policy().priority_mode == "strict"
         at_once = strict and above > self._none_below.get(topic, 0)
-        poll, sent_ms = _Poll(self._count, above), self._now_ms()
-        if at_once:
-            self._answered_soon[poll.number] = above
         generations = dict(wanted)
+        places = {(topic, partition) for partition in generations}
+        poll, sent_ms = _Poll(self._count, above, at_once, places), self._now_ms()
         lease_ms = self._taker.policy().lease_ms  # It may be changed before the answer comes.
         held = self._held(topic) if topic in self._doubtful else None
         if held is not None:
             self._clearing.add(topic)
         if count_max:
             self._under_way[topic] = poll
-        self._unanswered[poll.number] = {(topic, partition) for partition in generations}
+        self._unanswered[poll.number] = poll
 
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             answered(reply, parts)
             self._answered(poll.number)
-            if self._answered_soon.pop(poll.number, 0):
+            if at_once:
                 self._taker.go_on()
 
         def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
