@@ -2,7 +2,7 @@
 
 Covers `sim/delivery_history.py`, `sim/network.py`, `sim/actors/sim_auditors.py`,
 `sim/actors/sim_members.py`, `sim/actors/sim_publishers.py`, `sim/actors/sim_trimmers.py`,
-`sim/actors/sim_writers.py` and `sim/worlds/delivery_world.py`.
+`sim/actors/sim_vandals.py`, `sim/actors/sim_writers.py` and `sim/worlds/delivery_world.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.core import partition
 from tailrace.core.collections.timing_wheel import WIDTH, TimingWheel
 from tailrace.core.delay.delay_queue import DelayQueue
+from tailrace.core.lost_offsets import LostOffsets
 from tailrace.core.model import facts
 from tailrace.core.model.decision import Decision
 from tailrace.core.model.identifiers import Columns, Refusal
@@ -354,7 +355,37 @@ def _a_snapshot_vouches_for_later_trims(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Maintenance, "_trim", hasty)
 
 
+def _damage_found_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PartitionRuntime, "damaged", lambda self, error: None)
+
+
+def _lost_messages_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost is settled as if somebody had done it."""
+
+    def lose(self: Ledger, spans: Any, time_us: int) -> None:
+        self.counters.acked += self.settled_anyhow(spans, time_us)
+
+    monkeypatch.setattr(Ledger, "lose", lose)
+
+
+def _readers_pass_over_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LostOffsets, "apply", lambda self, fact: None)
+
+
+def _an_accepted_loss_settles_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose = Ledger.lose
+
+    def more(self: Ledger, spans: Any, time_us: int) -> None:
+        lose(self, [max(spans[0] - 1, self.committed()), *spans[1:]], time_us)
+
+    monkeypatch.setattr(Ledger, "lose", more)
+
+
 BUGS: list[Plant] = [
+    _damage_found_is_not_shown,
+    _lost_messages_not_counted,
+    _readers_pass_over_a_loss,
+    _an_accepted_loss_settles_its_neighbours,
     _a_trim_outlives_its_record,
     _a_snapshot_vouches_for_later_trims,
     _the_clocks_take_the_timer_from_each_other,

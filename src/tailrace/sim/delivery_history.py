@@ -19,6 +19,8 @@ STORED_US = 1_000_000
 """A fact is stored within this time, unless storage fails."""
 READ_US = 400_000
 """A lease ends within this time after its deadline: what it held may have to be read first."""
+ATTEMPTS = 5
+"""So often a message is not leased in vain for answers that nobody hears."""
 FOREVER = 1 << 62
 Place = tuple[int, int]
 """Partition and offset."""
@@ -91,6 +93,29 @@ class HistoryReset:
 
 
 @dataclass(slots=True)
+class Quarantine:
+    """A partition takes no writes and leases nothing, because damage was found."""
+
+    partition: int
+    from_us: int
+    """Not later than it began."""
+    found_us: int
+    last_us: int
+    """Known to be quarantined from `found_us` to here."""
+    to_us: int = FOREVER
+    """Not earlier than it ended."""
+
+
+@dataclass(slots=True)
+class LostMessage:
+    """The loss of a message was accepted, between two times."""
+
+    place: Place
+    accepted_us: int
+    over_us: int
+
+
+@dataclass(slots=True)
 class Rules:
     """The options of a group that the accounts need."""
 
@@ -115,6 +140,9 @@ class History:
         """Messages of several partitions that are all there or not at all."""
         self.trimmed: dict[bytes, int] = {}
         """What may have been dropped from the log, and since when."""
+        self.lost: dict[bytes, LostMessage] = {}
+        """Messages that damage took, and somebody has accepted that."""
+        self.quarantines: list[Quarantine] = []
         self.rules: dict[str, Rules] = {}
         self.crashes: list[tuple[int, int]] = []
         """From when until when facts that gate nothing may have been lost."""
@@ -129,9 +157,36 @@ class History:
 
     # ------------------------------------------------------------------------------------------- questions
 
-    def crashed(self, from_us: int, to_us: int) -> bool:
-        """Whether soft facts may have been lost between two times."""
-        return any(begin <= to_us and end >= from_us for begin, end in self.crashes)
+    def never_given(self, group: str, partition: int, values: dict[int, bytes]) -> list[int]:
+        """Offsets that a group surely has not settled, of messages that are there: nobody has received them,
+        and they can have been settled in no other way."""
+        if self.rules[group].max_attempts < ATTEMPTS or any(
+            reset.group == group and reset.result != "none" for reset in self.resets
+        ):
+            return []
+        given = {item.place[1] for item in self.given if (item.group, item.place[0]) == (group, partition)}
+        return [
+            at
+            for at, value in values.items()
+            if at not in given and value not in self.trimmed and not self.messages[value].expires_us
+        ]
+
+    def crashed(self, from_us: int, to_us: int, partition: int) -> bool:
+        """Whether soft facts of a partition may have been lost between two times."""
+        return any(begin <= to_us and end >= from_us for begin, end in self.crashes) or any(
+            one.partition == partition and one.from_us <= to_us and one.to_us >= from_us
+            for one in self.quarantines
+        )
+
+    def surely_acked(self, group: str, partition: int) -> set[int]:
+        """Offsets that a group has settled for good, as it was told, and no reset brings back."""
+        return {
+            given.place[1]
+            for given in self.given
+            if (given.group, given.place[0]) == (group, partition)
+            for act in given.acts
+            if (act.kind, act.result) == ("ack", "ok") and not self.reset_between(group, act.sent_us, FOREVER)
+        }
 
     def wall_us(self, at_us: int) -> int:
         """What the broker's wall clock showed."""
@@ -174,8 +229,11 @@ class History:
             return True
         if self.trimmed.get(given.value, FOREVER) <= by_us:
             return True
+        lost = self.lost.get(given.value)
+        if lost is not None and lost.accepted_us <= by_us:
+            return True
         since_us = given.decided_us
-        if self.crashed(since_us, by_us) or self.reset_between(given.group, since_us, by_us):
+        if self.crashed(since_us, by_us, given.place[0]) or self.reset_between(given.group, since_us, by_us):
             return True
         if self._hung_up(since_us, by_us):
             return True
@@ -219,6 +277,18 @@ class History:
             if key is not None:
                 self._check_order(family)
         self._check_owners()
+        self._check_quarantines()
+
+    def _check_quarantines(self) -> None:
+        """Nothing is leased of a partition that is quarantined, and nothing of what is lost."""
+        for given in self.given:
+            name = f"{given.group}: {given.value!r} at {given.place}"
+            lost = self.lost.get(given.value)
+            require(lost is None or given.place == lost.place, f"{name} was lost elsewhere")
+            require(lost is None or given.decided_us <= lost.over_us, f"{name} was lost, and was delivered")
+            for one in self.quarantines:
+                ill = one.partition == given.place[0] and one.found_us < given.decided_us < one.last_us
+                require(not ill, f"{name} was leased while its partition was quarantined")
 
     def _check_owners(self) -> None:
         """A partition has one owner at a time, under a generation that only grows."""
@@ -275,7 +345,7 @@ class History:
                 least_us = since_us + self._wait_us(before, act)
                 early = at_us < least_us and not self.leapt(since_us, at_us)
                 require(not early, f"{name} came again {least_us - at_us} us early")
-            stale = final and since_us > at_us and not self.crashed(at_us, act.replied_us)
+            stale = final and since_us > at_us and not self.crashed(at_us, act.replied_us, after.place[0])
             if stale:
                 again = [one for item in self._later(before) for one in item.acts if one.kind == act.kind]
                 require(
@@ -335,7 +405,7 @@ class History:
             nacks = [before.settled("nack") for before in earlier]
             sure = sum(act is not None and act.replied_us < at_us for act in nacks)
             require(given.failures >= sure, f"{name} has {given.failures} failures, {sure} were confirmed")
-            if len(earlier) == given.deliveries - 1 and not self.crashed(0, at_us):
+            if len(earlier) == given.deliveries - 1 and not self.crashed(0, at_us, given.place[0]):
                 possible = sum(self._may_have_failed(before, 0, at_us) for before in earlier)
                 require(given.failures <= possible, f"{name} has failures that were none")
 
@@ -347,7 +417,8 @@ class History:
             at_us, name = given.decided_us, f"{group}: {given.value!r} at {given.place}"
             if given.place not in last and given.deliveries == 1:
                 for place, other in last.items():
-                    excused = self.reset_between(group, 0, at_us) or self.crashed(other.decided_us, at_us)
+                    excused = self.reset_between(group, 0, at_us)
+                    excused = excused or self.crashed(other.decided_us, at_us, place[0])
                     excused = excused or self._hung_up(other.decided_us, at_us)
                     excused = excused or self._overslept(other, at_us)
                     require(place < given.place or excused, f"{name} comes after {place} of its key")
@@ -371,7 +442,8 @@ class History:
             if after is None or act is None or after.deliveries != given.deliveries + 1:
                 continue
             begin_us, end_us = act.replied_us, after.decided_us
-            if self.crashed(begin_us, end_us) or self.reset_between(given.group, begin_us, end_us):
+            crashed = self.crashed(begin_us, end_us, given.place[0])
+            if crashed or self.reset_between(given.group, begin_us, end_us):
                 continue
             for other in family:
                 early = other.place > given.place and begin_us < other.decided_us < end_us
@@ -391,7 +463,9 @@ class History:
         require(len(places) == sum(map(len, log.values())), "a message is in the log twice")
         for message in self.messages.values():
             stored, name = message.value in places, f"{message.value!r}"
-            if message.value in self.trimmed:
+            lost = message.value in self.lost
+            require(not (stored and lost), f"{name} is lost, and in the log")
+            if lost or message.value in self.trimmed:
                 continue
             wanted = message.outcome == "ok" and not message.cancelled_us and not message.cancel_asked
             require(stored or not wanted, f"{name} was acknowledged, and is not in the log")
@@ -400,7 +474,8 @@ class History:
             kept = message.kept_us and message.outcome == "ok"
             require(stored or not kept, f"{name}: too late to cancel, and never there")
         for messages in self.together:
-            there = {message.value in places for message in messages if message.value not in self.trimmed}
+            gone = self.trimmed.keys() | self.lost.keys()
+            there = {message.value in places for message in messages if message.value not in gone}
             require(len(there) < 2, f"{[message.value for message in messages]} are there in part")
         for group, rules in self.rules.items():
             for value, place in places.items():

@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from tailrace.errors import Full, StorageFault
-from tailrace.format.frame import MORE, Frame
+from tailrace.format.frame import DATA, MORE, Frame, Header
 from tailrace.ports import Finished, PartitionLog
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 
@@ -51,6 +51,22 @@ class CutStore(MemoryStore):
         self.close()
         self._spoilt.clear()
         return {name: self._cut(name, random) for name in self.names()}
+
+    def damage(self, name: str, count: int, random: Random) -> list[Header]:
+        """Make so many frames with messages unreadable, at most, old ones or new ones; only such that the
+        newest snapshot covers, so that no start has to replay them."""
+        content = self._contents[name]
+        covered = content.snapshots[0].entry if content.snapshots else -1
+        headers = [header for header, _ in content.frames if header.kind == DATA and header.entry <= covered]
+        headers = headers[random.choice((0, -4)) :]
+        struck = random.sample(headers, min(count, len(headers)))
+        content.damaged.update(header.entry for header in struck)
+        return struck
+
+    def damaged(self, name: str) -> list[Header]:
+        """The frames of a log that are unreadable, and whose loss is not accepted."""
+        content = self._contents[name]
+        return [header for header, _ in content.frames if header.entry in content.damaged]
 
     def _cut(self, name: str, random: Random) -> int:
         durable = self.durable.get(name, 0)

@@ -29,6 +29,8 @@ class SimAuditor:
         self._world = world
         self.line = SimulatedLink(world)
         self._ends: list[int] = []
+        self._asked_us = 0
+        """When the ends were asked for that were told last."""
         self._places: dict[str, tuple[int, list[int]]] = {}
         """What was told of a group, and when it was asked for."""
 
@@ -37,16 +39,22 @@ class SimAuditor:
         world = self._world
         world.later(world.random.choice(EVERY_US), self.look)
         if world.chance(0.3):
-            self.line.submit(FindOffsets(world.topic, LATEST), b"", self._end_told)
+            asked_us = world.clock.now_us()
+            request = FindOffsets(world.topic, LATEST)
+            self.line.submit(request, b"", lambda reply, parts: self._end_told(asked_us, reply))
         else:
             self._ask_place(world.random.choice(list(world.options)))
 
-    def _end_told(self, reply: Reply, parts: Sequence[Buffer]) -> None:
-        if isinstance(reply, Offsets):
-            before = self._ends or [0] * len(reply.offsets)
-            back = [pair for pair in zip(before, reply.offsets, strict=True) if pair[1] < pair[0]]
-            require(not back, f"the end of a partition was told as {before}, then as {reply.offsets}")
-            self._ends = reply.offsets
+    def _end_told(self, asked_us: int, reply: Reply) -> None:
+        """Of a quarantined partition one more is told, so that whoever reads from there on is refused."""
+        if not isinstance(reply, Offsets):
+            return
+        before, since_us = self._ends or [0] * len(reply.offsets), self._asked_us
+        ill = {one.partition for one in self._world.history.quarantines if one.to_us >= since_us}
+        least = [end - (number in ill) for number, end in enumerate(before)]
+        back = [pair for pair in zip(least, reply.offsets, strict=True) if pair[1] < pair[0]]
+        require(not back, f"the end of a partition was told as {before}, then as {reply.offsets}")
+        self._ends, self._asked_us = reply.offsets, asked_us
 
     def _ask_place(self, group: str) -> None:
         asked_us = self._world.clock.now_us()

@@ -23,6 +23,7 @@ from tailrace.sim.actors.sim_auditors import SimAuditor
 from tailrace.sim.actors.sim_members import SimMember
 from tailrace.sim.actors.sim_publishers import SimPublisher
 from tailrace.sim.actors.sim_trimmers import SimTrimmer
+from tailrace.sim.actors.sim_vandals import SimVandal
 from tailrace.sim.actors.sim_writers import SimWriter
 from tailrace.sim.delivery_history import History, HistoryReset, Place, Rules, SentMessage, require
 from tailrace.sim.log_contents import reasons_of, rows_in
@@ -59,6 +60,8 @@ STATES = frozenset(
         "cold read",
         "connection closed",
         "dead letters",
+        "damage found",
+        "damaged",
         "delayed",
         "delivered again",
         "delivered too often",
@@ -69,6 +72,8 @@ STATES = frozenset(
         "leased with what was lost",
         "killed by a message",
         "left",
+        "loss accepted",
+        "loss counted",
         "partition revoked",
         "place of a group refused",
         "paused past a lease",
@@ -89,6 +94,7 @@ STATES = frozenset(
         "trim lost with the power",
         "vanished",
         "waited for a tick that is far away",
+        "write to a quarantined partition refused",
     )
 )
 """What 200 seeds and more have to reach."""
@@ -115,6 +121,8 @@ class DeliveryWorld(VirtualTime):
     topic = TOPIC
     trims = 0.3
     """In so many of the troubled seeds an operator keeps a topic of its own short."""
+    damages = 0.2
+    """In so many of the seeds messages become unreadable."""
 
     def __init__(self, seed: int, *, crowding: bool = False) -> None:
         super().__init__(seed)
@@ -143,6 +151,8 @@ class DeliveryWorld(VirtualTime):
         """Chance of its own, so that the rest of a seed is the same without it."""
         trims = Random(f"the trims of {seed}")
         self.trimmer = SimTrimmer(self, trims) if self._trouble_us and trims.random() < self.trims else None
+        damages = Random(f"the damage of {seed}")
+        self.vandal = SimVandal(self, damages) if damages.random() < self.damages else None
         self._start()
         self._set_up()
         self.publishers = [SimPublisher(self) for _ in range(2)]
@@ -305,7 +315,7 @@ class DeliveryWorld(VirtualTime):
 
     def _lines(self) -> list[SimulatedLink]:
         clients: list[Any] = [*self.publishers, self.writer, self.auditor, *self.members]
-        clients += [] if self.trimmer is None else [self.trimmer]
+        clients += [client for client in (self.trimmer, self.vandal) if client is not None]
         return [client.line for client in clients] + [self._operator]
 
     def _ask(self, request: Request) -> Reply:
@@ -361,6 +371,8 @@ class DeliveryWorld(VirtualTime):
         self.auditor.look()
         if self.trimmer is not None:
             self.trimmer.publish()
+        if self.vandal is not None:
+            self.vandal.begin()
         if self._trouble_us:
             self.later(self._trouble_us, self._trouble)
             self.later(3 * SECOND_US, self._strobe)
@@ -473,6 +485,8 @@ class DeliveryWorld(VirtualTime):
         """An operator drops what is old. From now on it may be gone, whatever the answer is."""
         if self.healed or self.life is None or self.life.engine.faults():
             return
+        if self.vandal is not None and self.vandal.wounds:
+            return
         partition = self.random.randrange(self.partitions)
         runtime = self.life.engine.topics.get(TOPIC).runtimes[partition]
         if runtime.lost is not None:
@@ -524,6 +538,7 @@ class DeliveryWorld(VirtualTime):
             for message in self.history.messages.values()
             if message.deliver_at_us > now_us or message.outcome == "pending"
         ]
+        left += [] if self.vandal is None else self.vandal.wounds
         for name in self.options:
             info = self._ask(groups.DescribeGroup(name))
             assert isinstance(info, groups.GroupInfo), info
@@ -540,7 +555,8 @@ class DeliveryWorld(VirtualTime):
         for number in range(self.partitions):
             rows = rows_in(engine, TOPIC, number)
             log[number] = {at: self.known_as(value, number, at) for at, (value, _) in rows.items()}
-        names = {value for values in log.values() for value in values.values()} | self.history.trimmed.keys()
+        names = {value for values in log.values() for value in values.values()}
+        names |= self.history.trimmed.keys() | self.history.lost.keys()
         self._check_ticks(sum(name.startswith(TICK) for name in names))
         resets = [reset.group for reset in self.history.resets if reset.result != "none"]
         lives = {name: 1 + resets.count(name) for name in self.options}
@@ -548,6 +564,8 @@ class DeliveryWorld(VirtualTime):
         if engine.topics.find(f"{TOPIC}.dlq") is not None:
             for number in range(self.partitions):
                 reasons_of(rows_in(engine, f"{TOPIC}.dlq", number), log, dead, lives)
+        if self.vandal is not None:
+            self.vandal.check(self._ask)
         reasons = [reason for letters in dead.values() for reason in letters.values()]
         self.seen["dead letters"] += len(reasons)
         self.seen["delivered too often"] += reasons.count("max_deliveries")

@@ -53,7 +53,7 @@ class MoveWorld(DeliveryWorld):
     """One seed. Its clocks are right: one that leaps past the dedup window of the dead letters may double
     them."""
 
-    clocks = trims = 0.0
+    clocks = trims = damages = 0.0
 
     def __init__(self, seed: int, cut_after: int | None = None) -> None:
         """`cut_after`: power fails once, after so many events, and not by chance."""
