@@ -34,6 +34,7 @@ from tailrace.core.model.internal_commands import BuryDone
 from tailrace.core.model.topic_options import DEAD_LETTERS, decode_folder
 from tailrace.errors import Corrupt
 from tailrace.format import batch
+from tailrace.ports import PartitionLog
 
 _log = logging.getLogger("tailrace.burial")
 
@@ -113,9 +114,11 @@ class _DyingMessages:
                 self._settle_here(origin, rows)
             else:
                 log, end = runtime.log, runtime.end_offset
-                runtime.pump.threads.read(lambda: write(log, end, origin, rows), read)
+                runtime.pump.threads.read(
+                    lambda: write(log, end, origin, rows), lambda letters, error: read(log, letters, error)
+                )
 
-        def read(letters: DeadLetterBatch, error: Exception | None) -> None:
+        def read(log: PartitionLog, letters: DeadLetterBatch, error: Exception | None) -> None:
             if error is not None:
                 self._retry(refuse(error))
                 return
@@ -123,7 +126,7 @@ class _DyingMessages:
             if letters.problem is not None:
                 _log.error("%s: a dying message cannot be read: %s", runtime.name, letters.problem)
                 if isinstance(letters.problem, Corrupt):
-                    runtime.damaged(letters.problem)
+                    runtime.damaged(letters.problem, log)
             if letters.header is None:
                 self._next()
             else:

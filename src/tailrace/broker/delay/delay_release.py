@@ -66,6 +66,7 @@ from tailrace.core.model.internal_commands import ReleaseDue
 from tailrace.errors import Corrupt, Overloaded
 from tailrace.format.batch import body_of, open_body
 from tailrace.format.frame import Buffer, crc32c
+from tailrace.ports import PartitionLog
 
 if TYPE_CHECKING:
     from tailrace.broker.runtime.partition_runtime import PartitionRuntime
@@ -234,7 +235,7 @@ class DelayRelease:
             else:
                 self._after, self._since = before
                 self._soonest_us = 0
-                self._failed(error)
+                self._failed(error, log)
             self._review()
 
         self._runtime.pump.threads.read(work, done)
@@ -269,14 +270,14 @@ class DelayRelease:
             self._after = int(first[-1, AT]), int(first[-1, REF])
         return np.concatenate((recent, first))
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, source: PartitionLog) -> None:
         if isinstance(error, TooMuch):
             self._row_bytes = error.row_bytes
             return
         # Nothing is skipped: a message that cannot be read holds back those behind it. The operator is told.
         log.error("%s: delayed messages cannot be read: %s", self._runtime.name, error)
         if isinstance(error, Corrupt):
-            self._runtime.damaged(error)
+            self._runtime.damaged(error, source)
         self._runtime.metrics.refused("delays")
         self._paused_until_us = self._runtime.pump.clock.now_us() + PAUSE_US
 

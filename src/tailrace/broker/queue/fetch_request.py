@@ -208,14 +208,13 @@ class FetchRequest:
                 self._answer(Fetched([(partition, size, runtime.start_offset, runtime.end_offset)]), parts)
             self._gate.release(room)
             if self._respond is not None:
-                if (
-                    runtime.start_offset <= offset < end <= runtime.end_offset
-                ):  # Else trimmed or dropped by now.
+                there = runtime.start_offset <= offset < end <= runtime.end_offset
+                if there and log is runtime.log:  # Else trimmed or dropped by now, or opened again.
                     missing = Corrupt(f"{runtime.name}: offset {offset} is missing in the log")
                     known = runtime.damage if error is None else None
                     self._unreadable[partition] = known or refuse(error or missing)
                     if error is None and known is None:
-                        runtime.damaged(missing)
+                        runtime.damaged(missing, log)
                 self.look()
 
         self._pump.threads.read(work, done)

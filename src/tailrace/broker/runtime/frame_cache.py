@@ -193,11 +193,13 @@ class FrameCache:
             return run, size
 
         def done(result: Any, error: Exception | None) -> None:
-            if error is None:
+            if log is not runtime.log:
+                error = None  # It was opened again meanwhile: who asked may ask that one.
+            elif error is None:
                 self._keep(*result)
                 if offset >= runtime.state.start_offset and self._run(offset) is None:
                     error = Corrupt(f"{runtime.name}: offset {offset} is missing in the log")
-                    runtime.damaged(error)
+                    runtime.damaged(error, log)
             for action in self._loading.pop(offset):
                 action(error)
 

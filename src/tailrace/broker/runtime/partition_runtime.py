@@ -142,7 +142,7 @@ class PartitionRuntime:
     def _take_log(self, *, known: bool) -> PartitionLog:
         log = self.store.known_log(self.name) if known else self.store.log(self.name)
         threads = self.pump.threads
-        log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found), error))
+        log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found, log), error))
         return log
 
     def _recover(self, log: PartitionLog) -> Rebuilt:
@@ -403,7 +403,7 @@ class PartitionRuntime:
             self._drop_state(self.assurance.written)
             self._reopen()
         elif isinstance(error, Corrupt):
-            self.damaged(error)
+            self.damaged(error, self.log)
             self.lost = self.fault
             self._drop_state(self.assurance.written)
         else:
@@ -442,9 +442,10 @@ class PartitionRuntime:
         if self.machine.delivers:
             self.state.queues.count_out()
 
-    def damaged(self, error: Exception) -> None:
-        """Quarantine, after a read found damage: no more writes and leases. Whole frames are still read."""
-        if self.damage is not None or self.gone is not None:
+    def damaged(self, error: Exception, source: PartitionLog) -> None:
+        """Quarantine, after a read found damage in a log: no more writes and leases. Whole frames are still
+        read. What is found in a log that was opened again meanwhile counts no more: it may be mended."""
+        if self.damage is not None or self.gone is not None or source is not self.log:
             return
         refusal = refuse(error)
         self.fault = Refusal(Corrupt.code, refusal.message, "none", refusal.details)
