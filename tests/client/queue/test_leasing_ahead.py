@@ -13,7 +13,8 @@ import pytest
 
 import tailrace
 from tailrace.client.queue import lease_polls
-from tailrace.core.model.queue_commands import Lease
+from tailrace.core.collections.span_map import count
+from tailrace.core.model.queue_commands import GiveBack, Lease
 from tailrace.testing import LocalBroker
 from tests.client.queue.test_consumer import known_as_fast, on_broker, spy
 from tests.client.queue.test_standstill import batch_of
@@ -186,5 +187,24 @@ def test_without_prefetch_nothing_is_asked_for_while_something_is_in_hand() -> N
                 await message.ack()
         asked = [request.above for request in seen if isinstance(request, Lease)]
         assert asked.count(None) == len(asked) > 1
+
+    on_broker(scenario)
+
+
+def test_slow_messages_among_quick_ones_are_no_reason_to_give_back() -> None:
+    """They made all that was in hand look late: it went back and came again, up to five times, and the work
+    for that kept the slow ones slow."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        for _ in range(200):
+            await batch_of(client, 20)
+        seen = spy(client)
+        async with client.consumer("t", "g") as consumer:
+            for number in range(4000):
+                message = await anext(consumer)
+                broker.clock.advance(0.03 if number % 50 == 0 else 0.00001)
+                message.ack_nowait()
+        back = [spans for request in seen if isinstance(request, GiveBack) for _, spans in request.leases]
+        assert sum(map(count, back)) < 400
 
     on_broker(scenario)
