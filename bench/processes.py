@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -129,6 +131,18 @@ class Broker(Child):
     def anon_mb(self) -> float:
         """Memory of its own (RssAnon): neither page cache nor mapped files."""
         return anonymous_mb(self.pid)
+
+
+    def handed_out(self, topic: str) -> int:
+        """Messages of a topic that were handed to consumers, those included that they gave back."""
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+            text = answer.read().decode()
+        found = re.search(
+            rf'^tailrace_delivered_messages(?:_total)?{{topic="{topic}"}} (\S+)', text, re.MULTILINE
+        )
+        if found is None:
+            raise BenchmarkFailed(f"the broker's metrics do not say what was delivered of {topic!r}")
+        return int(float(found[1]))
 
 
 def anonymous_mb(pid: int) -> float:

@@ -53,14 +53,14 @@ def main() -> int:
         run = Run(folder, seconds=given.minutes * 60, scale=1.0, limits={})
         with run.broker() as broker:
             job = ChurnJob(url=broker.url, rate=given.rate, seconds=run.seconds)
-            done = soak(run, broker, job, tell)
+            done, handed_out = soak(run, broker, job, tell)
     except (Unfit, BenchmarkFailed) as error:
         print(f"not measured: {error}")
         return 2
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     left_out_s = min(run.seconds * LEFT_OUT_SHARE, WARM_S_MAX)
-    for name, value in said(job, done, readings, left_out_s).items():
+    for name, value in said(job, done, handed_out, readings, left_out_s).items():
         print(f"{name:24} {value}")
     slope = mb_per_hour(readings, left_out_s)
     (bar,) = (bar for bar in BARS if bar.name == FIGURE)

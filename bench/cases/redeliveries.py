@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
-
 from bench.harness import Case, Run
-from bench.processes import BenchmarkFailed, Broker
 from bench.results import Sample
 from bench.roles.failing import TOPIC, FailingJob, Worked
 
 MESSAGES, KEYS, FAILURES, WORKERS, BACKOFF_MS = 3_000, 100, 0.045, 3, 100
 PATIENCE_S = 180.0
-
-
-def handed_out(broker: Broker) -> int:
-    """Messages of the topic that the broker has handed to consumers, those included that they gave back."""
-    with urllib.request.urlopen(broker.metrics_url, timeout=10) as answer:
-        text = answer.read().decode()
-    found = re.search(
-        rf'^tailrace_delivered_messages(?:_total)?{{topic="{TOPIC}"}} (\S+)', text, re.MULTILINE
-    )
-    if found is None:
-        raise BenchmarkFailed(f"the broker's metrics do not say what was delivered of {TOPIC!r}")
-    return int(float(found[1]))
 
 
 def measure(run: Run) -> list[Sample]:
@@ -39,7 +23,7 @@ def measure(run: Run) -> list[Sample]:
         )
         with run.role("failing", job) as child:
             worked = child.answer(Worked, PATIENCE_S)
-        handed = handed_out(broker)
+        handed = broker.handed_out(TOPIC)
     said: dict[str, object] = {
         "messages": job.messages,
         "keys": KEYS,

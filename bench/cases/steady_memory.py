@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from bench.harness import Case, Run
 from bench.processes import BenchmarkFailed, Broker
 from bench.results import Sample
-from bench.roles.churn import Churned, ChurnJob
+from bench.roles.churn import TOPIC, Churned, ChurnJob
 
 RATE = 10_000
 SUITE_S = 15 * 60.0
@@ -24,15 +24,19 @@ Reading = tuple[float, float]
 """Seconds since the load began, and RssAnon in MB."""
 
 
-def soak(run: Run, broker: Broker, job: ChurnJob, tell: Callable[[Reading], None]) -> Churned:
-    """Put the load on a broker and tell its memory every few seconds, until the load ends by itself."""
+def soak(run: Run, broker: Broker, job: ChurnJob, tell: Callable[[Reading], None]) -> tuple[Churned, int]:
+    """Put the load on a broker and tell its memory every few seconds, until the load ends by itself. Returns
+    what came of it, and how many messages were handed to the consumer, those included that it gave back."""
     with run.role("churn", job) as load:
         load.answer(dict, PATIENCE_S)
         began = time.perf_counter()
         while (passed := time.perf_counter() - began) < job.seconds:
             tell((passed, broker.anon_mb()))
             time.sleep(min(SAMPLE_S, max(0.0, job.seconds - passed)))
-        return load.answer(Churned, PATIENCE_S + job.delay_s_max)
+        done = load.answer(Churned, PATIENCE_S + job.delay_s_max)
+    if done.sent < BUSY_SHARE_MIN * job.rate * job.seconds:
+        raise BenchmarkFailed(f"only {done.sent} messages in {done.seconds:.0f} s: that says little")
+    return done, broker.handed_out(TOPIC)
 
 
 def mb_per_hour(readings: Sequence[Reading], left_out_s: float) -> float:
@@ -52,7 +56,9 @@ def mb_per_hour(readings: Sequence[Reading], left_out_s: float) -> float:
     return statistics.linear_regression(at_s, mb).slope * 3600
 
 
-def said(job: ChurnJob, done: Churned, readings: Sequence[Reading], left_out_s: float) -> dict[str, object]:
+def said(
+    job: ChurnJob, done: Churned, handed_out: int, readings: Sequence[Reading], left_out_s: float
+) -> dict[str, object]:
     """The conditions of a soak, and what came of it."""
     return {
         "payload_bytes": job.value_bytes,
@@ -64,6 +70,7 @@ def said(job: ChurnJob, done: Churned, readings: Sequence[Reading], left_out_s: 
         "messages": done.sent,
         "delayed": done.delayed,
         "given_back": done.nacked,
+        "handed_out_each": round(handed_out / max(1, done.sent), 3),
         "acknowledged_too_late": done.lost,
         "load_seconds": round(done.seconds),
         "left_out_seconds": round(left_out_s),
@@ -78,11 +85,9 @@ def measure(run: Run) -> list[Sample]:
     readings: list[Reading] = []
     with run.broker() as broker:
         job = ChurnJob(url=broker.url, rate=RATE, seconds=run.seconds)
-        done = soak(run, broker, job, readings.append)
-    if done.sent < BUSY_SHARE_MIN * job.rate * job.seconds:
-        raise BenchmarkFailed(f"only {done.sent} messages in {done.seconds:.0f} s: that says little")
+        done, handed_out = soak(run, broker, job, readings.append)
     left_out_s = run.seconds * LEFT_OUT_SHARE
-    conditions = said(job, done, readings, left_out_s)
+    conditions = said(job, done, handed_out, readings, left_out_s)
     conditions["extrapolated"] = f"from {run.seconds - left_out_s:.0f} s to an hour"
     slope = mb_per_hour(readings, left_out_s)
     return [Sample(name="soak_mb_per_hour", value=slope, unit="MB/h", conditions=conditions)]

@@ -35,8 +35,9 @@ def test_two_minutes_are_needed() -> None:
 def test_what_is_said_names_the_true_rate() -> None:
     job = ChurnJob(url="tailrace://127.0.0.1:1", rate=10_000, seconds=100)
     done = Churned(sent=900_000, delayed=1, nacked=2, lost=3, seconds=100)
-    told = said(job, done, [(0.0, 50.0), (60.0, 90.0), (100.0, 80.0)], 33)
+    told = said(job, done, 990_000, [(0.0, 50.0), (60.0, 90.0), (100.0, 80.0)], 33)
     assert (told["rate_msg_s"], told["wanted_msg_s"]) == (9_000, 10_000)
+    assert told["handed_out_each"] == 1.1
     assert (told["first_mb"], told["last_mb"], told["highest_mb"]) == (50.0, 80.0, 90.0)
 
 
