@@ -132,7 +132,6 @@ class Broker(Child):
         """Memory of its own (RssAnon): neither page cache nor mapped files."""
         return anonymous_mb(self.pid)
 
-
     def handed_out(self, topic: str) -> int:
         """Messages of a topic that were handed to consumers, those included that they gave back."""
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
