@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from tailrace.config import ServerOptions
 
 DEFAULT_PORT = 7400
-_M_ARENA_MAX = -8
-"""Of `malloc.h`."""
+_MALLOC_OPTIONS = {
+    -8: 1,  # M_ARENA_MAX: one heap for all threads.
+    -3: 32 << 20,  # M_MMAP_THRESHOLD: what is smaller than that comes from the heap,
+    -1: 64 << 20,  # M_TRIM_THRESHOLD: which keeps its free end. `spare_memory` sees to giving that back.
+}
 
 serving = typer.Typer()
 
@@ -95,9 +98,10 @@ def _tame_allocators() -> None:
     All threads allocate from one heap, and Arrow does, too. Otherwise glibc gives each thread its own, in
     which others do not reuse what was freed: those of the storage threads grew by some MB an hour. And
     Arrow's own allocator keeps half-used pages of every size: under a steady load it held 28 to 63 MB for 7
-    to 10 MB in use, up and down for hours. And numpy does not ask for huge pages: the first byte that is
-    written to one has the kernel clear 2 MB, which took 6 to 25 ms of the loop while tables of a million
-    dedup ids and keys grew, and takes 4 ms at most without them.
+    to 10 MB in use, up and down for hours. Large pieces come from the heap, too, and its end stays there for
+    the next ones: to touch fresh pages for each takes several times as long. And numpy does not ask for huge
+    pages: the first byte that is written to one has the kernel clear 2 MB, which took 6 to 25 ms of the loop
+    while tables of a million dedup ids and keys grew, and takes 4 ms at most without them.
     """
     import ctypes
 
@@ -105,7 +109,8 @@ def _tame_allocators() -> None:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:  # Other C libraries have one heap anyway.
-        set_option(ctypes.c_int(_M_ARENA_MAX), ctypes.c_int(1))
+        for option, value in _MALLOC_OPTIONS.items():
+            set_option(ctypes.c_int(option), ctypes.c_int(value))
 
 
 class _NoPandas(MetaPathFinder):
