@@ -30,6 +30,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--write", action="store_true", help="put figures of a partial run among the kept ones"
     )
+    parser.add_argument(
+        "--unprobed", action="store_true", help="do not measure disk, memory and bare server: for comparisons"
+    )
     given = parser.parse_args()
     if given.runs < 1 or (given.seconds is not None and given.seconds <= 0):
         parser.error("--runs and --seconds are above 0")
@@ -42,7 +45,7 @@ def main() -> int:
     # Leave as after Ctrl-C: through the blocks that end the children and remove the data.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     suite = SUITES[given.suite]
-    plan = Plan(tuple(given.only), given.runs, given.seconds)
+    plan = Plan(tuple(given.only), given.runs, given.seconds, not given.unprobed)
     console = Console(width=None if sys.stdout.isatty() else 140)
     try:
         report = execute(suite, plan, console)
@@ -51,7 +54,7 @@ def main() -> int:
         return 2
     results.show(console, suite.name + (" (partial)" if plan.partial else ""), report.figures)
     whole = not plan.partial and not report.failures
-    kept = whole or given.write
+    kept = (whole and plan.probed) or given.write
     path = results.FOLDER / (f"{suite.name}.json" if kept else f"{suite.name}.partial.json")
     results.save(path, report.figures, merge=not whole and kept)
     console.print(f"written to bench/results/{path.name}", highlight=False)

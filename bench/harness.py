@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class Run:
     """One repetition of one case: its folder, its time, its share of the disk, and what it may start."""
 
-    def __init__(self, folder: Path, *, seconds: float, scale: float, limits: Limits) -> None:
+    def __init__(self, folder: Path, *, seconds: float, scale: float, limits: Limits | None) -> None:
         self.folder = folder
         self.seconds = seconds
         self.scale = scale
@@ -113,7 +113,10 @@ class Run:
         return Child(role, ["-m", f"bench.roles.{role}", argument], log=self.folder / f"{role}.log")
 
     def limit(self, *, batch: int, value_bytes: int, one_by_one: bool = False) -> float:
-        """Messages a second that the bare server takes in frames of this size; measured once a repetition."""
+        """Messages a second that the bare server takes in frames of this size; measured once a repetition.
+        0 where limits are not asked for."""
+        if self._limits is None:
+            return 0.0
         job = bare_server.Transfer(
             path=str(SCRATCH / "bare"),
             frame_bytes=bare_server.frame_bytes(batch, value_bytes),
@@ -148,6 +151,8 @@ class Plan(msgspec.Struct, frozen=True):
     only: tuple[str, ...] = ()
     runs: int = RUNS
     seconds: float | None = None
+    probed: bool = True
+    """Whether the limits of this machine are measured, too: its disk, its memory, and the bare server."""
 
     @property
     def partial(self) -> bool:
@@ -180,7 +185,7 @@ def execute(suite: Suite, plan: Plan, console: Console) -> Report:
     try:
         machine.refuse_memory(machine.filesystem(SCRATCH))
         machine.space_budget(SCRATCH)
-        common = machine.conditions(SCRATCH)
+        common = machine.conditions(SCRATCH) if plan.probed else {}
         if plan.partial:
             common["partial"] = True
         console.print(
@@ -189,7 +194,7 @@ def execute(suite: Suite, plan: Plan, console: Console) -> Report:
         samples: list[Sample] = []
         failures: dict[Case, str] = {}
         for number in range(1, plan.runs + 1):
-            limits: Limits = {}
+            limits: Limits | None = {} if plan.probed else None
             for case in cases:
                 if case in failures or number > case.runs_max:
                     continue
@@ -212,7 +217,7 @@ def execute(suite: Suite, plan: Plan, console: Console) -> Report:
         shutil.rmtree(SCRATCH)
 
 
-def _once(case: Case, plan: Plan, limits: Limits) -> list[Sample]:
+def _once(case: Case, plan: Plan, limits: Limits | None) -> list[Sample]:
     """Measure a case once, in a folder of its own that is gone afterwards."""
     folder = SCRATCH / f"{case.figures[0]}-{time.time_ns()}"
     folder.mkdir()

@@ -138,7 +138,8 @@ def measure(suite: Suite, case: Case, tree: Path, seconds: float | None) -> list
     """One case once, with the package of a tree; a text says why it could not be measured."""
     path = FOLDER / f"{suite.name}.partial.json"
     path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "bench", suite.name, "--runs", "1", "--only", case.figures[0]]
+    command = [sys.executable, "-m", "bench", suite.name, "--runs", "1", "--unprobed"]
+    command += ["--only", case.figures[0]]
     if seconds is not None:
         command += ["--seconds", str(seconds)]
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
