@@ -36,6 +36,9 @@ _REFILL = 3
 _WASTE_SHARE = 0.02
 _WASTE_SPARE = 4
 _WASTE_WINDOW = 2_000
+_FIRST_MAX = _FIRST_WINDOW = 128
+"""So many are in hand at most in the beginning, and twice as many each time when so many more were started
+without waste: a failure in front of a thousand messages of some keys sends dozens back, the next one, too."""
 SOON_MS = 10.0
 """What is started within this time is as good as started: it is not given back, and nothing overtakes it."""
 MODEST_MS = 200.0
@@ -151,8 +154,10 @@ class LeasePolls:
         self._retries = Retries(self.ask)
         self._modest_ms = 0.0
         self._modest_count = 0
-        self._cap = self._cap_max = options.prefetch or options.batch_size
-        """So many are in hand at most: fewer when many of them go back behind failures."""
+        self._cap_max = options.prefetch or options.batch_size
+        self._cap, self._window = min(_FIRST_MAX, self._cap_max), _FIRST_WINDOW
+        """So many are in hand at most: fewer when many of them go back behind failures, and twice as many
+        when the window has passed without."""
         self._wasted = 0
         self._since = 0
         self._seen: int | None = None
@@ -168,7 +173,7 @@ class LeasePolls:
         started = self._taker.started()
         if self._wasted > _WASTE_SPARE + _WASTE_SHARE * (started - self._since):
             self._cap = max(1, min(self._cap, self._hand.count + count) // 4)
-            self._wasted, self._since = 0, started
+            self._wasted, self._since, self._window = 0, started, _WASTE_WINDOW
 
     def renew(self) -> None:
         """What is asked for has changed: polls under way are still answered, but not repeated."""
@@ -254,7 +259,7 @@ class LeasePolls:
         """How many messages to ask for; none when enough are in hand, and -1 when that is true even for what
         was asked for already: of another topic, or when the handler was faster."""
         options, count = self._options, self._hand.count
-        if self._cap < self._cap_max and self._taker.started() - self._since > _WASTE_WINDOW:
+        if self._cap < self._cap_max and self._taker.started() - self._since > self._window:
             self._cap = min(self._cap_max, self._cap * 2)
             self._wasted, self._since = 0, self._taker.started()
         if self._taker.is_waiting() and not count:
