@@ -56,7 +56,7 @@ print(pyarrow.default_memory_pool().backend_name)
 """
 
 
-def test_arrow_allocates_from_that_heap_unless_it_was_told_otherwise() -> None:
+def test_arrow_has_a_heap_of_its_own_unless_it_was_told_otherwise() -> None:
     def pool(**environment: str) -> str:
         given = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
         command = [sys.executable, "-c", POOL]
@@ -65,5 +65,5 @@ def test_arrow_allocates_from_that_heap_unless_it_was_told_otherwise() -> None:
         )
         return done.stdout.strip()
 
-    assert pool() == "system"
+    assert pool() == "jemalloc"
     assert pool(ARROW_DEFAULT_MEMORY_POOL="mimalloc") == "mimalloc"

@@ -1,20 +1,25 @@
 """Spare memory: makes the allocators return free pages, which they would keep for ever by themselves.
 
-Arrow's pool holds bodies, the C heap small objects; in `tailrace serve` they are the same. Both keep as much
-as they ever needed at once, and the holes between long-lived objects: a broker would have the memory of its
-worst moment, and creep. So every ten seconds the greatest need since the last look is compared with the need
-now; if the difference is large, free pages are returned. In any case they are returned every minute, because
-of the holes: that costs about a millisecond, and page faults later.
+Arrow's pool holds bodies, the C heap small objects. Both keep as much as they ever needed at once, and the
+holes between long-lived objects: a broker would have the memory of its worst moment, and creep. So every ten
+seconds the greatest need since the last look is compared with the need now; if the difference is large, free
+pages are returned. In any case they are returned every minute, because of the holes: that costs about a
+millisecond, and page faults later.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
+
+import pyarrow as pa
 
 LOOK_S = 10.0
 HOLES_S = 60.0
 SPARE_BYTES = 8 * 1024 * 1024
+WARM_MS = 1_000
+"""So long Arrow's pool keeps what was freed, where it can be told: by itself it returns pages at once."""
 
 
 class SparePages:
@@ -42,3 +47,10 @@ def heap_trimmer() -> Callable[[], None]:
     if trim is None:
         return lambda: None
     return lambda: trim(ctypes.c_size_t(0)) and None
+
+
+def keep_warm() -> None:
+    """Have Arrow's pool keep free pages for a moment: bodies that come one after the other use the same ones.
+    Only one kind of pool can be told so; others do it anyway."""
+    with suppress(NotImplementedError):
+        pa.jemalloc_set_decay_ms(WARM_MS)

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from tailrace.config import ServerOptions
 
 DEFAULT_PORT = 7400
-_MALLOC_OPTIONS = {
-    -8: 1,  # M_ARENA_MAX: one heap for all threads.
-    -3: 32 << 20,  # M_MMAP_THRESHOLD: what is smaller than that comes from the heap,
-    -1: 64 << 20,  # M_TRIM_THRESHOLD: which keeps its free end. `spare_memory` sees to giving that back.
-}
+_M_ARENA_MAX = -8
+"""Of `malloc.h`."""
 
 serving = typer.Typer()
 
@@ -82,7 +79,9 @@ def _run(options: ServerOptions, output: Output) -> None:
     import uvloop
 
     from tailrace.broker.node import serve as serve_node
+    from tailrace.broker.upkeep.spare_memory import keep_warm
 
+    keep_warm()
     _set_up_logging(options.log_level)
     # What is loaded by now stays: looking through it for garbage would stop the broker for 30 ms each time.
     gc.freeze()
@@ -95,22 +94,20 @@ def _run(options: ServerOptions, output: Output) -> None:
 def _tame_allocators() -> None:
     """Before numpy and pyarrow are imported, and before there are threads.
 
-    All threads allocate from one heap, and Arrow does, too. Otherwise glibc gives each thread its own, in
-    which others do not reuse what was freed: those of the storage threads grew by some MB an hour. And
-    Arrow's own allocator keeps half-used pages of every size: under a steady load it held 28 to 63 MB for 7
-    to 10 MB in use, up and down for hours. Large pieces come from the heap, too, and its end stays there for
-    the next ones: to touch fresh pages for each takes several times as long. And numpy does not ask for huge
-    pages: the first byte that is written to one has the kernel clear 2 MB, which took 6 to 25 ms of the loop
-    while tables of a million dedup ids and keys grew, and takes 4 ms at most without them.
+    All threads allocate their small objects from one heap. Otherwise glibc gives each thread its own, in
+    which others do not reuse what was freed: those of the storage threads grew by some MB an hour. And Arrow
+    takes its memory from jemalloc (see `docs/adr/010-two-heaps.md`), where it has that. And numpy does not
+    ask for huge pages: the first byte that is written to one has the kernel clear 2 MB, which took 6 to 25 ms
+    of the loop while tables of a million dedup ids and keys grew, and takes 4 ms at most without them.
     """
     import ctypes
 
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    if sys.platform == "linux":
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:  # Other C libraries have one heap anyway.
-        for option, value in _MALLOC_OPTIONS.items():
-            set_option(ctypes.c_int(option), ctypes.c_int(value))
+        set_option(ctypes.c_int(_M_ARENA_MAX), ctypes.c_int(1))
 
 
 class _NoPandas(MetaPathFinder):
