@@ -11,7 +11,8 @@ from tailrace.connect import connect
 if TYPE_CHECKING:
     from tailrace import bus, sync
     from tailrace.bus import AckPolicy, Bus, EventStore, RequestFailed
-    from tailrace.client.admin.dead_letters import DeadLetter, DeadLetters, Redriven
+    from tailrace.client.admin.dead_letter_reader import DeadLetter
+    from tailrace.client.admin.dead_letters import DeadLetters, Redriven
     from tailrace.client.admin.group_admin import Group, Groups, Reset
     from tailrace.client.admin.schedules import Schedule, Scheduled, Schedules
     from tailrace.client.admin.topic_admin import Admin
@@ -78,7 +79,7 @@ _LAZY = {
     "Bus": "tailrace.bus",
     "Client": "tailrace.client.client",
     "Consumer": "tailrace.client.queue.consumer",
-    "DeadLetter": "tailrace.client.admin.dead_letters",
+    "DeadLetter": "tailrace.client.admin.dead_letter_reader",
     "DeadLetters": "tailrace.client.admin.dead_letters",
     "Delivery": "tailrace.client.queue.delivery",
     "EventStore": "tailrace.bus",

@@ -298,7 +298,7 @@ def test_what_ended_while_others_of_its_batch_were_handled_is_not_handled(
     bus, calls, handled = make(), [], asyncio.Event()
 
     async def note(batch: Batch[Message[Any]]) -> None:
-        calls.extend((message.name, message._delivery.deliveries) for message in batch)
+        calls.extend((message.name, message.delivery.deliveries) for message in batch)
         if len(calls) == 1:
             tailrace_broker.clock.advance(31)  # As if the process had stood still.
         if len(calls) == 3:

@@ -1,7 +1,7 @@
 """The client world holds over fixed seeds, and each planted bug is caught: the test of the tests.
 
 Covers `sim/late_storage.py`, `sim/log_contents.py`, `sim/virtual_time.py`, `sim/actors/sim_clients.py`,
-`sim/actors/sim_consumers.py` and `sim/worlds/client_world.py`.
+`sim/actors/sim_consumers.py`, `sim/actors/surroundings.py` and `sim/worlds/client_world.py`.
 """
 
 import logging

@@ -39,7 +39,7 @@ from tailrace.core.queue.settle_decision import SettleDecision
 from tailrace.core.selection.row_selector import RowSelector
 from tailrace.core.selection.selection_terms import Selection
 from tailrace.format.gathering import columns_of
-from tailrace.sim.actors.sim_clients import Violation
+from tailrace.sim.virtual_time import Violation
 from tailrace.sim.worlds import delivery_world
 
 SEEDS = 8

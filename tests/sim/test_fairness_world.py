@@ -24,7 +24,7 @@ from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.queue.ledger import Ledger
 from tailrace.core.selection import row_selector
 from tailrace.core.selection.lanes import LANES, WEIGHTED, WEIGHTS, smooth_pattern
-from tailrace.sim.actors.sim_clients import Violation
+from tailrace.sim.virtual_time import Violation
 from tailrace.sim.worlds import fairness_world
 
 SEEDS = 24

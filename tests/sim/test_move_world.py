@@ -17,8 +17,8 @@ from tailrace.broker.groups import cron_runner, grant_carrier
 from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.staged import staged_apply, staged_verbs
 from tailrace.core.model.queue_commands import Reopen
-from tailrace.sim.actors.sim_clients import Violation
 from tailrace.sim.actors.sim_operators import Letter, SimOperator
+from tailrace.sim.virtual_time import Violation
 from tailrace.sim.worlds import move_world
 
 SEEDS = 25

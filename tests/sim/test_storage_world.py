@@ -67,7 +67,7 @@ def _acknowledged_before_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _unproven_tail_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FileLog, "_write_again", lambda self, position, end: None)
+    monkeypatch.setattr(file_log, "write_again", lambda disk, handle, position, end: None)
 
 
 def _damage_cut_like_a_torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Batch reads with Spark: what was published is what is read, and what cannot be read is named.
 
-Covers `spark/source/data_source.py` and `spark/source/batch_reader.py`.
+Covers `spark/source/data_source.py`, `spark/source/views.py` and `spark/source/batch_reader.py`.
 """
 
 from __future__ import annotations

@@ -19,11 +19,13 @@ T = TypeVar("T")
 class _Envelope(Generic[T]):
     """What both forms of a message have in common."""
 
-    __slots__ = ("_act", "_delivery", "data", "name", "version")
+    __slots__ = ("act", "data", "delivery", "name", "version")
 
     def __init__(self, delivery: Delivery, name: str, version: int, data: T) -> None:
-        self._delivery = delivery
-        self._act: Act | None = None
+        self.delivery = delivery
+        """What the SDK has delivered."""
+        self.act: Act | None = None
+        """How it was settled, if it was."""
         self.data = data
         self.name = name
         self.version = version
@@ -31,21 +33,21 @@ class _Envelope(Generic[T]):
     @property
     def id(self) -> UUID:
         """The id that the publisher gave it."""
-        return self._delivery.id
+        return self.delivery.id
 
     @property
     def key(self) -> bytes | None:
         """The key, if it has one: messages of one key are handled in order, one at a time."""
-        return self._delivery.key
+        return self.delivery.key
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
         """All headers, the bus's own too."""
-        return self._delivery.headers
+        return self.delivery.headers
 
     def header(self, name: str) -> str | None:
         """The last header of a name as text."""
-        for other, value in reversed(self._delivery.headers):
+        for other, value in reversed(self.delivery.headers):
             if other == name:
                 return value.decode(errors="replace")
         return None
@@ -53,27 +55,27 @@ class _Envelope(Generic[T]):
     @property
     def attempt(self) -> int:
         """1 at first, one more after every failure."""
-        return self._delivery.attempt
+        return self.delivery.attempt
 
     @property
     def deliveries(self) -> int:
         """How often it was delivered, this time counted; also after a crash, which is no failure of it."""
-        return self._delivery.deliveries
+        return self.delivery.deliveries
 
     @property
     def timestamp(self) -> datetime:
         """When it was published."""
-        return self._delivery.timestamp
+        return self.delivery.timestamp
 
     @property
     def place(self) -> tuple[str, int, int]:
         """Topic, partition and offset."""
-        return self._delivery.topic, self._delivery.partition, self._delivery.offset
+        return self.delivery.topic, self.delivery.partition, self.delivery.offset
 
     @property
     def settled(self) -> bool:
         """Whether it was acknowledged, rejected or given back."""
-        return self._act is not None
+        return self.act is not None
 
     def __repr__(self) -> str:
         topic, partition, offset = self.place
@@ -87,30 +89,30 @@ class Message(_Envelope[T]):
 
     async def _settle(self, act: Act, work: Awaitable[None]) -> None:
         """What was refused is not settled, and left to the policy; what is lost is not ours any more."""
-        self._act = act
+        self.act = act
         try:
             await work
         except LeaseLost:
             raise
         except Exception:
-            self._act = None
+            self.act = None
             raise
 
     async def acknowledge(self) -> None:
         """Done: returns when that is durable."""
-        await self._settle(Act.ACK, self._delivery.ack())
+        await self._settle(Act.ACK, self.delivery.ack())
 
     async def retry(self, delay: float | None = None, error: str = "") -> None:
         """Try again after `delay` seconds, or the group's back-off; counts as a failure."""
-        await self._settle(Act.NACK, self._delivery.nack(delay=delay, error=as_text(error)))
+        await self._settle(Act.NACK, self.delivery.nack(delay=delay, error=as_text(error)))
 
     async def reject(self, reason: str = "", *, poison: bool = False) -> None:
         """To the dead letters."""
-        await self._settle(Act.REJECT, self._delivery.reject(as_text(reason), poison=poison))
+        await self._settle(Act.REJECT, self.delivery.reject(as_text(reason), poison=poison))
 
     async def give_back(self) -> None:
         """Not handled here after all: available to others at once, without a failure."""
-        await self._settle(Act.GIVE_BACK, self._delivery.nack(failure=False))
+        await self._settle(Act.GIVE_BACK, self.delivery.nack(failure=False))
 
 
 class BlockingMessage(_Envelope[T]):
@@ -119,7 +121,7 @@ class BlockingMessage(_Envelope[T]):
     __slots__ = ("_loop", "_message")
 
     def __init__(self, message: Message[T], loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(message._delivery, message.name, message.version, message.data)
+        super().__init__(message.delivery, message.name, message.version, message.data)
         self._message = message
         self._loop = loop
 

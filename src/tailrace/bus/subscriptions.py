@@ -170,7 +170,7 @@ class Subscription:
 
     async def _is_final(self, handler: Handler, message: Message[Any], error: BaseException) -> bool:
         """Whether a request is not tried again after this error: then the asker may know."""
-        act = message._act or TABLE[handler.policy][outcome_of(error)]
+        act = message.act or TABLE[handler.policy][outcome_of(error)]
         if act is not Act.NACK:
             return act is not Act.GIVE_BACK
         try:
@@ -194,14 +194,14 @@ class Subscription:
             try:
                 await self._handle_set(handler, messages)
             except Exception as error:
-                await _let_go([message._delivery for message in messages], error)
+                await _let_go([message.delivery for message in messages], error)
 
     async def _handle_set(self, handler: Handler, messages: list[Message[Any]]) -> None:
         """Under MANUAL the handler is called again with what is left of the set, until nothing is."""
         if handler.policy is AckPolicy.ACK_FIRST:
             acknowledged = [m for m in messages if await self._acknowledged(m)]
-            messages = [Message(m._delivery, m.name, m.version, m.data) for m in acknowledged]
-        batch = Batch([message for message in messages if not _is_over(message._delivery)])
+            messages = [Message(m.delivery, m.name, m.version, m.data) for m in acknowledged]
+        batch = Batch([message for message in messages if not _is_over(message.delivery)])
         while len(batch):
             before = len(batch)
             _, error = await self._caller.call(handler, batch)
@@ -213,17 +213,17 @@ class Subscription:
             if len(batch) == before:
                 log.warning("%s settled none of %d messages; they are given back", handler.title, before)
                 for message in batch:
-                    await self._settled(message._delivery, message.give_back)
+                    await self._settled(message.delivery, message.give_back)
 
     async def _acknowledged(self, message: Message[Any]) -> bool:
-        return await self._settled(message._delivery, message.acknowledge)
+        return await self._settled(message.delivery, message.acknowledge)
 
     async def _settle(self, handler: Handler, message: Message[Any], error: BaseException | None) -> None:
         if error is not None and is_request(message) and await self._is_final(handler, message, error):
             await self._answers.refuse(message, error)
         work = settlement(handler.policy, message, error)
         if work is not None:
-            await self._settled(message._delivery, work)
+            await self._settled(message.delivery, work)
 
     async def _settled(self, delivery: Delivery, work: Settle) -> bool:
         """Settle a message, however long the broker is away; False when it is delivered again instead.

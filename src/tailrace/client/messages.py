@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from typing import Any
 from uuid import UUID
 
@@ -142,22 +143,7 @@ class Rows:
         assert values is not None
         if first:
             values = values[first:]
-        return map(Message, _Same(self), values, range(first, first + len(values)))
-
-
-class _Same:
-    """An endless iterator over one object, for `map`."""
-
-    __slots__ = ("_item",)
-
-    def __init__(self, item: Rows) -> None:
-        self._item = item
-
-    def __iter__(self) -> _Same:
-        return self
-
-    def __next__(self) -> Rows:
-        return self._item
+        return map(Message, repeat(self), values, range(first, first + len(values)))
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, eq=False):

@@ -22,6 +22,10 @@ class LostOffsets:
         self.spans: list[int] = []
         """Flat, ascending, not touching each other."""
 
+    def load(self, spans: Sequence[int]) -> None:
+        """Restore the state from `spans`."""
+        self.spans = list(spans)
+
     def range_at(self, offset: int) -> tuple[int, int] | None:
         """The lost range that contains an offset."""
         at = bisect_right(self.spans, offset)

@@ -132,20 +132,20 @@ class Partition:
     def bare(self, start_offset: int, end_offset: int) -> Partition:
         """A partition without state, but for where its log begins and ends, and its lost offsets."""
         partition = Partition(self.options)
-        partition.head.start_offset, partition.head.end_offset = start_offset, end_offset
+        partition.head.load(start_offset, end_offset)
         partition.ring.load(())
-        partition.lost.spans = list(self.lost.spans)
+        partition.lost.load(self.lost.spans)
         return partition
 
     def reconfigure(self, options: TopicOptions) -> None:
         """Take over changed options of the topic; earlier decisions stay."""
         assert options.key_index == self.options.key_index, "key_index cannot change"
-        self.head.options = options
+        self.head.reconfigure(options)
         for window in (self.dedup, self.timetable.dedup.waiting):
             window.window_us = options.dedup_window_ms * 1000
             window.entries_max = options.dedup_max
         if self.keys is not None:
-            self.keys.entries_max = options.key_index_max
+            self.keys.reconfigure(options.key_index_max)
 
     def lowest_entry(self) -> int | None:
         """The entry of the oldest frame outside of the readable log that is still needed; None if there is
@@ -305,7 +305,7 @@ class Partition:
     def lose(self, end_offset: int) -> None:
         """At replay: the entries here are lost, with the messages up to an offset."""
         if end_offset > self.head.end_offset:
-            self.head.end_offset = end_offset
+            self.head.extend(end_offset)
             self.queues.traits.lost(end_offset)
             self.ring.appended(end_offset, 0)
 
@@ -338,7 +338,7 @@ class Partition:
             wall_us = fact.wall_us or fact.append_time_us
             result = BatchResult(-1, fact.view.count, fact.append_time_us, wall_us)
             self.producers.advance(fact.producer_id, fact.producer_epoch, fact.producer_sequence, result)
-        self.head.append_time_us = fact.append_time_us
+        self.head.pass_time(fact.append_time_us)
         self.timetable.schedule(fact)
 
     def _producer_claimed(self, fact: ProducerClaimed) -> None:
@@ -353,7 +353,7 @@ class Partition:
     def _trimmed(self, fact: Trimmed) -> None:
         assert fact.offset <= self.end_offset, f"trim to {fact.offset}, the end is {self.end_offset}"
         if fact.offset > self.start_offset:
-            self.head.start_offset = fact.offset
+            self.head.begin(fact.offset)
             self.queues.trimmed(fact.offset)
             self.ring.trimmed(fact.offset)
             self.lost.trimmed(fact.offset)
@@ -418,9 +418,7 @@ class Partition:
             producers, dedup, keys, queues, timetable, staging, ring = (
                 [next(columns) for _ in part] for part in lengths
             )
-            shared = partition.head
-            shared.start_offset, shared.end_offset = head.start_offset, head.end_offset
-            shared.append_time_us = head.append_time_us
+            partition.head.load(head.start_offset, head.end_offset, head.append_time_us)
             partition.timestamp_max_us, partition.leader_epoch = head.timestamp_max_us, head.leader_epoch
             partition.producers.load(producers)
             partition.dedup.load(dedup)
@@ -430,7 +428,7 @@ class Partition:
             partition.timetable.load(timetable)
             partition.staging.load(staging)
             partition.ring.load(ring)
-            partition.lost.spans = head.lost
+            partition.lost.load(head.lost)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Corrupt(f"the snapshot cannot be read: {error}") from error
         return partition

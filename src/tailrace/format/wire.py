@@ -76,6 +76,10 @@ class WireReader:
         self._body: memoryview | None = None
         self._filled = 0
 
+    def allow(self, header_bytes_max: int, body_bytes_max: int) -> None:
+        """The peer is known: its messages may be as large as this."""
+        self.header_bytes_max, self.body_bytes_max = header_bytes_max, body_bytes_max
+
     @property
     def partial(self) -> bool:
         """Whether a message has begun but is not complete."""

@@ -169,6 +169,11 @@ class Listener:
             while self._waiting and self.unsent_bytes < UNSENT_BYTES_MAX:
                 self._waiting.popleft()()
 
+    def count_partial(self, nbytes: int) -> bool:
+        """Count bytes of incomplete messages, or uncount them; return whether they are too many."""
+        self.partial_bytes += nbytes
+        return self.partial_bytes > PARTIAL_BYTES_MAX
+
     def shed(self, now_us: int) -> None:
         """Incomplete messages hold too much memory: close the connection with the most, unless its message
         has only just begun.
@@ -270,9 +275,8 @@ class Link(asyncio.BufferedProtocol):
             verbs.gather(False, crowded)
         held = self._reader.partial_bytes
         if held != self.partial_bytes:
-            self._listener.partial_bytes += held - self.partial_bytes
-            self.partial_bytes = held
-            if self._listener.partial_bytes > PARTIAL_BYTES_MAX:
+            grown, self.partial_bytes = held - self.partial_bytes, held
+            if self._listener.count_partial(grown):
                 self._listener.shed(now_us)
         self.adjust()
 
@@ -287,8 +291,8 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.left(self)
         self._transport = None
-        self._listener.partial_bytes -= self.partial_bytes
-        self.partial_bytes = 0
+        held, self.partial_bytes = self.partial_bytes, 0
+        self._listener.count_partial(-held)
         # Requests under way are still answered, to nobody; the memory that they hold is released then.
         self._writable = True
         self._parked.clear()
@@ -353,8 +357,7 @@ class Link(asyncio.BufferedProtocol):
             raise Unavailable("the broker is starting: it recovers its topics")
         limits = self._listener.limits
         self._greeted = True
-        self._reader.body_bytes_max = limits.frame_bytes_max
-        self._reader.header_bytes_max = HEADER_BYTES_MAX
+        self._reader.allow(HEADER_BYTES_MAX, limits.frame_bytes_max)
         welcome = Welcome(
             PROTOCOL_VERSION, self._listener.node, limits.frame_bytes_max, REQUESTS_MAX, limits.idle_ms
         )

@@ -20,11 +20,11 @@ class FlippedLog(CheckedLog):
         fate = self.random.choice(("close", "restart", "crash"))
         if fate == "close":
             self.log.close()
-            self.model.durable = len(self.model.frames)
+            self.model.synced()
         elif fate == "crash":
             self.disk.crash()
         self.disk.restart()
-        self.disk.capacity = None
+        self.disk.enlarge()
         path, position, bit = self._pick_bit()
         proven = self._proven_position(path)
         self.disk.flip(path, position, bit)
@@ -35,7 +35,7 @@ class FlippedLog(CheckedLog):
         self.disk.restart()
         if recovery.fault is None:
             self.model.cut(recovery.end_entry)
-            self.model.durable = recovery.end_entry
+            self.model.synced()
         if path.rpartition("/")[2] in self.disk.list(LOG):
             self.disk.flip(path, position, bit)
         self._repaired(recovery)
@@ -106,7 +106,8 @@ class FlippedLog(CheckedLog):
         if self.disk.lying or self.disk.crash_in is not None:
             return
         # On a full disk, or one that fails, there is no note.
-        self.disk.capacity = self.disk.sync_fails_in = self.disk.write_fails_in = None
+        self.disk.enlarge()
+        self.disk.obey()
         path, position, bit = self._pick_bit()
         self.disk.flip(path, position, bit)
         told: list[Corrupt] = []

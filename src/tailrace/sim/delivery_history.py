@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tailrace.sim.actors.sim_clients import Violation
+from tailrace.sim.virtual_time import Violation
 
 STORED_US = 1_000_000
 """A fact is stored within this time, unless storage fails."""

@@ -20,19 +20,18 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from tailrace.broker.runtime.clock import ManualClock
 from tailrace.client.queue.delivery import Delivery
 from tailrace.core.model.queue_commands import Grant, Leases
 from tailrace.core.queue.ledger import Ledger
 from tailrace.core.selection.lanes import LANES, OWED_MAX, WEIGHTS
-from tailrace.sim.actors.sim_clients import Violation
 from tailrace.sim.actors.sim_workers import GROUP, TOPIC, Worker
-from tailrace.sim.virtual_time import SECOND_US
+from tailrace.sim.virtual_time import SECOND_US, BrokerRun, Violation
 
 if TYPE_CHECKING:
     from tailrace.broker.runtime.partition_runtime import PartitionRuntime
-    from tailrace.sim.worlds.fairness_world import FairnessWorld
 
 Run = TypeVar("Run")
 LOOK_US = 20_000
@@ -114,10 +113,45 @@ class Passed:
         return self.spent_us + (now_us - self.since_us if self.by else 0)
 
 
+class AccountedWorld(Protocol):
+    """What the accounts are made of."""
+
+    seen: Counter[str]
+    clock: ManualClock
+    partitions: int
+    ordering: str
+    priority_mode: str
+    group: dict[str, Any]
+    workers: list[Worker]
+    lost_us: dict[str, int]
+    """When a member last died or began to stand still."""
+
+    @property
+    def broker(self) -> BrokerRun:
+        """The broker."""
+        ...
+
+    def seconds(self) -> float:
+        """How long it has been running."""
+        ...
+
+    def named(self, name: str) -> Worker:
+        """A worker by its name."""
+        ...
+
+    def has_shares(self) -> bool:
+        """Whether lanes have shares of single messages."""
+        ...
+
+    def has_one_for_each(self) -> bool:
+        """Whether the assignment gives every member something to do, and everybody has had time to hear."""
+        ...
+
+
 class Accounts:
     """The accounts of one run."""
 
-    def __init__(self, world: FairnessWorld) -> None:
+    def __init__(self, world: AccountedWorld) -> None:
         self._world = world
         self.broken: BaseException | None = None
         """The first promise that was broken, or what ended a worker."""
@@ -147,8 +181,12 @@ class Accounts:
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
             # Inside a handler it would only fail the message; the world raises it.
-            self.broken = self.broken or Violation(f"{self._world.seconds():.3f} s: {what}")
-            raise self.broken
+            raise self.broke(Violation(f"{self._world.seconds():.3f} s: {what}"))
+
+    def broke(self, error: BaseException) -> BaseException:
+        """A promise was broken, or a worker has ended by an error: the first one, which ends the run."""
+        self.broken = self.broken or error
+        return self.broken
 
     # ------------------------------------------------------------------------------- what is written down
 

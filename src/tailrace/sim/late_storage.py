@@ -39,7 +39,8 @@ class CutStore(MemoryStore):
 
     def synced(self, log: MemoryLog) -> None:
         """Everything in this log survives from now on."""
-        self.durable[self._taken[log]] = log._content.end_entry
+        name = self._taken[log]
+        self.durable[name] = self._contents[name].end_entry
 
     def spoil(self, log: MemoryLog, random: Random) -> None:
         """A sync of this log failed: some of what it was for is on the disk, and only that is found by
@@ -72,19 +73,18 @@ class CutStore(MemoryStore):
         durable = self.durable.get(name, 0)
         log = super().log(name)
         entry = log.recover().end_entry
-        log.truncate(_whole(log, random.choice((durable, random.randint(durable, entry)))))
+        log.truncate(self._whole(name, random.choice((durable, random.randint(durable, entry)))))
         self._taken[log] = name
         self.synced(log)
         log.close()
         return log.stats().end_offset
 
-
-def _whole(log: MemoryLog, entry: int) -> int:
-    """Where a cut at an entry leads to: groups of frames are there whole or not at all."""
-    flags = {header.entry: header.flags for header, _ in log._content.frames}
-    while flags.get(entry - 1, 0) & MORE:
-        entry -= 1
-    return entry
+    def _whole(self, name: str, entry: int) -> int:
+        """Where a cut at an entry leads to: groups of frames are there whole or not at all."""
+        flags = {header.entry: header.flags for header, _ in self._contents[name].frames}
+        while flags.get(entry - 1, 0) & MORE:
+            entry -= 1
+        return entry
 
 
 class Work(NamedTuple):

@@ -73,6 +73,10 @@ class Model:
             (frame.header.end_offset for frame in reversed(self.frames) if frame.header.kind == DATA), 0
         )
 
+    def synced(self) -> None:
+        """All that was appended is on the disk."""
+        self.durable = len(self.frames)
+
     def cut(self, entry: int) -> None:
         """The log ends before `entry`."""
         del self.frames[entry:]
@@ -86,27 +90,25 @@ class CheckedLog:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.seen: Counter[str] = Counter()
-        self.disk = SimDisk(seed + 1)
+        self.disk = SimDisk(seed + 1, written=lambda: self._other_thread("write"))
         self.clock = SimClock()
         self.segment_bytes = self.random.choice((2048, 4096, 16384))
         self.model = Model()
         self._others_turn: str | None = None
         """Where the thread that flushes comes in: "lock" or "write"."""
-        self.disk.written = lambda: self._other_thread("write")
         self.log = self._take_log()
         self._check_recovery(self.log.recover())
 
     def _take_log(self) -> FileLog:
+        self._lock = ContestedLock(lambda: self._other_thread("lock"))
         store = FileStore(
             self.disk,
             self.clock,
             segment_bytes=self.segment_bytes,
             nonce=lambda: self.random.getrandbits(62) + 1,
+            lock=lambda: self._lock,
         )
-        log = store.log(LOG)
-        self._lock = ContestedLock(lambda: self._other_thread("lock"))
-        log._flushing = self._lock  # type: ignore[assignment]
-        return log
+        return store.log(LOG)
 
     def _other_thread(self, place: str) -> None:
         """The thread that flushes gets its turn, in the middle of what this one does."""

@@ -56,7 +56,7 @@ def _resize(content: bytearray, length: int) -> None:
 class SimDisk:
     """See `Disk`. `random` decides what a crash leaves; faults are asked for through the attributes below."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, written: Callable[[], None] = lambda: None) -> None:
         self.random = Random(seed)
         self.seen: Counter[str] = Counter()
         self.capacity: int | None = None
@@ -71,7 +71,7 @@ class SimDisk:
         """At the read after that many more, memory is short, and what the cache can do without goes."""
         self.stubborn = False
         """Advice to forget what is cached is not followed, and memory is never short."""
-        self.written: Callable[[], None] = lambda: None
+        self.written = written
         """Called after each write: another thread may come in."""
         self.lying = False
         """Syncs report success and do nothing."""
@@ -294,6 +294,14 @@ class SimDisk:
         """The process ends, the machine goes on: only open files are lost."""
         self._handles.clear()
         self.crash_in = self.sync_fails_in = self.write_fails_in = self.evicts_in = None
+
+    def enlarge(self) -> None:
+        """There is room for everything."""
+        self.capacity = None
+
+    def obey(self) -> None:
+        """No sync and no write fails any more."""
+        self.sync_fails_in = self.write_fails_in = None
 
     def evict(self) -> None:
         """Memory is short: only what waits for a sync is kept in it."""

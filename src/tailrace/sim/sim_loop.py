@@ -7,17 +7,41 @@ in order with all others. What fails in one ends the run.
 from __future__ import annotations
 
 import asyncio
+from asyncio.events import _set_running_loop  # Public, by `__all__`: "intended to be used by event loops".
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from tailrace.sim.virtual_time import SECOND_US, VirtualTime
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.sim.virtual_time import SECOND_US
+
+
+class Timeline(Protocol):
+    """The time of a world."""
+
+    clock: ManualClock
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Do something after a while."""
+        ...
+
+
+class SimHandle(asyncio.Handle):
+    """A callback that is called by its world."""
+
+    def run(self) -> None:
+        """Call it."""
+        self._run()
+
+
+class SimTimer(asyncio.TimerHandle, SimHandle):
+    """The same, at a time."""
 
 
 class SimLoop:
     """See `asyncio.AbstractEventLoop`. `timers` and `tasks` are those that are alive."""
 
-    def __init__(self, world: VirtualTime) -> None:
+    def __init__(self, world: Timeline) -> None:
         self._world = world
         self._loop = cast(asyncio.AbstractEventLoop, self)
         self.timers: set[asyncio.TimerHandle] = set()
@@ -35,20 +59,20 @@ class SimLoop:
         """It goes on as long as its world."""
         return False
 
-    def _run(self, handle: asyncio.Handle) -> None:
+    def _run(self, handle: SimHandle) -> None:
         if handle.cancelled():
             return
-        asyncio._set_running_loop(self._loop)
+        _set_running_loop(self._loop)
         try:
-            handle._run()
+            handle.run()
         finally:
-            asyncio._set_running_loop(None)
+            _set_running_loop(None)
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """In a later event of the same moment."""
-        handle = asyncio.Handle(callback, args, self._loop, context)
+        handle = SimHandle(callback, args, self._loop, context)
         self._world.later(0, lambda: self._run(handle))
         return handle
 
@@ -68,7 +92,7 @@ class SimLoop:
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """At a time."""
-        handle = asyncio.TimerHandle(when, callback, args, self._loop, context)
+        handle = SimTimer(when, callback, args, self._loop, context)
         self.timers.add(handle)
 
         def fire() -> None:

@@ -25,6 +25,10 @@ SKEWS_S = (0, 0, -10, -3_000, 1, 3_600)
 """How far a machine's clock is ahead; producers may be ahead of it by an hour at most."""
 
 
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
 class VirtualTime:
     """What every world with a broker has: chance, a clock, what is to happen, and what outlives a broker."""
 

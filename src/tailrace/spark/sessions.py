@@ -62,6 +62,21 @@ def session(app: str, *, master: str = "local[*]", conf: Mapping[str, str] | Non
     return made
 
 
+def jvm_process() -> subprocess.Popen[bytes] | None:
+    """The JVM that Spark has started for this process; None when it was there before."""
+    from pyspark import SparkContext
+
+    class OwnContext(SparkContext):
+        """Never made: only classes below `SparkContext` may look at its gateway."""
+
+        @classmethod
+        def process(cls) -> Any:
+            return getattr(cls._gateway, "proc", None)
+
+    found: subprocess.Popen[bytes] | None = OwnContext.process()
+    return found
+
+
 def settings(master: str) -> dict[str, str]:
     """What a session with this master is configured with."""
     cores = _cores(master)

@@ -88,6 +88,10 @@ class SnapshotShelf:
         self.known: list[tuple[int, int]] = []
         """Entry and offset, newest first."""
 
+    def take_over(self, snapshots: Sequence[Snapshot]) -> None:
+        """The log was opened, and has these, newest first."""
+        self.known = [(snapshot.entry, snapshot.offset) for snapshot in snapshots]
+
     def save(self, snapshot: Snapshot) -> None:
         """Store a snapshot durably, then remove all but this and the one before."""
         self._folder.save(snapshot_name(snapshot.entry), encode_snapshot(snapshot))

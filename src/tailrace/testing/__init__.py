@@ -7,20 +7,18 @@ itself where Tailrace is installed). Without it, make a `LocalBroker` or a `Serv
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tailrace.testing.local_broker import LocalBroker, VirtualClock, open_local
-    from tailrace.testing.server_process import ServerProcess
-
-__all__ = ["LocalBroker", "ServerProcess", "VirtualClock", "open_local"]
-
+# Type checkers read `__init__.pyi`.
 _LAZY = {
     "LocalBroker": "tailrace.testing.local_broker",
     "ServerProcess": "tailrace.testing.server_process",
     "VirtualClock": "tailrace.testing.local_broker",
     "open_local": "tailrace.testing.local_broker",
 }
+
+
+__all__ = list(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
@@ -32,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_LAZY)

@@ -21,8 +21,8 @@ from tailrace.broker.engine import Engine
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.broker.runtime.turn import refuse
+from tailrace.client.admin.dead_letter_reader import DeadLetter
 from tailrace.client.admin.dead_letters import SUFFIX as DLQ_SUFFIX
-from tailrace.client.admin.dead_letters import DeadLetter
 from tailrace.client.admin.group_admin import Group
 from tailrace.client.admin.schedules import Scheduled
 from tailrace.client.client import Client
@@ -367,7 +367,7 @@ class LocalBroker:
         """A connection for a client on the running loop."""
         with self._lock:
             self._require_open()
-            link = _Link(self, asyncio.get_running_loop())
+            link = _Link(self.clock, self.submit, self.unlink)
             self._links.add(link)
         return link
 
@@ -389,10 +389,16 @@ class _Forgotten(dict[str, int]):
 class _Link:
     """`BrokerVerbs` of one client: remembers its loop, and what it waits for."""
 
-    def __init__(self, broker: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
-        self._broker = broker
-        self.clock = broker.clock
-        self.loop = loop
+    def __init__(
+        self,
+        clock: VirtualClock,
+        submit: Callable[[_Link, Request, Buffer, Respond], None],
+        unlink: Callable[[_Link], None],
+    ) -> None:
+        self._submit = submit
+        self._unlink = unlink
+        self.clock = clock
+        self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.waiting: dict[int, Respond] = {}
         self.gate = OpenGate()
@@ -401,11 +407,11 @@ class _Link:
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`; the reply comes in a later round of the loop."""
-        self._broker.submit(self, request, body, respond)
+        self._submit(self, request, body, respond)
 
     async def close(self) -> None:
         """Let go; what waits for an answer is told that it is unknown."""
-        self._broker.unlink(self)
+        self._unlink(self)
 
 
 def _round_trip(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,6 +1,6 @@
 """The producer on virtual time, against a broker in hand: batches, order, bounds, who hears of failures.
 
-Also covers `client/publish/message_fields.py`.
+Also covers `client/publish/loop_outside.py` and `client/publish/message_fields.py`.
 """
 
 import asyncio

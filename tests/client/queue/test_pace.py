@@ -110,7 +110,7 @@ async def _run_counted(count: int) -> int:
         return 0.0
 
     class Source:
-        async def __anext__(self) -> Any:
+        async def next(self) -> Any:
             raise StopAsyncIteration
 
         def ready(self) -> Any:
@@ -124,7 +124,7 @@ async def _run_counted(count: int) -> int:
 
     source = Source()
     runner = HandlerRunner(
-        source,
+        source.next,
         cast(Any, source),
         handler,
         concurrency=10,

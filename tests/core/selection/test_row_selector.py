@@ -1,7 +1,7 @@
 """The pool against brute force: lanes, keys, retries, TTL, frames that are not at hand, restarts.
 
-Also covers `core/selection/key_cursors.py`, `core/selection/key_queues.py`, `core/selection/lane_queues.py`
-and `core/selection/selection_terms.py`.
+Also covers `core/selection/key_cursors.py`, `core/selection/key_offers.py`, `core/selection/key_queues.py`,
+`core/selection/lane_feeds.py`, `core/selection/lane_queues.py` and `core/selection/selection_terms.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from tailrace import Client
-    from tailrace.client.admin.dead_letters import DeadLetter
+    from tailrace.client.admin.dead_letter_reader import DeadLetter
 
 letters = typer.Typer(no_args_is_help=True, help="Look at dead letters, send them back, drop them.")
 

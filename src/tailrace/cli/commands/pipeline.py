@@ -134,7 +134,7 @@ def _run(found: Pipeline, options: Any, master: str, conf: Mapping[str, str], ou
             summary = None
         except Exception as error:
             if not progress.stopping:
-                raise (_gone(spark) or told(error)) from error
+                raise (_gone() or told(error)) from error
             # What a cancelled job raises says nothing but that it was cancelled.
             summary = None
         finally:
@@ -168,12 +168,13 @@ def _end(spark: SparkSession) -> None:
         return  # The JVM is gone; whatever went wrong with it is told.
 
 
-def _gone(spark: SparkSession) -> TailraceError | None:
+def _gone() -> TailraceError | None:
     """The error to tell when the JVM has ended; what Spark raises then says nothing of it."""
     from subprocess import TimeoutExpired
 
-    gateway: Any = spark.sparkContext._gateway
-    jvm = gateway.proc
+    from tailrace.spark.sessions import jvm_process
+
+    jvm = jvm_process()
     if jvm is None:  # It was there before us, as under spark-submit.
         return None
     try:

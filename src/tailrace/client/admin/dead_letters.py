@@ -12,13 +12,11 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from datetime import datetime
 
 import msgspec
 
-from tailrace.client.admin.dead_letter_reader import DeadLetterReader
+from tailrace.client.admin.dead_letter_reader import DeadLetter, DeadLetterReader
 from tailrace.client.admin.redrive import Redrive
-from tailrace.client.messages import Message, moment
 from tailrace.client.queue.held_leases import offsets_of, spans_of
 from tailrace.client.rpc.calls import ask
 from tailrace.core.collections.span_map import count as count_of
@@ -41,59 +39,7 @@ _OPTIONS = {
     "group_in_flight_max": 1_000_000,
 }
 
-Filter = Callable[["DeadLetter"], bool]
-
-
-class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that a group could not handle, where it came from, and why it is here."""
-
-    message: Message
-    topic: str
-    partition: int
-    offset: int
-    time: datetime | None
-    group: str
-    attempts: int
-    deliveries: int
-    first_delivery: datetime | None
-    last_delivery: datetime | None
-    last_member: str
-    reason: str
-    error: str
-    topic_id: int = 0
-    """Tells the origin from another topic of that name, created later; 0 where it is not known."""
-
-    @classmethod
-    def of(cls, message: Message) -> DeadLetter:
-        """From the message on the dead-letter topic. `topic`, `partition` and `offset` are the origin's."""
-        told = {name: value.decode("utf-8", "replace") for name, value in message.headers}
-
-        def text(name: str) -> str:
-            return told.get(dead_letter_headers.PREFIX + name, "")
-
-        def number(name: str, default: int = 0) -> int:
-            given = text(name)
-            return int(given) if given.lstrip("-").isdigit() else default
-
-        def at(name: str) -> datetime | None:
-            return moment(number(name)) if number(name) > 0 else None
-
-        return cls(
-            message,
-            text("origin-topic"),
-            number("origin-partition", -1),
-            number("origin-offset", -1),
-            at("origin-time"),
-            text("group"),
-            number("attempts"),
-            number("deliveries"),
-            at("first-delivery"),
-            at("last-delivery"),
-            text("last-member"),
-            text("reason"),
-            text("error"),
-            number("origin-topic-id"),
-        )
+Filter = Callable[[DeadLetter], bool]
 
 
 class Redriven(msgspec.Struct, frozen=True):

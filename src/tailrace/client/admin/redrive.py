@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from tailrace.client.admin.dead_letter_reader import DeadLetter
 from tailrace.client.queue.delivery import REDRIVE_HEADER
 from tailrace.client.queue.held_leases import offsets_of, spans_of
 from tailrace.client.rpc.calls import ask
@@ -20,9 +20,6 @@ from tailrace.errors import NotFound, TailraceError
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
 from tailrace.ports import BrokerVerbs
-
-if TYPE_CHECKING:
-    from tailrace.client.admin.dead_letters import DeadLetter
 
 _ADDED = dead_letter_headers.NAMES | {REDRIVE_HEADER}
 """What a dead letter has beyond the headers of its message."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -20,6 +19,7 @@ import mmh3
 import pyarrow as pa
 
 from tailrace.client.messages import Receipt, Receipts, Result
+from tailrace.client.publish.loop_outside import LoopOutside
 from tailrace.client.publish.message_fields import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -40,7 +40,7 @@ from tailrace.client.publish.message_fields import (
 from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.publish.table_split import split_table
 from tailrace.client.rpc.calls import ask
-from tailrace.core.model.commands import DescribeTopic, Reply, TopicInfo
+from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.identifiers import ANY_KEY_SEQUENCE, BATCH_ROWS_MAX, HAS_DELIVER_AT, partition_of
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
 from tailrace.format import batch as arrow
@@ -76,6 +76,7 @@ class Producer:
         self._batch_bytes = min(BATCH_BYTES, buffer_bytes_max)
         self._compression = compression
         self._loop: asyncio.AbstractEventLoop
+        self._outside: LoopOutside
         self._flows: list[PartitionFlow] = []
         self._open: dict[int, PendingBatch] = {}
         """What gathers, by partition; delayed messages under its complement."""
@@ -98,6 +99,7 @@ class Producer:
 
     async def __aenter__(self) -> Producer:
         self._loop = asyncio.get_running_loop()
+        self._outside = LoopOutside(self._verbs, self._loop, self._settled)
         await self._refresh()
         self._closed = None
         self._watch()
@@ -140,7 +142,7 @@ class Producer:
         assert isinstance(info, TopicInfo)
         self._value_max = info.options["message_bytes_max"]
         for partition in range(len(self._flows), len(info.partitions)):
-            self._flows.append(PartitionFlow(self, self.topic, partition, self._named_id))
+            self._flows.append(PartitionFlow(self._outside, self.topic, partition, self._named_id))
 
     def _watch(self) -> None:
         """Once in a while: learn of new partitions, give up what is past its time."""
@@ -444,7 +446,7 @@ class Producer:
         return chosen
 
     def _new_batch(self, partition: int) -> PendingBatch:
-        return PendingBatch(self, partition, self._loop.time() + self._timeout)
+        return PendingBatch(self._outside, partition, self._loop.time() + self._timeout)
 
     def _follow(self, partition: int) -> PendingBatch:
         """A batch of its own, behind everything that was sent to the partition before."""
@@ -543,29 +545,9 @@ class Producer:
         if self._buffered >= self.buffer_bytes_max:
             self.full = True
 
-    # -- what the flows ask for
+    # -- what comes of it
 
-    def submit(self, request: Any, body: Buffer, respond: Callable[[Reply, Sequence[Buffer]], None]) -> None:
-        """Send a request of a flow."""
-        self._verbs.submit(request, body, respond)
-
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call back after a pause."""
-        self._loop.call_later(delay_s, action)
-
-    def now_s(self) -> float:
-        """The loop's time."""
-        return self._loop.time()
-
-    def new_producer_id(self) -> int:
-        """A random identity, never 0."""
-        return secrets.randbits(64) or 1
-
-    def future(self) -> asyncio.Future[None]:
-        """A future of the producer's loop."""
-        return self._loop.create_future()
-
-    def settled(self, batch: PendingBatch) -> None:
+    def _settled(self, batch: PendingBatch) -> None:
         """A batch is through: free its room, remember failures, send what gathered behind it."""
         self._buffered -= batch.nbytes
         if batch.error is not None:

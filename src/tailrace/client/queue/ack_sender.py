@@ -88,6 +88,18 @@ class AckSender:
             self.lose(lease)
         return lease.error is not None
 
+    def configure(self, lease_ms: int) -> None:
+        """The group has this option from now on."""
+        self.lease_ms = lease_ms
+
+    def wrap(self, wrapper: object) -> None:
+        """See `delivery.Settling.wrapper`."""
+        self.wrapper = wrapper
+
+    def went_back_before(self, delivery: LeasedMessage) -> int:
+        """See `delivery.Settling.went_back_before`."""
+        return self.leases.went_back_before(delivery.rows.lease, delivery.offset)
+
     # -- acknowledgements
 
     def _gathered(self, place: Place) -> None:

@@ -15,7 +15,7 @@ from tailrace.client.queue.delivery import Batch, Delivery
 from tailrace.client.queue.handler_runner import Handler, HandlerRunner
 from tailrace.client.queue.held_leases import FailedAck
 from tailrace.client.queue.lease_prefetch import LeasePrefetch
-from tailrace.client.queue.membership import client_name
+from tailrace.client.queue.membership import GroupSession, client_name
 from tailrace.client.queue.threaded_handlers import runs_here
 from tailrace.client.rpc.calls import whole_of
 from tailrace.core.model.group_commands import JoinGroup, Place
@@ -52,10 +52,17 @@ class Consumer:
         options = self._options
         asked = {"mode": options.mode, **options.group}
         request = JoinGroup(self.group, self.member, self.topics, asked, options.wait, client_name())
-        self._intake = LeasePrefetch(self._verbs, request, self._timeout, options)
+        session = GroupSession(
+            self._verbs,
+            request,
+            self._timeout,
+            on_assigned=options.on_assigned,
+            on_revoked=options.on_revoked,
+        )
+        self._intake = LeasePrefetch(self._verbs, session, request, self._timeout, options)
         self._closed = None
         try:
-            await self._intake.membership.join()
+            await session.join(self._intake)
         except BaseException:
             self.kill(Unavailable("the consumer could not join its group"))
             raise
@@ -160,7 +167,7 @@ class Consumer:
         whole_of("concurrency", concurrency)
         intake = self.opened()
         runner = HandlerRunner(
-            self,
+            self.__anext__,
             intake,
             handler,
             concurrency=concurrency,

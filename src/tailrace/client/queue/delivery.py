@@ -61,6 +61,10 @@ class Settling(Protocol):
         """Whether a lease has ended, as far as can be told here."""
         ...
 
+    def went_back_before(self, delivery: LeasedMessage) -> int:
+        """The number of the first lease that was granted after a message went back; see `HeldLeases`."""
+        ...
+
     def let_go(self, delivery: LeasedMessage) -> None:
         """Return a message that a handler had, without a failure, and without waiting for it."""
         ...

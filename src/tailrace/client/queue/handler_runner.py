@@ -28,14 +28,6 @@ Picked = tuple[Delivery, object]
 """A message and its key; None: it has none."""
 
 
-class DeliverySource(Protocol):
-    """Where deliveries come from."""
-
-    def __anext__(self) -> Awaitable[Delivery]:
-        """The next one."""
-        ...
-
-
 class Intake(Protocol):
     """What is at hand."""
 
@@ -65,7 +57,7 @@ class HandlerRunner:
 
     def __init__(
         self,
-        source: DeliverySource,
+        pull: Callable[[], Awaitable[Delivery]],
         intake: Intake,
         handler: Handler,
         *,
@@ -76,7 +68,7 @@ class HandlerRunner:
         pace: Pace,
         now_ms: Callable[[], float],
     ) -> None:
-        self._source = source
+        self._next = pull
         self._intake = intake
         self._handler: Callable[[Any], Any] = handler
         self._plain = None if is_async(handler) else PlainHandler(handler, concurrency)
@@ -105,7 +97,7 @@ class HandlerRunner:
 
     async def _run(self) -> None:
         if self._concurrency == 1:
-            next_one, handle = self._source.__anext__, self._handle
+            next_one, handle = self._next, self._handle
             while True:
                 try:
                     delivery = await next_one()
@@ -113,7 +105,7 @@ class HandlerRunner:
                     return
                 await handle(delivery)
         loop = asyncio.get_running_loop()
-        self._pace.workers = self._concurrency
+        self._pace.begin(self._concurrency)
         workers = [loop.create_task(self._work()) for _ in range(self._concurrency)]
         try:
             done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
@@ -127,11 +119,11 @@ class HandlerRunner:
             for parked in self._parked.values():
                 self._return(parked)
             self._parked.clear()
-            self._pace.workers = self._pace.busy = self._pace.takers = 0
+            self._pace.begin(0)
 
     async def _pull(self) -> Delivery | None:
         try:
-            return await self._source.__anext__()
+            return await self._next()
         except StopAsyncIteration:
             self._over = True
             return None
@@ -201,12 +193,12 @@ class HandlerRunner:
                 continue
             elif self._intake.next_rank() is None:
                 continue  # The leases of all that was in hand are over.
-            self._pace.takers += 1
+            self._pace.waits(1)
             try:
                 async with self._pulling:  # One of the workers waits for more, the others for their turn.
                     delivery = await self._pull()
             finally:
-                self._pace.takers -= 1
+                self._pace.waits(-1)
             if delivery is None:
                 break
             if (picked := self._claim(delivery)) is not None:
@@ -307,7 +299,7 @@ class HandlerRunner:
 
     def _return_stale(self, parked: deque[Delivery], before: Delivery) -> None:
         """A message comes again: what was parked behind it comes after it, but for what was leased since."""
-        fresh = before.rows.lease.went_back_before(before.offset)
+        fresh = before.rows.settling.went_back_before(before)
         stale = [delivery for delivery in parked if delivery.rows.lease.number < fresh]
         if stale:
             self._return(stale)

@@ -49,9 +49,9 @@ class HeldLease:
     __slots__ = (
         "_end",
         "_first",
+        "_gathered",
         "_runs",
         "_starts",
-        "_table",
         "acks",
         "asked",
         "deadline_ms",
@@ -67,8 +67,15 @@ class HeldLease:
         "place",
     )
 
-    def __init__(self, table: HeldLeases, number: int, place: Place, generation: int, grant: Grant) -> None:
-        self._table = table
+    def __init__(
+        self,
+        gathered: Callable[[HeldLease], None],
+        number: int,
+        place: Place,
+        generation: int,
+        grant: Grant,
+    ) -> None:
+        self._gathered = gathered
         self.number = number
         """Leases are counted as they are granted."""
         self.place = place
@@ -98,7 +105,7 @@ class HeldLease:
                 raise self.error
             return
         self.idle = False
-        self._table.dirty(self)
+        self._gathered(self)
 
     def counts(self, offset: int) -> tuple[int, int]:
         """Deliveries (with this one) and failures of a message."""
@@ -138,10 +145,6 @@ class HeldLease:
     def comes_again(self, offset: int) -> bool:
         """Whether the message is to be delivered again: it was given back, or settled too late."""
         return offset in self.gone or offset in self.failed
-
-    def went_back_before(self, offset: int) -> int:
-        """See `HeldLeases.went_back_before`."""
-        return self._table.went_back_before(self, offset)
 
     def take(self, offset: int) -> bool:
         """Claim an offset for a request; False when it is settled, or about to be. Raises when it is lost."""
@@ -241,7 +244,7 @@ class HeldLeases:
     def add(self, place: Place, generation: int, grant: Grant) -> HeldLease:
         """A lease was granted; its offsets are entered by whoever unpacks the rows."""
         self.granted += 1
-        lease = HeldLease(self, self.granted, place, generation, grant)
+        lease = HeldLease(self.dirty, self.granted, place, generation, grant)
         self._held[lease.id] = lease
         return lease
 

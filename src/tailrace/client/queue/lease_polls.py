@@ -181,6 +181,16 @@ class LeasePolls:
         self._retries.at_once()
         self.ask()
 
+    def pause(self, places: set[Place]) -> None:
+        """Ask for nothing of these partitions."""
+        self.paused |= places
+        self.renew()
+
+    def resume(self, places: set[Place]) -> None:
+        """Ask for messages of these again, or of all."""
+        self.paused -= places or set(self.paused)
+        self.renew()
+
     def close(self) -> None:
         """Ask for nothing more."""
         self._retries.at_once()

@@ -39,11 +39,16 @@ LOOK_MS = 5.0
 
 
 class LeasePrefetch:
-    """See `membership.Holder` and `polls.Taker`. Messages are taken from `current`; `last` is the one that
-    was handed out."""
+    """See `membership.Holder` and `lease_polls.Taker`. Messages are taken from `current`; `last` is the one
+    that was handed out."""
 
     def __init__(
-        self, verbs: BrokerVerbs, request: JoinGroup, timeout: float, options: ConsumerOptions
+        self,
+        verbs: BrokerVerbs,
+        membership: GroupSession,
+        request: JoinGroup,
+        timeout: float,
+        options: ConsumerOptions,
     ) -> None:
         self._verbs = verbs
         self._request = request
@@ -58,9 +63,7 @@ class LeasePrefetch:
             went_back=self._went_back,
             lost=self._lease_lost,
         )
-        self.membership = GroupSession(
-            verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
-        )
+        self.membership = membership
         self.batch_size = options.batch_size
         self._begun = False
         self.pace = Pace()
@@ -253,7 +256,8 @@ class LeasePrefetch:
     ) -> None:
         """Let other threads take messages, with the guard held, as deliveries of this kind; see
         `Settling.wrapper`."""
-        self.guard, self.settlement.wrapper = guard, wrapper
+        self.guard = guard
+        self.settlement.wrap(wrapper)
         self.hand_out_as(kind)
 
     def hand_out_as(self, kind: type[LeasedMessage]) -> None:
@@ -370,7 +374,7 @@ class LeasePrefetch:
             self._loop.call_later(LOOK_MS / 1000, self._share, places, *seen)
 
     def started(self) -> int:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         last = self.last
         return self._started + (0 if last is None else last.row + 1)
 
@@ -397,25 +401,23 @@ class LeasePrefetch:
 
     def pause(self, places: set[Place]) -> None:
         """Hand out nothing more of these; what was leased ahead of them is given back."""
-        self._polls.paused |= places
-        self._polls.renew()
+        self._polls.pause(places)
         self.settlement.give_back(self._take_unstarted(places))
 
     def resume(self, places: set[Place]) -> None:
         """Go on with these, or with all."""
-        self._polls.paused -= places or set(self._polls.paused)
-        self._polls.renew()
+        self._polls.resume(places)
 
     def granted(self, places: dict[Place, int]) -> None:
         """See `membership.Holder`."""
-        self.settlement.lease_ms = self.membership.policy.lease_ms
+        self.settlement.configure(self.membership.policy.lease_ms)
         for (topic, partition), generation in places.items():
             self._polls.ready.setdefault(topic, {})[partition] = generation
         self._polls.renew()
 
     def reconfigured(self) -> None:
         """See `membership.Holder`."""
-        self.settlement.lease_ms = self.membership.policy.lease_ms
+        self.settlement.configure(self.membership.policy.lease_ms)
         self._polls.renew()
 
     def _not_ready(self, places: set[Place]) -> None:
@@ -462,38 +464,38 @@ class LeasePrefetch:
     # -- what comes
 
     def is_open(self) -> bool:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         return self._begun and self.closed is None and not self._stopping
 
     def is_waiting(self) -> bool:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         return any(not waiter.done() for waiter in self._waiters)
 
     def out_of_hand(self) -> int:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         current = self._rows
         late = current is not None and len(current) * self.pace.message_ms >= SOON_MS
         return len(current) if late and current is not None else 0
 
     def parked(self) -> list[tuple[LeasedMessage, bool]]:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         return [] if self.parking is None else self.parking.firsts()
 
     def policy(self) -> GroupPolicy:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         return self.membership.policy
 
     def held(self, topic: str) -> list[int]:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         leases = self.settlement.leases.of()
         return [lease.id for lease in leases if lease.place[0] == topic and lease.error is None]
 
     def fenced(self) -> None:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         self.membership.rejoin()
 
     def arrived(self, answer: Answer) -> None:
-        """See `polls.Taker`. Leases may be over already: this process stood still before it looked."""
+        """See `lease_polls.Taker`. Leases may be over already: this process stood still before it looked."""
         topic, parts = answer.topic, answer.parts
         data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
         ready = self._polls.ready.get(topic, {})
@@ -511,19 +513,19 @@ class LeasePrefetch:
         self._wake()
 
     def go_on(self) -> None:
-        """See `polls.Taker`."""
+        """See `lease_polls.Taker`."""
         self._wake()
 
     def may_bring_before(self, rank: int) -> bool:
-        """See `handler_runner.DeliverySource`."""
+        """See `handler_runner.Intake`."""
         return not self._stopping and self.closed is None and self._polls.may_bring_before(rank)
 
     def ask(self) -> None:
-        """See `handler_runner.DeliverySource`."""
+        """See `handler_runner.Intake`."""
         self._polls.ask()
 
     async def news(self) -> None:
-        """See `handler_runner.DeliverySource`."""
+        """See `handler_runner.Intake`."""
         self._listeners.append(self._loop.create_future())
         await self._listeners[-1]
 

@@ -90,7 +90,6 @@ class GroupSession:
     def __init__(
         self,
         verbs: BrokerVerbs,
-        holder: Holder,
         request: JoinGroup,
         timeout: float,
         *,
@@ -98,7 +97,7 @@ class GroupSession:
         on_revoked: Moved | None,
     ) -> None:
         self._verbs = verbs
-        self._holder = holder
+        self._holder: Holder
         # By it the broker tells this consumer from another that was given the same name.
         self._request = msgspec.structs.replace(request, incarnation=secrets.token_hex(8))
         self._timeout = timeout
@@ -129,10 +128,15 @@ class GroupSession:
         """The partitions that it has, those that it is about to give up included."""
         return set(self._owned)
 
+    def usable(self) -> set[Place]:
+        """The partitions of which messages may be asked for: not those that it is about to give up."""
+        return self._owned.keys() - self._finishing
+
     # -- joining and leaving
 
-    async def join(self) -> None:
-        """Become a member; raises why not."""
+    async def join(self, holder: Holder) -> None:
+        """Become a member, for a consumer; raises why not."""
+        self._holder = holder
         membership = await ask(self._verbs, self._request, self._timeout)
         assert isinstance(membership, Membership)
         self._joined(membership)

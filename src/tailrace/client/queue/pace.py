@@ -56,6 +56,14 @@ class Pace:
         self._batch_message_ms: float | None = None
         self._batch_count = 0
 
+    def begin(self, workers: int) -> None:
+        """So many handlers are going to run side by side; 0: no more."""
+        self.workers, self.busy, self.takers = workers, 0, 0
+
+    def waits(self, more: int) -> None:
+        """So many handlers more wait for a message."""
+        self.takers += more
+
     def took(self, count: int, ms: float) -> None:
         """The application took messages, and comes back for more after this time."""
         self._measured(count, ms)

@@ -184,6 +184,10 @@ class Fetcher:
             places[last.topic, last.partition] = last.offset + 1 if last is self.confirmed else unfinished
         return places
 
+    def confirm(self, message: Message | None) -> None:
+        """The application calls what it has in hand finished."""
+        self.confirmed = message
+
     def add(self, cursors: Mapping[Place, Cursor]) -> None:
         """Read these partitions, too."""
         self.cursors.update(cursors)

@@ -185,7 +185,7 @@ class StreamConsumer:
             raise InvalidRequest("commit: a broadcast consumer has no group that a place could be stored for")
         last = source.feed.last
         await source.store(source.feed.position(), self._timeout)
-        source.feed.confirmed = last
+        source.feed.confirm(last)
 
     def pause(self, *partitions: Place) -> None:
         """Read nothing more of these (topic, partition) pairs, or of all that it has."""
@@ -316,12 +316,12 @@ class _Seat(_Source):
         asked = {"mode": options.mode, **options.group}
         request = JoinGroup(group, options.member, list(topics), asked, options.wait, client_name())
         self._membership = GroupSession(
-            verbs, self, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
+            verbs, request, timeout, on_assigned=options.on_assigned, on_revoked=options.on_revoked
         )
 
     async def open(self) -> None:
         """Join."""
-        await self._membership.join()
+        await self._membership.join(self)
         self.tick()
 
     def assignment(self) -> set[Place]:

@@ -37,7 +37,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,40 @@ LONG = 64
 THIN = 32
 """A chunk with fewer offsets becomes runs again; a chunk with less than twice as many is not made."""
 STEP = 512
+
+
+class FrozenRuns(NamedTuple):
+    """A copy of a map: its blocks and its chunks."""
+
+    firsts: list[array[int]]
+    ends: list[array[int]]
+    values: list[list[bytes]]
+    chunks: list[DenseSpans]
+
+    def columns(self) -> tuple[bytes, bytes, bytes]:
+        """Firsts, ends and values of all runs, for a snapshot. All values must have one length."""
+        values = b"".join([b"".join(values) for values in self.values])
+        if not self.chunks:
+            return b"".join(self.firsts), b"".join(self.ends), values
+        parts = [chunk.edges(chunk.base, chunk.base + CHUNK) for chunk in self.chunks]
+        blocks = [np.frombuffer(b"".join(side), np.int64) for side in (self.firsts, self.ends)]
+        firsts = np.concatenate([blocks[0], *[part[0] for part in parts]])
+        ends = np.concatenate([blocks[1], *[part[1] for part in parts]])
+        order = np.argsort(firsts, kind="stable")
+        firsts, ends = firsts[order], ends[order]
+        one = firsts[1:] == ends[:-1]
+        size = len(self.chunks[0].values[1])
+        if size:
+            tables = [np.frombuffer(b"".join(chunk.values[1:]), np.uint8) for chunk in self.chunks]
+            rows = [table.reshape(-1, size)[part[2] - 1] for table, part in zip(tables, parts, strict=True)]
+            cells = np.concatenate([np.frombuffer(values, np.uint8).reshape(-1, size), *rows])[order]
+            one &= (cells[1:] == cells[:-1]).all(axis=1)
+            values = cells[np.concatenate(([True], ~one))].tobytes()
+        return (
+            firsts[np.concatenate(([True], ~one))].tobytes(),
+            ends[np.concatenate((~one, [True]))].tobytes(),
+            values,
+        )
 
 
 class Runs(SpanBlocks):
@@ -200,41 +234,17 @@ class Runs(SpanBlocks):
 
     # ----------------------------------------------------------------------------------------------- bytes
 
-    def frozen(self) -> Runs:
-        """A copy for `columns` to encode later, while this map changes."""
-        copy = Runs()
-        copy._firsts, copy._ends = [block[:] for block in self._firsts], [block[:] for block in self._ends]
-        copy._values = [block[:] for block in self._values]
-        copy._chunks = {number: chunk.frozen() for number, chunk in self._chunks.items()}
-        return copy
-
-    def columns(self) -> tuple[bytes, bytes, bytes]:
-        """Firsts, ends and values of all runs, for a snapshot. All values must have one length."""
-        values = b"".join([b"".join(values) for values in self._values])
-        if not self._chunks:
-            return b"".join(self._firsts), b"".join(self._ends), values
-        parts = [chunk.edges(chunk.base, chunk.base + CHUNK) for chunk in self._chunks.values()]
-        blocks = [np.frombuffer(b"".join(side), np.int64) for side in (self._firsts, self._ends)]
-        firsts = np.concatenate([blocks[0], *[part[0] for part in parts]])
-        ends = np.concatenate([blocks[1], *[part[1] for part in parts]])
-        order = np.argsort(firsts, kind="stable")
-        firsts, ends = firsts[order], ends[order]
-        one = firsts[1:] == ends[:-1]
-        size = len(next(iter(self._chunks.values())).values[1])
-        if size:
-            tables = [np.frombuffer(b"".join(chunk.values[1:]), np.uint8) for chunk in self._chunks.values()]
-            rows = [table.reshape(-1, size)[part[2] - 1] for table, part in zip(tables, parts, strict=True)]
-            cells = np.concatenate([np.frombuffer(values, np.uint8).reshape(-1, size), *rows])[order]
-            one &= (cells[1:] == cells[:-1]).all(axis=1)
-            values = cells[np.concatenate(([True], ~one))].tobytes()
-        return (
-            firsts[np.concatenate(([True], ~one))].tobytes(),
-            ends[np.concatenate((~one, [True]))].tobytes(),
-            values,
+    def frozen(self) -> FrozenRuns:
+        """A copy that is encoded later, while this map changes."""
+        return FrozenRuns(
+            [block[:] for block in self._firsts],
+            [block[:] for block in self._ends],
+            [block[:] for block in self._values],
+            [chunk.frozen() for chunk in self._chunks.values()],
         )
 
     def fill(self, firsts: Sequence[int], ends: Sequence[int], values: Sequence[bytes]) -> None:
-        """Fill an empty map from `columns`; raise `ValueError` when the columns are inconsistent."""
+        """Fill an empty map from `FrozenRuns.columns`; raise `ValueError` when they are inconsistent."""
         assert not self
         half = span_blocks.BLOCK_MAX // 2
         for at in range(0, len(firsts), half):

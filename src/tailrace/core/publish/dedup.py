@@ -28,7 +28,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -37,9 +37,6 @@ import numpy.typing as npt
 from tailrace.core.collections.hash_table import Buffer, HashTable, Numbers, group_rows, present_rows
 from tailrace.core.model.identifiers import Hashes, Refusal
 from tailrace.errors import Overloaded, TooLarge
-
-if TYPE_CHECKING:
-    from tailrace.core.publish.delayed_dedup import DelayedDedup
 
 ROTATE_MIN = 1024
 """A young table with fewer entries is not worth a rotation."""
@@ -54,6 +51,22 @@ class Filtered(msgspec.Struct, frozen=True, eq=False):
 
     keep: Numbers
     duplicates: list[tuple[int, int]]
+
+
+class OtherIds(Protocol):
+    """Ids that count beside those of a window: of delayed messages, see `delayed_dedup`."""
+
+    def live(self, time_us: int) -> int:
+        """The number of ids that count at a time."""
+        ...
+
+    def knows(self, given: Hashes, time_us: int) -> Mask:
+        """Which of these ids, none of them all zero, count at a time."""
+        ...
+
+    def places(self, ids: Hashes, time_us: int) -> Numbers:
+        """The offset of each message that was released by a time; -1 for the others."""
+        ...
 
 
 class DedupWindow:
@@ -104,7 +117,7 @@ class DedupWindow:
         time_us: int,
         *,
         late: Mask | None = None,
-        others: DelayedDedup | None = None,
+        others: OtherIds | None = None,
     ) -> Filtered | Refusal | None:
         """The duplicates in a batch that would be appended at that offset and time; None if there are none.
 

@@ -34,6 +34,10 @@ class KeyIndex:
         self.entries_max = entries_max
         self._table = HashTable()
 
+    def reconfigure(self, entries_max: int) -> None:
+        """The topic has this option from now on."""
+        self.entries_max = entries_max
+
     def __len__(self) -> int:
         return len(self._table)
 

@@ -38,11 +38,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Columns
-from tailrace.core.selection.key_cursors import KeyCursor, KeyQueue, Spot, retry_entry
+from tailrace.core.selection.key_offers import KeyQueue, Spot, retry_entry
 from tailrace.core.selection.lane_queues import View, fresh_rows, lane_of, row_of
 from tailrace.core.selection.lanes import LANES, LANES_ALL
 from tailrace.core.selection.selection_terms import LedgerView
@@ -54,6 +55,14 @@ KEY_ROWS = 1_024
 rest is found in the ledger when these are in flight."""
 
 FLYING, BACK, DYING = range(3)
+
+
+class Window(NamedTuple):
+    """How far messages are known. `unknown` are lanes, a bit each, that may go on behind the `hole`, an
+    offset where a frame is missing (None: nothing is)."""
+
+    hole: int | None
+    unknown: int
 
 
 class KeyQueues:
@@ -268,8 +277,9 @@ class KeyQueues:
 
     # ------------------------------------------------------------------------------------------- selecting
 
-    def feeds(self, view: View, starved_us: int, dying_holds: bool) -> list[KeyCursor] | int:
-        """Cursors of all lanes, or an offset whose frame has to be cached first."""
+    def prepare(self, view: View) -> Window | int:
+        """Learn what can be learnt of the messages from the frames that are cached; return what the window
+        has then, or an offset whose frame has to be cached first."""
         missing = self._place(view)
         if missing is not None:
             return missing
@@ -288,20 +298,21 @@ class KeyQueues:
             unknown = _lanes_from(hole, view) | self._lanes
         elif missing is not None:
             unknown, hole = LANES_ALL, missing
+        return Window(hole, unknown)
+
+    def spots(self, member: str) -> list[tuple[Spot, Spot]]:
+        """By lane: the offers to every member, and to this one alone."""
+        held = self._held.get(member) or [Spot() for _ in range(LANES)]
+        return list(zip(self._free, held, strict=True))
+
+    def starved_below(self, starved_us: int) -> int:
+        """The offset below which messages that were never delivered were appended at a time or before."""
         place = bisect_right(self._times, starved_us)
-        starved_below = self._bases[place] if place < len(self._bases) else self.looked
-        held = self._held.get(view.want.member) or [Spot() for _ in range(LANES)]
-        feeds: list[KeyCursor] = []
-        for lane in range(LANES):
-            spots = (self._free[lane], held[lane])
-            feed = KeyCursor(self, view, spots, feeds, dying_holds)
-            feed.starved_us, feed.starved_code = starved_us, starved_below << 3
-            feed.hole = hole if unknown >> lane & 1 else None
-            if lane < view.want.above:
-                feed.above = view.want.above
-            feeds.append(feed)
-        feeds[0].refresh()
-        return feeds
+        return self._bases[place] if place < len(self._bases) else self.looked
+
+    def expires(self) -> None:
+        """A frame has messages that expire; see `expiring`."""
+        self.expiring = True
 
     def takers(self) -> list[str]:
         """Members to whom alone something was offered since this was last called."""

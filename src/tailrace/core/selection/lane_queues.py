@@ -1,9 +1,9 @@
 """Messages by lane where no keys matter: each lane looks ahead over the whole backlog on its own.
 
-For each lane, the free rows found so far are kept per frame (a `_Chunk`), with how far the lane has looked.
-Without keys no message waits for another, so a lane whose next message is far away looks past all others.
-Frames that have nothing of a lane, by the frame index, are skipped unread. A frame that has to be opened for
-one lane is opened for all lanes that have come just as far.
+For each lane, the free rows found so far are kept per frame (a `LaneChunk`), with how far the lane has
+looked. Without keys no message waits for another, so a lane whose next message is far away looks past all
+others. Frames that have nothing of a lane, by the frame index, are skipped unread. A frame that has to be
+opened for one lane is opened for all lanes that have come just as far.
 
 Example: frames F0 (offsets 0-99, lane 2), F1 (100-199, lanes 0 and 2), F2 (200-299, lane 2). Lane 0 skips F0,
 opens F1 and finds its rows there. Lane 2 has looked at nothing yet, so it does not take its rows of F1 with
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, CachedFrames, Columns, Times
-from tailrace.core.selection.lanes import EMPTY, LANES, READY, UNKNOWN
+from tailrace.core.selection.lanes import LANES
 from tailrace.core.selection.selection_terms import LedgerView, Traits, Want
 
 AHEAD_FRAMES = 64
@@ -102,7 +102,7 @@ def _inside(offsets: Times, bounds: Times) -> Mask:
     return inside
 
 
-class _Chunk:
+class LaneChunk:
     """Rows of one lane in one frame that are free, ascending."""
 
     __slots__ = ("append_time_us", "expires", "offsets", "row_bytes")
@@ -125,7 +125,7 @@ class LaneQueues:
     """Per lane: the free rows found so far, how far the lane has looked, and messages that came back."""
 
     def __init__(self, source: LedgerView) -> None:
-        self._chunks: list[list[_Chunk]] = [[] for _ in range(LANES)]
+        self._chunks: list[list[LaneChunk]] = [[] for _ in range(LANES)]
         self._looked = [0] * LANES
         self.latest_us = [0] * LANES
         """By lane: append time of the last frame that the lane has looked at."""
@@ -188,17 +188,7 @@ class LaneQueues:
 
     # --------------------------------------------------------------------------------------------- selecting
 
-    def feeds(self, view: View, starved_us: int) -> list[LaneFeed] | int:
-        """The filled feeds of all lanes, or an offset whose frame has to be cached first."""
-        missing = self._sort_due(view)
-        if missing is not None:
-            return missing
-        feeds = [LaneFeed(self, lane, view, starved_us) for lane in range(LANES)]
-        for feed in feeds:
-            feed.refill()
-        return feeds
-
-    def _sort_due(self, view: View) -> int | None:
+    def sort_due(self, view: View) -> int | None:
         """Put messages that have become due into their lanes; return an offset whose frame is missing."""
         waiting, touched = self._waiting, set()
         missing = None
@@ -235,7 +225,7 @@ class LaneQueues:
         del rows[:gone]
         return rows
 
-    def chunks(self, lane: int) -> list[_Chunk]:
+    def chunks(self, lane: int) -> list[LaneChunk]:
         """The free rows found for a lane so far."""
         return self._chunks[lane]
 
@@ -277,140 +267,12 @@ class LaneQueues:
             if len(mine):
                 offsets = mine + columns.base_offset if columns.offsets is None else columns.offsets[mine]
                 expires = None if columns.expires_us is None else columns.expires_us[mine]
-                self._chunks[other].append(_Chunk(columns, offsets, expires))
+                self._chunks[other].append(LaneChunk(columns, offsets, expires))
 
 
-class LaneFeed:
-    """A lane during one selection: retries by due time, then fresh messages by offset. While a retry is next,
-    the lane waits since the retry was due, or, if the fresh message behind it starves, since that was
-    appended, if that is longer ago."""
-
-    __slots__ = (
-        *("_chunk", "_lane", "_queues", "_retries", "_retry", "_row", "_starved_us", "_view"),
-        *("at", "missing", "row_bytes", "rows", "since_us", "state"),
-    )
-
-    def __init__(self, queues: LaneQueues, lane: int, view: View, starved_us: int) -> None:
-        self._queues = queues
-        self._lane = lane
-        self._view = view
-        self._starved_us = starved_us
-        self._retries = queues.retries(lane)
-        self._retry = self._chunk = self._row = 0
-        self.state = EMPTY
-        self.rows: list[int] = []
-        self.at = 0
-        self.since_us = 0
-        self.row_bytes = 0.0
-        self.missing: int | None = None
-
-    def refill(self) -> bool:
-        """Find the next block of rows. Other lanes never change by it."""
-        self.rows, self.at, self.state, self.since_us = [], 0, UNKNOWN, 0
-        while not self.rows:
-            if len(self._view.lapsed) >= LAPSED_MAX:
-                return False
-            if not (self._next_retries() if self._has_retries() else self._next_fresh()):
-                return False
-        self.state = READY
-        return False
-
-    def _has_retries(self) -> bool:
-        while self._retry < len(self._retries) and not self._queues.waits(self._retries[self._retry]):
-            self._retry += 1
-        return self._retry < len(self._retries)
-
-    def _next_retries(self) -> bool:
-        """Show a run of retries in one frame with one due time; return whether one was found."""
-        due_us, offset = self._retries[self._retry]
-        fresh_us, missing = self._fresh_since()
-        if len(self._view.lapsed) >= LAPSED_MAX:
-            return False
-        self.since_us = min(due_us, fresh_us) if fresh_us <= self._starved_us else due_us
-        if missing is not None and self.since_us < due_us:
-            self.missing = missing
-            return False
-        columns = self._view.at_hand.columns(offset)
-        if columns is None:
-            self.missing = offset
-            return False
-        block = self._retries[self._retry : self._retry + BLOCK_ROWS]
-        run = 0
-        while run < len(block) and block[run][0] == due_us and block[run][1] < columns.end_offset:
-            run += 1
-        self._retry += run
-        rows = [row[1] for row in block[:run] if self._queues.waits(row)]
-        expires = None
-        if columns.expires_us is not None:
-            expires = columns.expires_us[[row_of(columns, row) for row in rows]]
-        self._show(np.array(rows, np.int64), expires)
-        self.row_bytes = row_bytes(columns)
-        return True
-
-    def _fresh_since(self) -> tuple[int, int | None]:
-        """Since when the next fresh message waits, and the offset of a missing frame: then it waits since
-        that time at the longest. Expired messages do not wait."""
-        chunks = self._queues.chunks(self._lane)
-        missing = None
-        while missing is None:
-            if self._chunk < len(chunks):
-                chunk = chunks[self._chunk]
-                if not self._pass_lapsed(chunk) or len(self._view.lapsed) >= LAPSED_MAX:
-                    return chunk.append_time_us, None
-                continue
-            missing = self._queues.look(self._lane, self._view)
-            if missing is None and self._chunk == len(chunks):
-                return NEVER_US, None
-        return self._queues.latest_us[self._lane], missing
-
-    def _pass_lapsed(self, chunk: _Chunk) -> bool:
-        """Pass over the first rows if they have expired; return whether nothing of the chunk is left."""
-        if chunk.expires is None:
-            return False
-        expires = chunk.expires[self._row :]
-        left = np.flatnonzero((expires <= 0) | (expires > self._view.want.wall_us))
-        end = self._row + int(left[0]) if len(left) else len(chunk.offsets)
-        self._view.lapsed.update(dict.fromkeys(chunk.offsets[self._row : end].tolist()))
-        self._row = end
-        if end < len(chunk.offsets):
-            return False
-        self._chunk, self._row = self._chunk + 1, 0
-        return True
-
-    def _next_fresh(self) -> bool:
-        chunks = self._queues.chunks(self._lane)
-        if self._chunk == len(chunks):
-            self.missing = self._queues.look(self._lane, self._view)
-            if self._chunk == len(chunks):
-                self.state = EMPTY if self.missing is None else UNKNOWN
-                self.since_us = self._queues.latest_us[self._lane]
-                return False
-        chunk, row = chunks[self._chunk], self._row
-        self.since_us = chunk.append_time_us
-        offsets = chunk.offsets[row : row + BLOCK_ROWS]
-        if self._view.at_hand.columns(int(offsets[0])) is None:
-            self.missing = int(offsets[0])
-            return False
-        self._row += len(offsets)
-        self._show(offsets, None if chunk.expires is None else chunk.expires[row : row + BLOCK_ROWS])
-        self.row_bytes = chunk.row_bytes
-        if self._row == len(chunk.offsets):
-            self._chunk, self._row = self._chunk + 1, 0
-        return True
-
-    def _show(self, offsets: Times, expires: Times | None) -> None:
-        """Show the rows that have not expired; note the others."""
-        if expires is not None:
-            lapsed = (expires > 0) & (expires <= self._view.want.wall_us)
-            if lapsed.any():
-                self._view.lapsed.update(dict.fromkeys(offsets[lapsed].tolist()))
-                offsets = offsets[~lapsed]
-        self.rows = offsets.tolist()
-
-
-def _first(chunk: _Chunk) -> int:
+def _first(chunk: LaneChunk) -> int:
     return int(chunk.offsets[0])
 
 
-def _last(chunk: _Chunk) -> int:
+def _last(chunk: LaneChunk) -> int:
     return int(chunk.offsets[-1])

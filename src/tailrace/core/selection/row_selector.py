@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import CachedFrames
+from tailrace.core.selection.key_cursors import key_cursors
 from tailrace.core.selection.key_queues import KeyQueues
+from tailrace.core.selection.lane_feeds import lane_feeds
 from tailrace.core.selection.lane_queues import LaneQueues, View
 from tailrace.core.selection.lanes import STRICT, WEIGHTED, Feed, LaneTurn
 from tailrace.core.selection.selection_terms import LedgerView, Selection, Traits, Want
@@ -49,9 +51,9 @@ class RowSelector:
         feeds: Sequence[Feed] | int
         expiring = isinstance(queues, KeyQueues) and queues.expiring
         if isinstance(queues, KeyQueues):
-            feeds = queues.feeds(view, starved_us, self._policy.expired_to_dlq)
+            feeds = key_cursors(queues, view, starved_us, self._policy.expired_to_dlq)
         else:
-            feeds = queues.feeds(view, starved_us)
+            feeds = lane_feeds(queues, view, starved_us)
         if isinstance(feeds, int):
             return Selection([], [], [], feeds)
         turn = self._turn.copy()

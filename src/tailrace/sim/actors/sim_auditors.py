@@ -7,17 +7,14 @@ place of a group only does when the group is reset, whatever fails in between: a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tailrace.core.model.commands import LATEST, FindOffsets, Offsets, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import Committed
 from tailrace.format.frame import Buffer
+from tailrace.sim.actors.surroundings import GroupWorld
 from tailrace.sim.delivery_history import require
 from tailrace.sim.network import SimulatedLink
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.delivery_world import DeliveryWorld
 
 EVERY_US = (50_000, 200_000, 500_000)
 
@@ -25,7 +22,7 @@ EVERY_US = (50_000, 200_000, 500_000)
 class SimAuditor:
     """One for a world of durable topics."""
 
-    def __init__(self, world: DeliveryWorld) -> None:
+    def __init__(self, world: GroupWorld) -> None:
         self._world = world
         self.line = SimulatedLink(world)
         self._ends: list[int] = []

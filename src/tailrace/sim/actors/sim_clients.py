@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.core.model.commands import Claimed, ClaimProducer, Fetch, Fetched, Publish, Reply
@@ -12,19 +12,16 @@ from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import Respond
-from tailrace.sim.network import SimulatedLink
-from tailrace.sim.virtual_time import SECOND_US
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.client_world import ClientWorld
+from tailrace.sim.actors.surroundings import ChancyWorld
+from tailrace.sim.network import SimulatedLink, Surroundings
+from tailrace.sim.virtual_time import SECOND_US, Violation
 
 SAFE, QUICK = "safe", "quick"
 PLACES = [(SAFE, 0), (SAFE, 1), (QUICK, 0)]
 TOO_LARGE = 150
 
-
-class Violation(AssertionError):
-    """A promise was broken."""
+Claimant = Callable[[tuple[str, int], int], None]
+"""Told that the name of a client is its own at a place, and of its epoch there."""
 
 
 class SentBatch:
@@ -37,21 +34,26 @@ class SentBatch:
         self.taken = self.probe = False
 
 
-class SimProducer:
-    """See `client.publish.partition_flow.Outside`: one producing client, with a flow to each place."""
+class PublishingWorld(ChancyWorld, Protocol):
+    """A world with an account of what its clients have sent."""
 
-    def __init__(self, world: ClientWorld, named_id: int | None) -> None:
+    ledger: list[SentBatch]
+    taken_over: list[tuple[tuple[str, int], SimProducer, int, int]]
+    """Who was told that a name is its own now: place, producer, epoch, and how long the ledger was."""
+
+    def end_of(self, place: tuple[str, int]) -> int:
+        """The end of a partition now."""
+        ...
+
+
+class SimOutside:
+    """See `client.publish.partition_flow.Outside`: what the flows of one client are in."""
+
+    def __init__(self, world: PublishingWorld, line: SimulatedLink, claimed: Claimant) -> None:
         self._world = world
-        self.line = SimulatedLink(world)
+        self._line = line
+        self._claimed = claimed
         self._numbers: dict[int, tuple[int, int]] = {}
-        places = PLACES if named_id is None else PLACES[:2]
-        self.flows = {place: PartitionFlow(self, *place, named_id) for place in places}
-        self._tick()
-
-    def _tick(self) -> None:
-        for flow in self.flows.values():
-            flow.give_up(self.now_s())
-        self._world.later(SECOND_US, self._tick)
 
     def submit(self, request: Any, body: Buffer, respond: Respond) -> None:
         """See `Outside.submit`."""
@@ -67,12 +69,12 @@ class SimProducer:
             raise AssertionError(f"a flow does not send {request}")
         elif request.epoch is None:
             respond = self._first_claim((request.topic, request.partition), respond)
-        self.line.submit(request, body, respond)
+        self._line.submit(request, body, respond)
 
     def _first_claim(self, place: tuple[str, int], respond: Respond) -> Respond:
         def answered(reply: Reply, parts: Sequence[Buffer]) -> None:
             if isinstance(reply, Claimed):
-                self._world.taken_over.append((place, self, reply.epoch, len(self._world.ledger)))
+                self._claimed(place, reply.epoch)
             respond(reply, parts)
 
         return answered
@@ -107,11 +109,31 @@ class SimProducer:
         """See `Outside.future`; nobody waits here."""
         raise NotImplementedError
 
+
+class SimProducer:
+    """One producing client, with a flow to each place."""
+
+    def __init__(self, world: PublishingWorld, named_id: int | None) -> None:
+        self._world = world
+        self.line = SimulatedLink(world)
+        self._outside = SimOutside(world, self.line, self._took_over)
+        places = PLACES if named_id is None else PLACES[:2]
+        self.flows = {place: PartitionFlow(self._outside, *place, named_id) for place in places}
+        self._tick()
+
+    def _tick(self) -> None:
+        for flow in self.flows.values():
+            flow.give_up(self._outside.now_s())
+        self._world.later(SECOND_US, self._tick)
+
+    def _took_over(self, place: tuple[str, int], epoch: int) -> None:
+        self._world.taken_over.append((place, self, epoch, len(self._world.ledger)))
+
     def send(self, place: tuple[str, int], give_up_s: float, *, odd: bool) -> SentBatch:
         """Make a batch and enqueue it; an odd one may be refused for good."""
         world = self._world
         values = [world.value() for _ in range(world.random.choice((1, 1, 2, 3)))]
-        batch = PendingBatch(self, place[1], self.now_s() + give_up_s)
+        batch = PendingBatch(self._outside, place[1], self._outside.now_s() + give_up_s)
         if odd and world.chance(0.5):
             values[-1] += b"x" * TOO_LARGE
         elif odd:
@@ -129,7 +151,7 @@ class SimProducer:
 class SimReader:
     """A reading client: every committed message of every place, in order."""
 
-    def __init__(self, world: ClientWorld, topic: str) -> None:
+    def __init__(self, world: Surroundings, topic: str) -> None:
         self._world = world
         self.topic = topic
         self.line = SimulatedLink(world)

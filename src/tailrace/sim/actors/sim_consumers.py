@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tailrace.client.queue.consumer import Consumer
 from tailrace.client.queue.consumer_options import ConsumerOptions
@@ -17,12 +17,9 @@ from tailrace.core.model.commands import Request
 from tailrace.errors import TailraceError, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
-from tailrace.sim.actors.sim_clients import Violation
-from tailrace.sim.network import SimulatedLink
+from tailrace.sim.network import SimulatedLink, Surroundings
 from tailrace.sim.sim_loop import SimLoop
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.client_world import ClientWorld
+from tailrace.sim.virtual_time import Violation
 
 CALL_S = 30.0
 TIMERS_MAX = 40
@@ -37,7 +34,7 @@ GROUP: dict[str, Any] = {"lease_ms": 2000, "session_ms": 3000, "heartbeat_ms": 5
 class SimVerbs:
     """See `BrokerVerbs`: one connection, and what goes over it."""
 
-    def __init__(self, world: ClientWorld, loop: SimLoop) -> None:
+    def __init__(self, world: Surroundings, loop: SimLoop) -> None:
         self._world = world
         self._loop = loop
         self.line = SimulatedLink(world)
@@ -78,7 +75,7 @@ class SimVerbs:
 class SimConsumer:
     """A consumer of the SDK over several topics; `seen` is what it was given."""
 
-    def __init__(self, world: ClientWorld, topics: Sequence[str], mode: str) -> None:
+    def __init__(self, world: Surroundings, topics: Sequence[str], mode: str) -> None:
         self._world = world
         self.loop = SimLoop(world)
         self.verbs = SimVerbs(world, self.loop)

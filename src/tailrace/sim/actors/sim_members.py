@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from tailrace.core.model.identifiers import HAS_OFFSET_DELTA, Refusal
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
+from tailrace.sim.actors.surroundings import GroupWorld
 from tailrace.sim.delivery_history import Given, HistoryAct, require
 from tailrace.sim.network import SimulatedLink
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.delivery_world import DeliveryWorld
 
 Spans = list[int]
 
@@ -39,7 +37,7 @@ def rows_of(data: memoryview) -> dict[int, bytes]:
 class SimMember:
     """One member. It asks for one thing at a time on each of its two errands: heartbeats and leases."""
 
-    def __init__(self, world: DeliveryWorld, group: str, name: str) -> None:
+    def __init__(self, world: GroupWorld, group: str, name: str) -> None:
         self.world, self.group, self.name = world, group, name
         self.line = SimulatedLink(world)
         self.version = 0
@@ -213,7 +211,7 @@ class SimMember:
                         len(world.history.given) + len(given),
                     )
                 )
-        world.history.given += given
+        world.history.given.extend(given)
         world.seen["delivered again"] += any(item.deliveries > 1 for item in given)
         self._held[grant.lease] = given
         self._granted.append(grant.lease)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tailrace.core.model import group_commands as groups
 from tailrace.core.model import queue_commands as wire
@@ -18,11 +18,9 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
+from tailrace.sim.actors.surroundings import ChancyWorld
 from tailrace.sim.delivery_history import Place, require
 from tailrace.sim.network import SimulatedLink
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.move_world import MoveWorld
 
 GROUP = "_redrive"
 TICK = b"tick"
@@ -62,10 +60,19 @@ class RedrivenLetter:
     copied: bool
 
 
+class RedriveWorld(ChancyWorld, Protocol):
+    """A world with dead letters."""
+
+    topic: str
+    partitions: int
+    dead_letters: str
+    """Their topic."""
+
+
 class SimOperator:
     """Redrives one letter after the other; whatever goes wrong, it begins again."""
 
-    def __init__(self, world: MoveWorld) -> None:
+    def __init__(self, world: RedriveWorld) -> None:
         self.world = world
         self.line = SimulatedLink(world)
         self.sent: list[RedrivenLetter] = []

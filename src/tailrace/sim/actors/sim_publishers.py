@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tailrace.core.model import queue_commands as wire
 from tailrace.core.model.commands import Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
+from tailrace.sim.actors.surroundings import TopicWorld
 from tailrace.sim.delivery_history import SentMessage
 from tailrace.sim.network import SimulatedLink
 from tailrace.sim.virtual_time import SECOND_US
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.delivery_world import DeliveryWorld
 
 KINDS = ("plain", "plain", "keyed", "keyed", "lanes", "ends", "delayed", "dedup", "mixed")
 KEYS = (b"a", b"b", b"c")
@@ -24,7 +22,7 @@ KEYS = (b"a", b"b", b"c")
 class SimPublisher:
     """Sends batches; those with dedup ids again and again until they have an answer."""
 
-    def __init__(self, world: DeliveryWorld) -> None:
+    def __init__(self, world: TopicWorld) -> None:
         self.world = world
         self.line = SimulatedLink(world)
         self._count = 0

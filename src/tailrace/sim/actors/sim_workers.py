@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from random import Random
+from typing import Any, Protocol
 
 from tailrace.broker.queue.fetch_request import OpenGate
+from tailrace.broker.runtime.clock import ManualClock
 from tailrace.client.queue.consumer import Consumer
 from tailrace.client.queue.consumer_options import ConsumerOptions
 from tailrace.client.queue.delivery import Delivery
@@ -21,11 +23,9 @@ from tailrace.core.model.queue_commands import Leases
 from tailrace.errors import LeaseLost, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Respond
-from tailrace.sim.sim_loop import SimLoop
+from tailrace.sim.network import RunningBroker
+from tailrace.sim.sim_loop import SimHandle, SimLoop
 from tailrace.sim.virtual_time import SECOND_US
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.fairness_world import FairnessWorld
 
 TOPIC, GROUP = "work", "workers"
 CALL_S = 30.0
@@ -41,6 +41,61 @@ PACES_MS: dict[str, tuple[int, ...]] = {
 """How long a handler takes, by the mood of its worker."""
 
 
+class WorkAccounts(Protocol):
+    """What is told of a worker."""
+
+    def granted(self, worker: Worker, reply: Leases) -> None:
+        """The broker gives a worker messages."""
+        ...
+
+    def started(self, worker: Worker, delivery: Delivery) -> None:
+        """A handler begins with a message."""
+        ...
+
+    def failed(self, value: bytes) -> None:
+        """A handler fails."""
+        ...
+
+    def finished(self, worker: Worker, value: bytes) -> None:
+        """A handler is done with a message."""
+        ...
+
+    def broke(self, error: BaseException) -> BaseException:
+        """What a worker raised: it ends the run."""
+        ...
+
+
+class WorkWorld(Protocol):
+    """A world with work."""
+
+    random: Random
+    clock: ManualClock
+    group: dict[str, Any]
+    """The options of the group."""
+
+    @property
+    def broker(self) -> RunningBroker:
+        """The broker, which never fails here."""
+        ...
+
+    @property
+    def accounts(self) -> WorkAccounts:
+        """The accounts of all workers."""
+        ...
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        """Do something after a while."""
+        ...
+
+    def delay_us(self) -> int:
+        """How long a message is on its way."""
+        ...
+
+    def fails(self, value: bytes) -> bool:
+        """Whether a handler fails on a message now."""
+        ...
+
+
 class HandlerFailed(Exception):
     """What a handler raises now and then."""
 
@@ -52,39 +107,48 @@ class _Gone(Unavailable):
 class WorkerLoop(SimLoop):
     """An event loop that can stand still."""
 
-    def __init__(self, world: FairnessWorld) -> None:
+    def __init__(self, world: WorkWorld) -> None:
         super().__init__(world)
         self._time = world
-        self.frozen_until_us = 0
+        self._frozen_until_us = 0
 
     def frozen(self) -> bool:
         """Whether it stands still now."""
-        return self.frozen_until_us > self._time.clock.now_us()
+        return self._frozen_until_us > self._time.clock.now_us()
+
+    def freeze(self, seconds: float) -> None:
+        """Stand still for a while; 0: go on."""
+        self._frozen_until_us = self._time.clock.now_us() + int(seconds * SECOND_US)
 
     def when_awake(self, action: Callable[[], None]) -> None:
         """Do something now, or as soon as the loop goes on."""
         if self.frozen():
-            left_us = self.frozen_until_us - self._time.clock.now_us()
+            left_us = self._frozen_until_us - self._time.clock.now_us()
             self._time.later(left_us, lambda: self.when_awake(action))
         else:
             action()
 
-    def _run(self, handle: asyncio.Handle) -> None:
+    def _run(self, handle: SimHandle) -> None:
         self.when_awake(lambda: super(WorkerLoop, self)._run(handle))
 
 
 class SimulatedWire:
     """See `BrokerVerbs`: the connection of one client, late and in order each way; it ends with its owner."""
 
-    def __init__(self, world: FairnessWorld, loop: WorkerLoop | None = None) -> None:
+    def __init__(
+        self,
+        world: WorkWorld,
+        loop: WorkerLoop | None = None,
+        given: Callable[[Leases], None] = lambda reply: None,
+    ) -> None:
         self._world = world
         self._loop = loop
+        self._given = given
+        """Told of every answer with messages when it leaves the broker."""
         self.gate = OpenGate()
         self.clock = self
         self.open = True
         self._there_us = self._back_us = 0
-        self.given: Callable[[Leases], None] = lambda reply: None
-        """Told of every answer with messages when it leaves the broker."""
 
     def wall_ns(self) -> int:
         """See `ClientClock`."""
@@ -107,7 +171,7 @@ class SimulatedWire:
 
         def back(reply: Reply, parts: Sequence[Buffer]) -> None:
             if isinstance(reply, Leases):
-                self.given(reply)
+                self._given(reply)
             self._back_us = max(self._back_us, world.clock.now_us() + world.delay_us())
             world.later(self._back_us - world.clock.now_us(), lambda: hear(reply, parts))
 
@@ -129,14 +193,13 @@ class SimulatedWire:
 class Worker:
     """One consumer at work; `running` are the messages whose handlers are under way."""
 
-    def __init__(self, world: FairnessWorld, name: str, concurrency: int, mood: str) -> None:
+    def __init__(self, world: WorkWorld, name: str, concurrency: int, mood: str) -> None:
         self._world = world
         self.name = name
         self.concurrency = concurrency
         self.mood = mood
         self.loop = WorkerLoop(world)
-        self.wire = SimulatedWire(world, self.loop)
-        self.wire.given = lambda reply: world.accounts.granted(self, reply)
+        self.wire = SimulatedWire(world, self.loop, lambda reply: world.accounts.granted(self, reply))
         self.running: set[bytes] = set()
         self.joined = self.leaving = self.dead = self.gone = False
         self._consumer: Consumer | None = None
@@ -145,7 +208,7 @@ class Worker:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What it raises ends the run."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._world.accounts.broken = self._world.accounts.broken or error
+            self._world.accounts.broke(error)
 
     async def _live(self) -> None:
         options = ConsumerOptions(member=self.name, group=self._world.group)
@@ -182,8 +245,7 @@ class Worker:
         """The partitions that it may ask for: those that it is about to give up are not among them."""
         if self._consumer is None or not self.at_work():
             return set()
-        finishing = self._consumer._intake.membership._finishing
-        return {partition for _, partition in self._consumer.assignment() - finishing}
+        return {partition for _, partition in self._consumer.opened().membership.usable()}
 
     def leave(self) -> None:
         """It stops when its handlers are done."""
@@ -193,7 +255,7 @@ class Worker:
 
     def stall(self, seconds: float) -> None:
         """Its loop stands still for a while."""
-        self.loop.frozen_until_us = self._world.clock.now_us() + int(seconds * SECOND_US)
+        self.loop.freeze(seconds)
 
     def die(self) -> None:
         """Its process is killed."""
@@ -203,7 +265,7 @@ class Worker:
 
     def end(self) -> None:
         """Nothing is left of it a moment later."""
-        self.loop.frozen_until_us = 0
+        self.loop.freeze(0)
         if self._consumer is not None:
             self._consumer.kill(_Gone("its process is gone"))
         for task in list(self.loop.tasks):

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from tailrace.core.model import queue_commands as wire
 from tailrace.core.model.commands import Done, Reply, Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
+from tailrace.sim.actors.surroundings import TopicWorld
 from tailrace.sim.delivery_history import SentMessage
 from tailrace.sim.network import SimulatedLink
 from tailrace.sim.virtual_time import SECOND_US
-
-if TYPE_CHECKING:
-    from tailrace.sim.worlds.delivery_world import DeliveryWorld
 
 
 class SimWriter:
     """One writer; it makes one version after the other."""
 
-    def __init__(self, world: DeliveryWorld, name: str) -> None:
+    def __init__(self, world: TopicWorld, name: str) -> None:
         self.world, self.name = world, name
         self.line = SimulatedLink(world)
         self._version = 0

@@ -27,10 +27,10 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Full, StorageFault
 from tailrace.format import batch as arrow
 from tailrace.format import frame
-from tailrace.sim.actors.sim_clients import PLACES, QUICK, SAFE, SentBatch, SimProducer, SimReader, Violation
+from tailrace.sim.actors.sim_clients import PLACES, QUICK, SAFE, SentBatch, SimProducer, SimReader
 from tailrace.sim.actors.sim_consumers import SimConsumer
 from tailrace.sim.network import SimulatedLink
-from tailrace.sim.virtual_time import SECOND_US, BrokerRun, VirtualTime
+from tailrace.sim.virtual_time import SECOND_US, BrokerRun, Violation, VirtualTime
 
 TOPICS: dict[str, dict[str, Any]] = {
     SAFE: {"partitions": 2, "durability": "fsync", "ring_buffer_bytes": 1500, "message_bytes_max": 100},

@@ -16,10 +16,9 @@ from tailrace.core.model.group_options import CHOICES
 from tailrace.core.selection.lanes import WEIGHTS
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
-from tailrace.sim.actors.sim_clients import Violation
 from tailrace.sim.actors.sim_workers import GROUP, PACES_MS, TOPIC, SimulatedWire, Worker
 from tailrace.sim.fairness_accounts import LOOK_US, Accounts, Task
-from tailrace.sim.virtual_time import SECOND_US, BrokerRun, VirtualTime
+from tailrace.sim.virtual_time import SECOND_US, BrokerRun, Violation, VirtualTime
 
 STORAGE_US = (50, 500, 2_000, 5_000)
 GROUP_OPTIONS: dict[str, Any] = {

@@ -29,6 +29,7 @@ from tailrace.spark.archives import (
     replaced,
     require_same_topic,
 )
+from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.manifests import (
     drop,
     merge,
@@ -39,13 +40,12 @@ from tailrace.spark.manifests import (
     settled,
     staging_folder,
 )
+from tailrace.spark.options import read_options
 from tailrace.spark.pipelines import CommonOptions
 from tailrace.spark.pipelines.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from tailrace.spark.link import BrokerLink
 
 NAME = "archive"
 HELP = "write topics to Parquet files by date, exactly once; mode=archive reads them back"
@@ -136,9 +136,6 @@ class Archiver:
     """An archive at work: rounds of its topics."""
 
     def __init__(self, session: SparkSession, options: ArchiveOptions, progress: Progress) -> None:
-        from tailrace.spark.link import link_to
-        from tailrace.spark.options import read_options
-
         # A session of its own has its own settings, so those of the caller stay as they are.
         self._session = session.newSession()
         for name, value in CONF.items():

@@ -23,14 +23,14 @@ from msgspec import Meta
 from tailrace.core.model.commands import DescribeTopic
 from tailrace.errors import InvalidRequest
 from tailrace.spark.archives import Range, manifest_name, state_folder
+from tailrace.spark.link import link_to
 from tailrace.spark.manifests import newest, newest_version, put_version, replace_file
+from tailrace.spark.options import ReadOptions, read_options, write_options
 from tailrace.spark.pipelines import CommonOptions
 from tailrace.spark.pipelines.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from tailrace.spark.options import ReadOptions
 
 NAME = "backfill"
 HELP = "write an archive, another topic or Parquet files into a topic, in order per key, exactly once"
@@ -155,9 +155,6 @@ class _Writing(ABC):
     """Chunks one after the other: planned, written, noted."""
 
     def __init__(self, options: BackfillOptions, progress: Progress, state: str, source: str) -> None:
-        from tailrace.spark.link import link_to
-        from tailrace.spark.options import write_options
-
         given = {"topic": options.topic, "timeout_s": str(options.timeout_s)}
         if options.url:
             given["url"] = options.url
@@ -284,8 +281,6 @@ class _Backfill(_Writing):
 
     def begin(self) -> BackfillChunk:
         """From the options `start` and `end`, as of now."""
-        from tailrace.spark.options import read_options
-
         spans = self._spans(read_options(self._given(start=self._options.start, end=self._options.end)))
         return self.first(
             {part: start for part, (start, _) in spans.items()},

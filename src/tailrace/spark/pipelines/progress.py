@@ -28,6 +28,10 @@ class PipelineStanding(msgspec.Struct):
     tasks: int = 0
     tasks_done: int = 0
 
+    def advance(self, rows: int) -> None:
+        """So many rows more are done."""
+        self.rows += rows
+
 
 class Progress:
     """Given to a pipeline, which tells it its steps and asks it whether to go on.
@@ -49,7 +53,7 @@ class Progress:
 
     def done(self, rows: int) -> None:
         """So many rows more of this step are done."""
-        self.standing.rows += rows
+        self.standing.advance(rows)
         self.shown()
         self.check()
 
@@ -69,7 +73,7 @@ class Progress:
             for batch in query.recentProgress:
                 if batch["batchId"] > seen:
                     seen = batch["batchId"]
-                    self.standing.rows += batch["numInputRows"]
+                    self.standing.advance(batch["numInputRows"])
             self.shown()
             if self.stopping and not ended:
                 query.stop()

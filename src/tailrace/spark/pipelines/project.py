@@ -21,6 +21,8 @@ from msgspec import Meta
 
 from tailrace.core.model.commands import EARLIEST, LATEST, TrimTopic
 from tailrace.errors import InvalidRequest, NotFound
+from tailrace.spark.link import BrokerLink, link_to
+from tailrace.spark.options import read_options
 from tailrace.spark.pipelines import CommonOptions
 from tailrace.spark.pipelines.programs import Program
 from tailrace.spark.pipelines.progress import Progress
@@ -40,8 +42,6 @@ from tailrace.spark.pipelines.projections import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from tailrace.spark.link import BrokerLink
 
 NAME = "project"
 HELP = "turn a topic of events into a table or a topic, by a function or SQL, incrementally"
@@ -149,9 +149,6 @@ class Projection:
     """A projection at work: one round after another."""
 
     def __init__(self, session: SparkSession, options: ProjectOptions, progress: Progress) -> None:
-        from tailrace.spark.link import link_to
-        from tailrace.spark.options import read_options
-
         self._session = session
         self._options = options
         self._progress = progress

@@ -41,7 +41,7 @@ from tailrace.ports import Clock, Disk, KeyPlaces, LogStats, Recovery, Scrubbed,
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.files.frame_scan import Glanced, entry_at, scan_frames
 from tailrace.storage.files.key_rows import KEYS_SUFFIX, KeyRows, encode_keys
-from tailrace.storage.files.key_search import KeySearch
+from tailrace.storage.files.key_search import KeySearch, Lock
 from tailrace.storage.files.log_folder import (
     NO_SPACE,
     QUARANTINE_NAME,
@@ -80,12 +80,13 @@ class FileLog:
         segment_bytes: int,
         nonce: Callable[[], int],
         known: bool = False,
+        lock: Callable[[], Lock] = threading.Lock,
     ) -> None:
         self._known = known
         self._disk = disk
         self._folder = LogFolder(disk, folder, clock)
         self._reader = LogReader(disk, folder, self._found)
-        self._flushing = threading.Lock()
+        self._flushing = lock()
         """Held to sync or close the active file, to remove files, or to change which file is active."""
         self._key_search = KeySearch(self._reader, self._folder, self._flushing)
         self._tell: Callable[[Corrupt], None] = lambda error: None
@@ -131,13 +132,12 @@ class FileLog:
         return Recovery(newest, frames, self._end_entry, self._end_offset, opened.cut_bytes, fault, lost)
 
     def _take_over(self, opened: Opened) -> None:
-        self._snapshots.known = [(snapshot.entry, snapshot.offset) for snapshot in opened.snapshots]
+        self._snapshots.take_over(opened.snapshots)
         self._end_entry, self._end_offset = opened.end_entry, opened.end_offset
         self._origin = opened.origin
         if opened.segments and not opened.segments[-1].sealed:
             opened.segments[-1].unkeyed = opened.segments[-1].size
-        self._reader.publish(tuple(opened.segments))
-        self._reader.lost = opened.lost
+        self._reader.take_over(tuple(opened.segments), opened.lost)
         if opened.fault is not None:
             self._folder.quarantine(opened.fault)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tailrace.errors import InvalidRequest, StorageFault, Unavailable
 from tailrace.ports import Clock, Disk, Losses
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.files.file_log import SEGMENT_BYTES, FileLog
+from tailrace.storage.files.key_search import Lock
 from tailrace.storage.files.log_folder import TEMPORARY, LogFolder
 from tailrace.storage.files.lost_ranges import accept_losses, find_losses
 from tailrace.storage.files.mark import MARK_NAME
@@ -36,6 +38,7 @@ class FileStore:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         nonce: Callable[[], int] = _random_number,
+        lock: Callable[[], Lock] = threading.Lock,
     ) -> None:
         self._lock: FolderLock | None = None
         if isinstance(root, str | Path):
@@ -47,6 +50,7 @@ class FileStore:
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._nonce = nonce
+        self._make_lock = lock
         self._open: dict[str, FileLog] = {}
         self.folders = FolderShelf(self._disk)
 
@@ -67,7 +71,13 @@ class FileStore:
         if name.startswith("_"):
             segment_bytes = min(segment_bytes, INTERNAL_SEGMENT_BYTES)
         log = FileLog(
-            self._disk, name, self._clock, segment_bytes=segment_bytes, nonce=self._nonce, known=known
+            self._disk,
+            name,
+            self._clock,
+            segment_bytes=segment_bytes,
+            nonce=self._nonce,
+            known=known,
+            lock=self._make_lock,
         )
         self._open[name] = log
         return log

@@ -28,6 +28,7 @@ from __future__ import annotations
 import errno
 import threading
 from bisect import bisect_right
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from tailrace.storage.files.segment import Segment
 
 _GUESS_BYTES = 4096
 """Bytes read at first for a frame; a longer one takes a second read."""
+Lock = AbstractContextManager[object]
 
 
 class _Build:
@@ -62,7 +64,7 @@ class _Build:
 class KeySearch:
     """Searches a log by key, beside its writer."""
 
-    def __init__(self, reader: LogReader, folder: LogFolder, lock: threading.Lock) -> None:
+    def __init__(self, reader: LogReader, folder: LogFolder, lock: Lock) -> None:
         self._reader = reader
         self._folder = folder
         self._lock = lock

@@ -49,6 +49,11 @@ class LogReader:
         self._indexes: OrderedDict[tuple[int, int], Points] = OrderedDict()
         self._lock = threading.Lock()
 
+    def take_over(self, segments: tuple[Segment, ...], lost: Corrupt | None) -> None:
+        """The log was opened: its segments, and what there is to say of those that are lost before them."""
+        self.lost = lost
+        self.publish(segments)
+
     def publish(self, segments: tuple[Segment, ...], *, shrunk: bool = False) -> None:
         """Replace the view; with `shrunk` before bytes are removed."""
         self.segments = segments

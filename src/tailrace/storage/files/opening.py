@@ -319,8 +319,9 @@ def _sealed(
     if checked.segment.end_entry != following:
         reason = f"entries {checked.segment.end_entry} to {following - 1} are missing"
         raise _Damage(damaged(path, checked.position, reason), checked.segment)
-    checked.segment.sealed = True
-    return checked.segment
+    segment = checked.segment
+    segment.sealed = True
+    return segment
 
 
 def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened, noted: int) -> None:
@@ -334,7 +335,7 @@ def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened, noted: int)
         offset = mark.offset if mark and mark.position == 0 else None
     checked = check_segment(disk, path, entry, offset, mark.nonce if mark else None)
     if checked.nonce is None and offset is None and opened.snapshots:
-        checked.segment.base_offset = checked.segment.end_offset = opened.snapshots[0].offset
+        checked.segment.begin_at(opened.snapshots[0].offset)
     if mark and checked.nonce is None:
         checked.nonce = mark.nonce
     synced = max(checked.synced, mark.position if mark else 0)

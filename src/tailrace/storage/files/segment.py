@@ -130,6 +130,10 @@ class Segment:
         self.unkeyed = 0
         """Position up to which the keys of the frames have not been read."""
 
+    def begin_at(self, offset: int) -> None:
+        """It has no messages, and the next one has this offset."""
+        self.base_offset = self.end_offset = offset
+
     @property
     def name(self) -> str:
         """File name of the frames."""
