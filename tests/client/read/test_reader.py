@@ -1,6 +1,6 @@
 """The reader on virtual time, against a broker in hand: position, seek, prefetch, errors, the end.
 
-Also covers `client/read/fetcher.py`.
+Also covers `client/read/fetcher.py` and `client/rpc/waiters.py`.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import tailrace
-from tailrace.client.read.reader import AHEAD_BYTES, Reader
+from tailrace.client.read.fetcher import AHEAD_BYTES
+from tailrace.client.read.reader import Reader
 from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model.identifiers import HAS_OFFSET_DELTA, Refusal
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Unavailable
@@ -182,7 +183,7 @@ def test_reads_ahead_only_so_far() -> None:
         for _ in range(20):
             verbs.put(bytes(size))
         async with make(verbs) as reader:
-            await rounds()
+            await rounds(20)
             ahead = len(verbs.fetches)
             assert ahead == -(-AHEAD_BYTES // size)
             await take(reader, 1)

@@ -1,4 +1,7 @@
-"""Stream and broadcast consumers on the real core with virtual time: places, order, rebalances."""
+"""Stream and broadcast consumers on the real core with virtual time: places, order, rebalances.
+
+Also covers `client/read/stream_feed.py`.
+"""
 
 import asyncio
 from typing import Any

@@ -40,6 +40,7 @@ from tailrace.client.publish.message_fields import (
 from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.publish.table_split import split_table
 from tailrace.client.rpc.calls import ask
+from tailrace.client.rpc.waiters import Waiters
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.identifiers import ANY_KEY_SEQUENCE, BATCH_ROWS_MAX, HAS_DELIVER_AT, partition_of
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
@@ -84,8 +85,8 @@ class Producer:
         self._value_max = 0
         self._next_partition = 0
         self._buffered = 0
-        self._room: list[asyncio.Future[None]] = []
-        self._idle: list[asyncio.Future[None]] = []
+        self._room = Waiters()
+        self._idle = Waiters()
         self._failures: list[PendingBatch] = []
         self._failed_messages = 0
         self.full = False
@@ -135,7 +136,7 @@ class Producer:
             flow.end(error)
         for batch in list(self._open.values()):
             self._ship(batch)
-        _wake(self._room)
+        self._room.wake()
 
     async def _refresh(self) -> None:
         info = await ask(self._verbs, DescribeTopic(self.topic), self._timeout)
@@ -391,9 +392,7 @@ class Producer:
         for batch in list(self._open.values()):
             self._ship(batch)
         while self._buffered:
-            waiter = self._loop.create_future()
-            self._idle.append(waiter)
-            await waiter
+            await self._idle.join()
 
     # -- buffering
 
@@ -401,9 +400,7 @@ class Producer:
         """Let the loop send what is ready; wait while the buffer is full. Due when `full` says so."""
         await asyncio.sleep(0)
         while self._buffered >= self.buffer_bytes_max:
-            waiter = self._loop.create_future()
-            self._room.append(waiter)
-            await waiter
+            await self._room.join()
         self.full = False
         self._check_open()
 
@@ -560,22 +557,15 @@ class Producer:
         if gathered and not self._flows[batch.partition].busy and not self._soon:
             self._soon = True
             self._loop.call_soon(self._ship_soon)
-        if self._room and self._buffered < self.buffer_bytes_max:
-            _wake(self._room)
-        if self._idle and not self._buffered:
-            _wake(self._idle)
+        if self._buffered < self.buffer_bytes_max:
+            self._room.wake()
+        if not self._buffered:
+            self._idle.wake()
 
 
 def _place(batch: PendingBatch) -> int:
     """Where a batch gathers: delayed messages do so apart from the others of their partition."""
     return batch.partition if batch.deliver_ats is None else ~batch.partition
-
-
-def _wake(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-    waiters.clear()
 
 
 assert BATCH_ROWS <= BATCH_ROWS_MAX

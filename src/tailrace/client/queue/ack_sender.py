@@ -19,6 +19,7 @@ from tailrace.client.queue.held_leases import (
     spans_of,
 )
 from tailrace.client.rpc.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.rpc.waiters import Waiters
 from tailrace.core.model.commands import Reply, Request
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import Refusal
@@ -72,7 +73,7 @@ class AckSender:
         self._under_way: dict[int, tuple[float, Callable[[Reply], None]]] = {}
         """Requests without an answer: until when they may have one, and who is told."""
         self._watch: asyncio.TimerHandle | None = None
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle = Waiters()
         self._closed = False
 
     # -- time
@@ -111,8 +112,8 @@ class AckSender:
             self._add_failures(failed)
         if run is not None:
             self._send(run, PAUSE_S_MIN)
-        elif self._idle:
-            self._wake()
+        else:
+            self._idle.wake()
 
     def _send(self, run: AckRun, pause_s: float) -> None:
         topic, partition = run.place
@@ -188,24 +189,14 @@ class AckSender:
         """Wait until the acknowledgements so far have been answered."""
         wanted = None if places is None else list(places)
         while self.leases.pending(wanted):
-            waiter = self._loop.create_future()
-            self._idle.append(waiter)
-            await waiter
+            await self._idle.join()
 
     async def settled(self, places: Iterable[Place], seconds: float) -> None:
         """Wait until nothing of these partitions is left to settle, so long at most."""
         wanted = set(places)
         until_s = self._loop.time() + seconds
         while self.leases.left(wanted) and self._loop.time() < until_s and not self._closed:
-            waiter = self._loop.create_future()
-            self._idle.append(waiter)
-            await asyncio.wait([waiter], timeout=until_s - self._loop.time())
-
-    def _wake(self) -> None:
-        waiters, self._idle = self._idle, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            await asyncio.wait([self._idle.join()], timeout=until_s - self._loop.time())
 
     def report(self) -> None:
         """Raise one error for all background failures since the last report."""
@@ -359,7 +350,7 @@ class AckSender:
                 self._suspect()
             self.leases.settled(lease, offsets, lost)
             done(lease, set(offsets).difference(lost))
-            self._wake()
+            self._idle.wake()
             _telling(answer)(lease.lost(lost[0]) if lost else None)
 
         try:
@@ -395,7 +386,7 @@ class AckSender:
             # When it does not arrive, the lease ends by itself.
             self._verbs.submit(request, b"", lambda reply, parts: None)
             self._went_back((delivery,))
-            self._wake()
+            self._idle.wake()
 
     def give_back(self, unstarted: Unstarted) -> None:
         """Return messages that no handler got, as if they had never been delivered; nobody waits for it."""
@@ -499,7 +490,7 @@ class AckSender:
             text = f"a lease on {topic}/{partition} is over; its messages may have been delivered again"
             self.leases.lose(lease, error or LeaseLost(text))
             self._lost(lease)
-            self._wake()
+            self._idle.wake()
 
     def close(self, error: TailraceError) -> None:
         """Nothing is settled any more; who tries hears why not."""
@@ -508,7 +499,7 @@ class AckSender:
         self._cancel_timer()
         for lease in self.leases.of():
             self.leases.lose(lease, error)
-        self._wake()
+        self._idle.wake()
 
 
 def _first_of(deliveries: Sequence[LeasedMessage], place: Place) -> FirstOfKeys:

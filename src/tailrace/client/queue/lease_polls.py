@@ -19,6 +19,7 @@ from tailrace.client.queue.held_leases import FirstOfKeys
 from tailrace.client.queue.pace import Pace
 from tailrace.client.rpc.calls import PAUSE_S_MAX, error_of
 from tailrace.client.rpc.retries import Retries
+from tailrace.client.rpc.waiters import Waiters
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
@@ -142,7 +143,7 @@ class LeasePolls:
         self.paused: set[Place] = set()
         self._count = 0
         self._unanswered: dict[int, _Poll] = {}
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters = Waiters()
         self._going_back: dict[Place, list[tuple[int, FirstOfKeys]]] = {}
         """What went back, and the last poll that was sent before: what that or an earlier one brings may have
         been granted before, and be stale."""
@@ -222,16 +223,11 @@ class LeasePolls:
         """Wait until nothing of these partitions can come any more, so long at most."""
         until_s = self._loop.time() + seconds
         while any(places & poll.places for poll in self._unanswered.values()) and self._loop.time() < until_s:
-            waiter = self._loop.create_future()
-            self._waiters.append(waiter)
-            await asyncio.wait([waiter], timeout=until_s - self._loop.time())
+            await asyncio.wait([self._waiters.join()], timeout=until_s - self._loop.time())
 
     def _answered(self, number: int) -> None:
         self._unanswered.pop(number, None)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake()
         for place, entries in list(self._going_back.items()):
             polls = (number for number, poll in self._unanswered.items() if place in poll.places)
             oldest = next(polls, self._count + 1)

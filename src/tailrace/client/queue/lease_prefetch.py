@@ -21,6 +21,7 @@ from tailrace.client.queue.lease_polls import SOON_MS, Answer, LeasePolls
 from tailrace.client.queue.membership import GroupSession
 from tailrace.client.queue.pace import Pace
 from tailrace.client.queue.parking import Parking
+from tailrace.client.rpc.waiters import Waiters
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.queue_commands import GiveBack, Grant
@@ -98,8 +99,8 @@ class LeasePrefetch:
         self._taking = False
         self._stopping = False
         self._error: BaseException | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-        self._listeners: list[asyncio.Future[None]] = []
+        self._waiters = Waiters()
+        self._listeners = Waiters()
         """Who waits to hear what a poll brings, and not for a message."""
         self.closed: TailraceError | None = None
 
@@ -115,9 +116,8 @@ class LeasePrefetch:
                 self._streak = 0
                 await asyncio.sleep(0)
             while not self.next_rows():
-                waiter = self._loop.create_future()
+                waiter = self._waiters.join()
                 self._streak = 0
-                self._waiters.append(waiter)
                 self._begun = True
                 self._polls.ask()
                 await waiter
@@ -266,11 +266,8 @@ class LeasePrefetch:
         self._kind = kind
 
     def _wake(self) -> None:
-        waiters = self._waiters + self._listeners
-        self._waiters, self._listeners = [], []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake()
+        self._listeners.wake()
 
     def stop(self) -> None:
         """Hand out nothing more."""
@@ -469,7 +466,7 @@ class LeasePrefetch:
 
     def is_waiting(self) -> bool:
         """See `lease_polls.Taker`."""
-        return any(not waiter.done() for waiter in self._waiters)
+        return bool(self._waiters)
 
     def out_of_hand(self) -> int:
         """See `lease_polls.Taker`."""
@@ -526,8 +523,7 @@ class LeasePrefetch:
 
     async def news(self) -> None:
         """See `handler_runner.Intake`."""
-        self._listeners.append(self._loop.create_future())
-        await self._listeners[-1]
+        await self._listeners.join()
 
     def _not_wanted(self, topic: str, grant: Grant) -> None:
         """Nobody here wants it any more; when this does not arrive, the lease ends by itself."""

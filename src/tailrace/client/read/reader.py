@@ -1,14 +1,10 @@
-"""The broadcast reader: a cursor of one's own over a topic, fed by long polls that run ahead.
+"""The broadcast reader: a cursor of one's own over a topic, fed by a `Fetcher`.
 
-Frames come as the broker stored them and are checked and decoded here. Nothing is stored about the
-reader; `position` and `seek` are all there is to it. Cancelling a wait loses nothing: what arrives
-meanwhile stays in the local buffer.
+Nothing is stored about the reader; `position` and `seek` are all there is to it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -16,19 +12,15 @@ from types import TracebackType
 import pyarrow as pa
 
 from tailrace.client.messages import Message, Rows, point, public_batch
-from tailrace.client.rpc.calls import ask, error_of
-from tailrace.client.rpc.retries import Retries
-from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
-from tailrace.core.model.identifiers import Refusal
-from tailrace.errors import Corrupt, InvalidRequest, NotFound, TailraceError, Unavailable
-from tailrace.format import batch as arrow
-from tailrace.format import frame
+from tailrace.client.read.fetcher import Cursor, Fetcher
+from tailrace.client.rpc.calls import ask
+from tailrace.core.model.commands import DescribeTopic, FindOffsets, Offsets, Reply, TopicInfo
+from tailrace.core.model.group_commands import Place
+from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
 FETCH_BYTES = 4 * 1024 * 1024
-AHEAD_BYTES = 12 * 1024 * 1024
-WAIT_MS = 30_000
 REFRESH_MS = 30_000
 
 Start = str | int | datetime | Mapping[int, int]
@@ -55,36 +47,29 @@ class Reader:
         self._start = start
         self._only = None if partitions is None else sorted(set(partitions))
         self._end: Start | None = "latest" if stop_at_end and end is None else end
+        self._fetcher: Fetcher
+        self._cursors: dict[Place, Cursor] = {}
         self._ends: dict[int, int] | None = None
-        self._next: dict[int, int] = {}
-        self._fetched: dict[int, int] = {}
-        self._buffer: deque[tuple[Rows, int]] = deque()
-        self._ahead = 0
         self.current: Iterator[Message] = iter(())
         """What of the batch in hand was not handed out yet; whoever takes a message says so in `last`."""
         self.last: Message | None = None
         self._rows: Rows | None = None
         self._first = 0
-        self._fetching = False
         self._taking = False
-        self._generation = 0
-        self._retries: Retries
-        self._error: TailraceError | None = None
         self._astray: NotFound | None = None
         """What is wrong with the start, where no fetch would tell."""
-        self._waiters: list[asyncio.Future[None]] = []
-        self._loop: asyncio.AbstractEventLoop
         self._refreshed_ms = 0.0
         self._closed: TailraceError | None = Unavailable(
             "the reader is not open: use `async with client.reader(…)`"
         )
 
     async def __aenter__(self) -> Reader:
-        self._loop = asyncio.get_running_loop()
-        self._retries = Retries(self._fetch)
+        self._fetcher = Fetcher(self._verbs, FETCH_BYTES, tells=True, looked=self._look)
+        self._cursors = self._fetcher.cursors
         self._closed = None
         if self._end is not None:
             self._ends = await self._places(self._end, "end")
+            self._fetcher.end_at({(self.topic, partition): end for partition, end in self._ends.items()})
         await self.seek(self._start)
         return self
 
@@ -96,12 +81,9 @@ class Reader:
     def kill(self, error: TailraceError) -> None:
         """Stop for good."""
         if self._closed is None:
-            self._retries.at_once()
+            self._fetcher.end(error)
         self._closed = error
-        self._generation += 1
-        self._buffer.clear()
         self.current = iter(())
-        self._wake()
 
     # -- places
 
@@ -133,17 +115,10 @@ class Reader:
                 raise InvalidRequest(f"partitions: {self.topic!r} has no partition {missing[0]}")
             places = {partition: places[partition] for partition in self._only}
         self._astray = await self._missing(places) if isinstance(start, int | Mapping) else None
-        self._generation += 1
-        self._fetching = False
-        self._buffer.clear()
-        self._ahead = 0
         self.current = iter(())
-        self._rows = self.last = self._error = None
-        self._next = dict(places)
-        self._fetched = dict(places)
-        self._retries.at_once()
+        self._rows = self.last = None
         self._refreshed_ms = self._clock.elapsed_ms()
-        self._fetch()
+        self._fetcher.begin({(self.topic, p): Cursor(0, offset, offset) for p, offset in places.items()})
 
     async def _missing(self, places: dict[int, int]) -> NotFound | None:
         """What is to be said of given offsets that do not exist. Those before the end of the reader are
@@ -167,7 +142,7 @@ class Reader:
 
     def position(self) -> dict[int, int]:
         """The next offset of each partition that the application has not been given."""
-        places = dict(self._next)
+        places = {partition: cursor.next for (_, partition), cursor in self._cursors.items()}
         if self._rows is not None and self.last is not None:
             places[self._rows.partition] = self.last.offset + 1
         return places
@@ -206,7 +181,7 @@ class Reader:
             return None
         self._rows = self.last = None
         self.current = iter(())
-        self._next[rows.partition] = rows.header.end_offset
+        self._cursors[self.topic, rows.partition].next = rows.header.end_offset
         return rows, first
 
     async def take(self) -> None:
@@ -219,123 +194,27 @@ class Reader:
             return
         self._taking = True
         try:
-            rows, self._first = await self._wait()
-            self.current = rows.messages(self._first)
-            self._rows = rows
+            if self._rows is not None:
+                self._cursors[self.topic, self._rows.partition].next = self._rows.header.end_offset
+                self._rows = self.last = None
+            self._check_open()
+            if self._astray is not None:
+                raise self._astray
+            self._rows, self._first = await self._fetcher.rows()
+            self.current = self._rows.messages(self._first)
         finally:
             self._taking = False
-
-    async def _wait(self) -> tuple[Rows, int]:
-        if self._rows is not None:
-            self._next[self._rows.partition] = self._rows.header.end_offset
-            self._rows = self.last = None
-        if self._astray is not None:
-            self._check_open()
-            raise self._astray
-        while not self._buffer:
-            self._check_open()
-            if self._error is not None:
-                error, self._error = self._error, None
-                self._fetching = False
-                self._pass(error)
-                raise error
-            if self._at_end():
-                raise StopAsyncIteration
-            waiter = self._loop.create_future()
-            self._waiters.append(waiter)
-            self._fetch()  # A broker in this process may answer at once.
-            await waiter
-        rows, first = self._buffer.popleft()
-        self._ahead -= rows.header.size
-        self._fetch()
-        return rows, first
-
-    def _pass(self, error: BaseException) -> None:
-        """What is lost is told once: whoever asks again goes on behind it."""
-        if isinstance(error, NotFound) and "lost" in error.details:
-            partition, end = error.details["partition"], error.details["lost"][1]
-            self._next[partition] = max(self._next[partition], end)
-            self._fetched[partition] = max(self._fetched[partition], end)
-
-    def _at_end(self) -> bool:
-        ends = self._ends
-        return ends is not None and all(
-            offset >= ends.get(partition, 0) for partition, offset in self._next.items()
-        )
 
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
 
-    # -- fetching
+    # -- partitions
 
-    def _fetch(self) -> None:
-        """Ask for more, if none is asked for and the buffer has room."""
-        if (
-            self._fetching
-            or self._retries.waits(self.topic)
-            or self._ahead >= AHEAD_BYTES
-            or self._closed is not None
-            or self._error is not None
-        ):
-            return
+    def _look(self) -> None:
+        """Look for new partitions, once in a while."""
         if self._only is None and self._clock.elapsed_ms() - self._refreshed_ms > REFRESH_MS:
             self._grow()
-        ends = self._ends
-        positions = [(p, o) for p, o in self._fetched.items() if ends is None or o < ends.get(p, 0)]
-        if not positions:
-            self._wake()
-            return
-        self._fetching = True
-        generation = self._generation
-
-        def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
-            if generation == self._generation:
-                self._fetching = False
-                self._arrived(reply, parts)
-
-        self._verbs.submit(Fetch(self.topic, positions, FETCH_BYTES, WAIT_MS), b"", respond)
-
-    def _arrived(self, reply: Reply, parts: Sequence[Buffer]) -> None:
-        if isinstance(reply, Refusal):
-            error = error_of(reply)
-            if error.retriable:
-                self._retries.refused(self.topic)
-                return
-            self._error = error
-        else:
-            self._retries.served(self.topic)
-            assert isinstance(reply, Fetched)
-            try:
-                self._unpack(reply, parts)
-            except TailraceError as error:
-                self._error = error
-            self._fetch()
-        self._wake()
-
-    def _unpack(self, reply: Fetched, parts: Sequence[Buffer]) -> None:
-        data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))
-        at = 0
-        for partition, size, _, _ in reply.slices:
-            # Moved to the end of the dict: the partition that was served waits behind the others.
-            self._fetched[partition] = self._fetched.pop(partition)
-            for header, body in frame.walk(data[at : at + size]):
-                if header.kind == frame.DATA and header.end_offset > self._fetched[partition]:
-                    self._add(partition, header, body)
-            at += size
-
-    def _add(self, partition: int, header: frame.Header, body: Buffer) -> None:
-        """Buffer a batch that was read, unless it lies behind the end to stop at."""
-        wanted = self._fetched[partition]
-        if header.base_offset > wanted and not header.count < header.span:
-            place = f"{self.topic}/{partition}"
-            raise Corrupt(f"{place}: offsets {wanted} to {header.base_offset - 1} are missing")
-        end = header.end_offset if self._ends is None else self._ends.get(partition, 0)
-        if header.base_offset < end:
-            rows = Rows(self.topic, partition, header, arrow.decode(body, header.columns))
-            self._buffer.append((rows.before(end), rows.first_row(wanted)))
-            self._ahead += header.size
-        self._fetched[partition] = header.end_offset
 
     def _grow(self) -> None:
         """Learn of partitions that were added; they are read from their beginning."""
@@ -344,13 +223,6 @@ class Reader:
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             if isinstance(reply, TopicInfo) and self._only is None:
                 for partition in range(len(reply.partitions)):
-                    if partition not in self._next:
-                        self._next[partition] = self._fetched[partition] = 0
+                    self._cursors.setdefault((self.topic, partition), Cursor(0, 0, 0))
 
         self._verbs.submit(DescribeTopic(self.topic), b"", respond)
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)

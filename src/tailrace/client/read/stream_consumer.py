@@ -17,7 +17,8 @@ from tailrace.client.messages import Message, point
 from tailrace.client.queue.consumer_options import ConsumerOptions
 from tailrace.client.queue.membership import GroupSession, client_name
 from tailrace.client.queue.threaded_handlers import PlainHandler, is_async, runs_here
-from tailrace.client.read.fetcher import Cursor, Fetcher
+from tailrace.client.read.fetcher import Cursor
+from tailrace.client.read.stream_feed import StreamFeed
 from tailrace.client.rpc.calls import PAUSE_S_MAX, ask, whole_of
 from tailrace.core.model.commands import FindOffsets, Offsets
 from tailrace.core.model.group_commands import JoinGroup, Place
@@ -91,7 +92,7 @@ class StreamConsumer:
             raise self._closed
         return self._source
 
-    def opened(self) -> Fetcher:
+    def opened(self) -> StreamFeed:
         """What its messages are taken from; raises while the consumer is not open."""
         return self._open().feed
 
@@ -212,7 +213,7 @@ class _Source:
         self._timeout = timeout
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self.feed = Fetcher(verbs, options, group)
+        self.feed = StreamFeed(verbs, options, group)
         self.sought: dict[Place, int] = {}
         self._every_ms = every_ms
         self._now_ms = now_ms
