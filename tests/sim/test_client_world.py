@@ -4,8 +4,6 @@ Covers `sim/late_storage.py`, `sim/log_contents.py`, `sim/virtual_time.py`, `sim
 `sim/actors/sim_consumers.py`, `sim/actors/surroundings.py` and `sim/worlds/client_world.py`.
 """
 
-import logging
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,25 +14,15 @@ from tailrace.client.rpc.retries import Retries
 from tailrace.core.model.commands import Published
 from tailrace.format import frame
 from tailrace.sim.worlds import client_world
+from tests.sim.planted import Plant, first_caught, reached, title
 
 SEEDS = 40
 BUG_SEEDS = 150
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Simulated brokers fail by the hundred, and say so."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_every_seed_holds_and_nearly_every_state_is_reached() -> None:
-    reached: set[str] = set()
-    for seed in range(SEEDS):
-        reached |= set(client_world.run(seed))
-    assert len(client_world.STATES - reached) <= 1, client_world.STATES - reached
+    found = reached(client_world.run, range(SEEDS))
+    assert len(client_world.STATES - found) <= 1, client_world.STATES - found
 
 
 def test_a_sync_that_failed_just_before_the_end_of_trouble_needs_a_restart() -> None:
@@ -44,15 +32,6 @@ def test_a_sync_that_failed_just_before_the_end_of_trouble_needs_a_restart() -> 
 
 def test_same_seed_same_run() -> None:
     assert client_world.run(7) == client_world.run(7)
-
-
-def _first_caught() -> int | None:
-    for seed in range(BUG_SEEDS):
-        try:
-            client_world.run(seed)
-        except Exception:  # a planted bug may also break the code under test in its own way
-            return seed
-    return None
 
 
 def _identity_kept_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +227,7 @@ BUGS: list[Plant] = [
 ]
 
 
-@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__.strip("_"))
+@pytest.mark.parametrize("plant", BUGS, ids=title)
 def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert _first_caught() is not None
+    assert first_caught(client_world.run, range(BUG_SEEDS), by=Exception) is not None

@@ -7,8 +7,8 @@ Covers `sim/delivery_history.py`, `sim/network.py`, `sim/actors/sim_auditors.py`
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -39,40 +39,20 @@ from tailrace.core.queue.settle_decision import SettleDecision
 from tailrace.core.selection.row_selector import RowSelector
 from tailrace.core.selection.selection_terms import Selection
 from tailrace.format.gathering import columns_of
-from tailrace.sim.virtual_time import Violation
 from tailrace.sim.worlds import delivery_world
+from tests.sim.planted import Plant, first_caught, reached, title
 
 SEEDS = 8
 BUG_SEEDS = 50
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Simulated brokers fail by the hundred, and say so."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_every_seed_holds_and_most_states_are_reached() -> None:
-    reached: set[str] = set()
-    for seed in range(SEEDS):
-        reached |= set(delivery_world.run(seed))
-    assert len(delivery_world.STATES - reached) <= 4, delivery_world.STATES - reached
+    found = reached(delivery_world.run, range(SEEDS))
+    assert len(delivery_world.STATES - found) <= 4, delivery_world.STATES - found
 
 
 def test_same_seed_same_run() -> None:
     assert delivery_world.run(3) == delivery_world.run(3)
-
-
-def _first_caught(first: int = 0, **options: bool) -> int | None:
-    for seed in range(first, first + BUG_SEEDS):
-        try:
-            delivery_world.run(seed, **options)
-        except Violation:
-            return seed
-    return None
 
 
 # ------------------------------------------------------------------------------------------- planted bugs
@@ -138,7 +118,8 @@ def _keys_of_others_forgotten_when_a_topic_is_divided(monkeypatch: pytest.Monkey
 def test_order_lost_at_the_switch_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(delivery_world.run(seed, crowding=True)["topic divided"] for seed in range(3))
     plant(monkeypatch)
-    assert _first_caught(crowding=True) is not None
+    crowded = partial(delivery_world.run, crowding=True)
+    assert first_caught(crowded, range(BUG_SEEDS)) is not None
 
 
 def _dying_removed_before_burial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,10 +404,11 @@ RARE = {_absolute_times_on_the_partition_clock: 50, _deliveries_not_counted: 90}
 """Bugs that few seeds show: 56 and 97 are the first that do, and the search begins shortly before them."""
 
 
-@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__.strip("_"))
+@pytest.mark.parametrize("plant", BUGS, ids=title)
 def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert _first_caught(RARE.get(plant, 0)) is not None
+    first = RARE.get(plant, 0)
+    assert first_caught(delivery_world.run, range(first, first + BUG_SEEDS)) is not None
 
 
 @pytest.mark.parametrize("seed", [603, 674, 934, 1571, 1725])

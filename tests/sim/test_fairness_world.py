@@ -4,9 +4,6 @@ Covers `broker/queue/hunger.py`, `client/queue/hand.py`, `sim/fairness_accounts.
 `sim/worlds/fairness_world.py` and `sim/sim_loop.py`.
 """
 
-import logging
-from collections.abc import Callable, Iterator
-
 import msgspec
 import pytest
 
@@ -24,21 +21,12 @@ from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.queue.ledger import Ledger
 from tailrace.core.selection import row_selector
 from tailrace.core.selection.lanes import LANES, WEIGHTED, WEIGHTS, smooth_pattern
-from tailrace.sim.virtual_time import Violation
 from tailrace.sim.worlds import fairness_world
+from tests.sim.planted import Plant, first_caught, reached, title
 
 SEEDS = 24
 SEEDS_LONG = 400
 BUG_SEEDS = 60
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Simulated handlers fail by the hundred, and are logged."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -73,25 +61,12 @@ def test_pattern_is_never_further_than_two_from_the_weights() -> None:
 
 @pytest.mark.long
 def test_many_seeds_hold_and_every_state_is_reached() -> None:
-    reached: set[str] = set()
-    for seed in range(SEEDS, SEEDS + SEEDS_LONG):
-        reached |= set(fairness_world.run(seed))
-    assert reached >= fairness_world.STATES
+    found = reached(fairness_world.run, range(SEEDS, SEEDS + SEEDS_LONG))
+    assert found >= fairness_world.STATES
 
 
 def test_same_seed_same_run() -> None:
     assert fairness_world.run(3) == fairness_world.run(3)
-
-
-def _first_caught(words: str) -> int | None:
-    """The first seed in which the bug breaks the promise that these words are of."""
-    for seed in range(BUG_SEEDS):
-        try:
-            fairness_world.run(seed)
-        except Violation as violation:
-            if words in str(violation):
-                return seed
-    return None
 
 
 def _one_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +159,7 @@ BUGS: list[tuple[Plant, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "words"), BUGS, ids=lambda item: getattr(item, "__name__", "").strip("_"))
+@pytest.mark.parametrize(("plant", "words"), BUGS, ids=title)
 def test_planted_bug_is_caught(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert _first_caught(words) is not None
+    assert first_caught(fairness_world.run, range(BUG_SEEDS), words=words) is not None

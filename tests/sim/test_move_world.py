@@ -5,8 +5,7 @@ Covers `sim/actors/sim_operators.py` and `sim/worlds/move_world.py`.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,28 +17,17 @@ from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.staged import staged_apply, staged_verbs
 from tailrace.core.model.queue_commands import Reopen
 from tailrace.sim.actors.sim_operators import Letter, SimOperator
-from tailrace.sim.virtual_time import Violation
 from tailrace.sim.worlds import move_world
+from tests.sim.planted import Plant, first_caught, reached
 
 SEEDS = 25
 BUG_SEEDS = 300
 EVENTS = 1_100
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Simulated brokers fail by the hundred, and say so."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_every_seed_holds_and_most_states_are_reached() -> None:
-    reached: set[str] = set()
-    for seed in range(SEEDS):
-        reached |= set(move_world.run(seed))
-    assert len(move_world.STATES - reached) <= 2, move_world.STATES - reached
+    found = reached(move_world.run, range(SEEDS))
+    assert len(move_world.STATES - found) <= 2, move_world.STATES - found
 
 
 def test_same_seed_same_run() -> None:
@@ -115,15 +103,6 @@ BUGS: dict[str, Plant] = {
 }
 
 
-def _all_hold() -> bool:
-    try:
-        for seed in range(BUG_SEEDS):
-            move_world.run(seed)
-    except Violation:
-        return False
-    return True
-
-
 RARE = ("tick recorded when written",)
 """It takes many seeds."""
 
@@ -133,4 +112,4 @@ RARE = ("tick recorded when written",)
 )
 def test_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name](monkeypatch)
-    assert not _all_hold()
+    assert first_caught(move_world.run, range(BUG_SEEDS)) is not None

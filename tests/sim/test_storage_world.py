@@ -15,6 +15,7 @@ from tailrace.sim.worlds import storage_world
 from tailrace.storage.files import file_log, log_folder, log_reader, opening, scan
 from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.log_folder import LogFolder
+from tests.sim.planted import Plant, first_caught, title
 
 SEEDS = 220
 BUG_SEEDS = 60
@@ -26,17 +27,6 @@ def test_every_seed_holds_and_every_state_is_reached(capsys: pytest.CaptureFixtu
 
 def test_same_seed_same_run() -> None:
     assert storage_world.run(7) == storage_world.run(7)
-
-
-def _first_caught() -> int | None:
-    for seed in range(BUG_SEEDS):
-        try:
-            storage_world.run(seed)
-        except LogViolation:
-            return seed
-        except Exception:  # a planted bug may also break the code under test in its own way
-            return seed
-    return None
 
 
 def _no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,12 +138,10 @@ BUGS = [
 ]
 
 
-@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__.strip("_"))
-def test_planted_bug_is_caught(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("plant", BUGS, ids=title)
+def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert _first_caught() is not None
+    assert first_caught(storage_world.run, range(BUG_SEEDS), by=Exception) is not None
 
 
 def test_a_failing_seed_and_an_unreached_state_fail_the_run(
