@@ -337,7 +337,7 @@ def _a_snapshot_vouches_for_later_trims(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _damage_found_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PartitionRuntime, "damaged", lambda self, error: None)
+    monkeypatch.setattr(PartitionRuntime, "damaged", lambda self, error, source: None)
 
 
 def _lost_messages_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
