@@ -1,4 +1,7 @@
-"""Topic names, options at their bounds, what may be altered, and folders."""
+"""Topic names, options at their bounds, what may be altered, and folders.
+
+Also covers `core/option_rules.py`.
+"""
 
 from __future__ import annotations
 

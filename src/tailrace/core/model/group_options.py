@@ -1,18 +1,17 @@
 """Options of a group: their rules, their defaults, and the check that reports all problems at once.
 
-`RANGES`, `CHOICES` and `SWITCHES` are the whole rule book for single options; rules about two options are
-checked in `_together`. Options that are allowed but have surprising effects give warnings, shown when the
-group is created.
+`RULES` is the whole rule book for single options; rules about two options are checked in `_together`. Options
+that are allowed but have surprising effects give warnings, shown when the group is created.
 """
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.option_rules import OptionRules
 from tailrace.errors import InvalidRequest
 
 
@@ -69,7 +68,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "start": ("earliest", "latest"),
     "priority_mode": ("weighted", "strict"),
 }
-SWITCHES: dict[str, bool] = {"on": True, "off": False, "true": True, "false": False}
+SWITCHES: dict[str, bool] = {"true": True, "false": False, "on": True, "off": False}
 
 AT_MOST: tuple[tuple[str, str], ...] = (
     ("backoff_ms", "backoff_max_ms"),
@@ -84,6 +83,15 @@ FIXED = ("mode", "ordering")
 """Options that a group keeps for good: promises about messages in flight depend on them."""
 
 _KNOWN = GroupPolicy.__struct_fields__
+
+
+def _no_group(option: str, given: Any) -> str | None:
+    if option == "mode" and given == "broadcast":
+        return "mode = 'broadcast' has no group: a reader keeps its own place"
+    return None
+
+
+RULES = OptionRules(_KNOWN, RANGES, CHOICES, ("expired_to_dlq",), SWITCHES, objection=_no_group)
 _LEASING = (
     "ordering",
     "lease_ms",
@@ -101,14 +109,7 @@ _LEASING = (
 
 def parse_policy(options: dict[str, Any], name: str = "") -> GroupPolicy | Refusal:
     """Check the options of a group; a refusal lists all problems with them."""
-    problems: list[str] = []
-    values: dict[str, Any] = {}
-    for option, given in options.items():
-        value, problem = _value(option, given)
-        if problem:
-            problems.append(problem)
-        else:
-            values[option] = value
+    values, problems = RULES.check(options)
     # If single options are wrong, reporting that they do not fit the others would only confuse.
     if not problems:
         problems = _together(values)
@@ -174,35 +175,6 @@ def contradictions(policy: GroupPolicy, options: dict[str, Any], name: str) -> R
     if fixed := [option for option in others if option in FIXED]:
         text += f" ({' and '.join(fixed)} cannot be changed: for that, use another group)"
     return Refusal(InvalidRequest.code, text, details={"problems": problems})
-
-
-def _value(option: str, given: Any) -> tuple[Any, str | None]:
-    """The value as stored, or the problem with it."""
-    if option not in _KNOWN:
-        close = get_close_matches(option, _KNOWN, 1)
-        return None, f"unknown option {option[:80]!r}" + (f": did you mean {close[0]!r}?" if close else "")
-    if option == "mode" and given == "broadcast":
-        return None, "mode = 'broadcast' has no group: a reader keeps its own place"
-    if option == "expired_to_dlq":
-        if isinstance(given, str) and given in SWITCHES:
-            given = SWITCHES[given]
-        return given, None if isinstance(given, bool) else f"{option} is true or false, not {_shown(given)}"
-    if option in CHOICES:
-        allowed = CHOICES[option]
-        if isinstance(given, str) and given in allowed:
-            return given, None
-        return None, f"{option} is {' or '.join(map(repr, allowed))}, not {_shown(given)}"
-    low, high = RANGES[option]
-    if type(given) is not int:
-        return None, f"{option} is a whole number, not {_shown(given)}"
-    if not low <= given <= high:
-        return None, f"{option} is from {low} to {high}, not {_shown(given)}"
-    return given, None
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _together(values: dict[str, Any]) -> list[str]:

@@ -1,18 +1,18 @@
 """Topics: rules for their names, their options with defaults and bounds, and the folder of their data.
 
-`parse_options` reports all problems at once, so that a user can fix a request in one go. `RANGES` and
-`CHOICES` are the whole rule book for single options; rules about two options are checked in `_together`.
+`parse_options` reports all problems at once, so that a user can fix a request in one go. `RULES` is the whole
+rule book for single options; rules about two options are checked in `_together`.
 """
 
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
 from tailrace.core.model.identifiers import BATCH_ROWS_MAX, VALUE_BYTES_MAX, Refusal
+from tailrace.core.option_rules import OptionRules
 from tailrace.errors import InvalidRequest
 
 NAME_MAX = 245
@@ -90,7 +90,22 @@ LIMITS = ("retention_ms", "retention_bytes", "retention_count", *BOUNDS)
 FIXED = ("storage", "key_index")
 """Options that cannot change after the topic was created."""
 
-_KNOWN = (*TopicOptions.__struct_fields__, "retention")
+
+def _not_yet(option: str, given: Any) -> str | None:
+    if any(type(given) is type(value) and given == value for value in NOT_YET.get(option, ())):
+        return f"{option} = {given!r} is not supported yet"
+    return None
+
+
+RULES = OptionRules(
+    (*TopicOptions.__struct_fields__, "retention"),
+    RANGES,
+    CHOICES,
+    ("key_index", "ephemeral"),
+    SWITCHES,
+    LIMITS,
+    _not_yet,
+)
 
 
 def check_name(name: str, *, internal: bool = False) -> list[str]:
@@ -114,13 +129,8 @@ def parse_options(
     """Check the options of a new topic, and its name; or, with `base`, changes to a topic with these
     options."""
     problems = [] if base is not None else check_name(name, internal=internal)
-    values: dict[str, Any] = {}
-    for option, given in options.items():
-        value, problem = _value(option, given)
-        if problem:
-            problems.append(problem)
-        else:
-            values[option] = value
+    values, wrong = RULES.check(options)
+    problems += wrong
     if "retention" in values:
         problems += _retention(values)
     # If single options are wrong, reporting that they do not fit the others would only confuse.
@@ -131,38 +141,6 @@ def parse_options(
         text = f"topic {shown!r}: " + "; ".join(problems)
         return Refusal(InvalidRequest.code, text, details={"problems": problems})
     return msgspec.structs.replace(base or TopicOptions(), **values)
-
-
-def _value(option: str, given: Any) -> tuple[Any, str | None]:
-    """The value as stored, or the problem with it."""
-    if option not in _KNOWN:
-        close = get_close_matches(option, _KNOWN, 1)
-        return None, f"unknown option {option[:80]!r}" + (f": did you mean {close[0]!r}?" if close else "")
-    if any(type(given) is type(value) and given == value for value in NOT_YET.get(option, ())):
-        return None, f"{option} = {given!r} is not supported yet"
-    if option in ("key_index", "ephemeral"):
-        if isinstance(given, str) and given in SWITCHES:
-            given = SWITCHES[given]
-        return given, None if isinstance(given, bool) else f"{option} is on or off, not {_shown(given)}"
-    if option in CHOICES:
-        allowed = CHOICES[option]
-        if isinstance(given, str) and given in allowed:
-            return given, None
-        return None, f"{option} is {' or '.join(map(repr, allowed))}, not {_shown(given)}"
-    if given is None and option in LIMITS:
-        return None, None
-    low, high = RANGES[option]
-    if type(given) is not int:
-        return None, f"{option} is a whole number, not {_shown(given)}"
-    if not low <= given <= high:
-        bounds = f"{low}" if low == high else f"from {low} to {high}"
-        return None, f"{option} is {bounds}, not {_shown(given)}"
-    return given, None
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _retention(values: dict[str, Any]) -> list[str]:
