@@ -107,4 +107,6 @@ def test_also_where_leases_end_before_sessions(how: str, tmp_path: Path) -> None
     with BrokerProcess(tmp_path / "data") as broker:
         broker.start()
         letter, _ = asyncio.run(one_dead_letter(broker, how, LEASES_END_FIRST, tmp_path))
-    assert (letter.reason, letter.deliveries, letter.attempts) == ("max_attempts", 6, 6)
+    # A lease that ends takes back what is in flight behind its messages, too: delivered, but not attempted.
+    assert (letter.reason, letter.attempts) == ("max_attempts", 6)
+    assert letter.deliveries >= 6
