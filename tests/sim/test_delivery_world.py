@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tailrace.broker.deadletter import dead_letter_batch, dead_letter_writer
+from tailrace.broker.deadletter import dead_letter_batch
 from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.runtime import frame_cache
 from tailrace.broker.runtime.maintenance import Maintenance
@@ -32,6 +32,7 @@ from tailrace.core.model.identifiers import Columns, Refusal
 from tailrace.core.model.queue_commands import Ack, Settled
 from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.partition_clock import PartitionClock
+from tailrace.core.process.dead_letter_process import DeadLetterProcess
 from tailrace.core.queue import lease_decision, ledger, settle_decision
 from tailrace.core.queue.group_queues import GroupQueues
 from tailrace.core.queue.ledger import Ledger
@@ -123,10 +124,9 @@ def test_order_lost_at_the_switch_is_caught(plant: Plant, monkeypatch: pytest.Mo
 
 
 def _dying_removed_before_burial(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(self: Any, origin: Any, rows: Any) -> None:
-        self._settle(origin, [row.offset for row in rows], "", [])
-
-    monkeypatch.setattr(dead_letter_writer._DyingMessages, "_begin", begin)
+    monkeypatch.setattr(
+        DeadLetterProcess, "_death_synced", lambda self, reply, now: DeadLetterProcess._settle_here(self)
+    )
 
 
 def _dead_letters_doubled(monkeypatch: pytest.MonkeyPatch) -> None:

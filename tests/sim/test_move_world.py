@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.deadletter import dead_letter_writer
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
 from tailrace.broker.groups import cron_runner, grant_carrier
 from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.staged import staged_apply, staged_verbs
 from tailrace.core.model.queue_commands import Reopen
+from tailrace.core.process.dead_letter_process import DeadLetterProcess
+from tailrace.core.process.process import Effect, Event, Now, Submit
 from tailrace.sim.actors.sim_operators import Letter, SimOperator
 from tailrace.sim.worlds import move_world
 from tests.sim.planted import Plant, first_caught, reached
@@ -52,9 +53,27 @@ def _only_written(step: Callable[..., Any]) -> Plant:
         surely = Assurance.surely
 
         def hasty(self: Assurance, respond: Any) -> Any:
-            return respond if respond.__qualname__.startswith(waits) else surely(self, respond)
+            hurried = getattr(respond, "__qualname__", "").startswith(waits)
+            return respond if hurried else surely(self, respond)
 
         monkeypatch.setattr(Assurance, "surely", hasty)
+
+    return plant
+
+
+def _not_sure(tag: str) -> Plant:
+    """One step of the dead letters does not wait for the sync."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        step = DeadLetterProcess.step
+
+        def hasty(self: DeadLetterProcess, event: Event, now: Now) -> list[Effect]:
+            return [
+                effect._replace(sure=False) if isinstance(effect, Submit) and effect.tag == tag else effect
+                for effect in step(self, event, now)
+            ]
+
+        monkeypatch.setattr(DeadLetterProcess, "step", hasty)
 
     return plant
 
@@ -91,8 +110,8 @@ def _redrive_settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: dict[str, Plant] = {
-    "letter only written": _only_written(dead_letter_writer._DyingMessages._publish),
-    "death only written": _only_written(dead_letter_writer._DyingMessages._begin),
+    "letter only written": _not_sure("append"),
+    "death only written": _not_sure("sync"),
     "staged batches only written": _only_written(staged_verbs._on_each),
     "staged done when written": _only_written(staged_apply.StagedApply._read),
     "tick recorded when written": _only_written(cron_runner.CronRunner._tick),

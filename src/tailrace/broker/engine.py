@@ -11,18 +11,20 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tailrace.broker.deadletter.dead_letter_batch import dead_letters
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
-from tailrace.broker.deadletter.dead_letter_writer import DeadLetterWriter
 from tailrace.broker.delay.delay_verbs import DelayVerbs
 from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.groups.cron_runner import CronRunner
 from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.groups.group_reports import GroupReports, stats_of_all
 from tailrace.broker.groups.group_verbs import GroupVerbs
+from tailrace.broker.local_router import LocalRouter
 from tailrace.broker.metrics import Metrics, Strays
 from tailrace.broker.queue.key_reads import KeyReads
 from tailrace.broker.queue.lease_verbs import LeaseVerbs
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.runtime.process_driver import ProcessDriver, Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.replay_debt import ReplayBounds, due
 from tailrace.broker.staged.staged_verbs import StagedVerbs
@@ -32,6 +34,8 @@ from tailrace.broker.trace.trace_verbs import TraceVerbs
 from tailrace.broker.upkeep.loss_acceptance import LossAcceptance
 from tailrace.broker.upkeep.scrub_runner import ScrubRunner
 from tailrace.broker.upkeep.space_watch import SpaceWatch
+from tailrace.core.model.identifiers import TopicPartition
+from tailrace.core.model.topic_options import decode_folder
 from tailrace.ports import Clock, LogStats, LogStore, Registry, SpaceGauge, Threads
 
 log = logging.getLogger("tailrace.engine")
@@ -70,7 +74,7 @@ class Engine:
         self.stores = stores
         self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
         self.leasing = LeaseVerbs(self.topics, self.pump, self.metrics, entropy)
-        self.burial = DeadLetterWriter(self.topics, self.pump, self.metrics)
+        self.router = LocalRouter(self.topics)
         self.topics.opened = self._opened
         self.coordinators = GroupDirectory(self.topics)
         self.staged_writes = StagedVerbs(self.topics, self.pump, self.coordinators)
@@ -115,11 +119,17 @@ class Engine:
         self.key_reading.warm()
 
     def _opened(self, runtime: PartitionRuntime) -> None:
-        runtime.buries = self.burial.take_up
+        runtime.processes = Processes(self._drivers(runtime) if runtime.machine.delivers else ())
         runtime.reopened = self._reopened
         runtime.overslept = self.leasing.overslept
         runtime.credit = self.leasing.credit
         runtime.start()
+
+    def _drivers(self, runtime: PartitionRuntime) -> list[ProcessDriver]:
+        home = TopicPartition(runtime.topic, runtime.partition)
+        _, topic_id = decode_folder(runtime.name.rpartition("/")[0])
+        kinds = (dead_letters(home, topic_id, self.metrics),)
+        return [ProcessDriver(kind, runtime, self.router, self.pump) for kind in kinds]
 
     def _reopened(self, runtime: PartitionRuntime) -> None:
         self.coordination.reopened(runtime)

@@ -40,7 +40,7 @@ from tailrace.core.model.facts import (
     Trimmed,
 )
 from tailrace.core.model.identifiers import BatchView, Refusal
-from tailrace.core.model.internal_commands import PublishBatch, RecordLoss, Sweep
+from tailrace.core.model.internal_commands import Look, PublishBatch, RecordLoss, Sweep
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.publish.capacity import Capacity
@@ -96,6 +96,7 @@ class Partition:
             TrimTopic: self._trim,
             Sweep: self._sweep,
             RecordLoss: self.lost.decide,
+            Look: _look,
         }
         self._apply: dict[type, Callable[[Any], None]] = {
             Appended: self._appended,
@@ -446,6 +447,10 @@ class Partition:
         self.staging.verify()
         self.ring.verify()
         self.lost.verify()
+
+
+def _look(command: Look, turn: TurnInput) -> Decision:
+    return Decision(NOTHING, Done())
 
 
 def _stored(command: PublishBatch, view: BatchView, rows: npt.NDArray[np.int64] | None) -> BatchView:

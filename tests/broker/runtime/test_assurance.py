@@ -106,7 +106,7 @@ def test_a_message_on_its_way_to_the_dead_letters_cannot_be_redriven_yet() -> No
     nothing, the letter would be taken off the list, and the message then settled: lost."""
     broker = interval()
     (one, _) = broker.lease()
-    broker.runtime().buries = lambda runtime: None
+    broker.runtime().processes.end()
     broker.reject(one)
     assert broker.ask(Reopen("t", 0, "g", [0, 1])).code == "unavailable"
     broker.tell(broker.runtime(), BuryDone("g", [0, 1], "t.dlq", [0, 0]))

@@ -1,77 +1,66 @@
-"""Batches of dead letters: messages read back from the log, with the story of their end in their headers."""
+"""Batches of dead letters: messages read back from the log, with the story of their end in their headers.
+
+`core.process.dead_letter_process` says when; this is its reader.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import logging
+from functools import partial
+from typing import Any
 
-import msgspec
-
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.runtime.framing import publish_batch
+from tailrace.broker.runtime.process_driver import ProcessKind
+from tailrace.core.model.commands import Publish
 from tailrace.core.model.dead_letter_headers import NAMES, PREFIX, STORY
-from tailrace.core.model.identifiers import PRIORITY_DEFAULT
+from tailrace.core.model.identifiers import PRIORITY_DEFAULT, TopicPartition
+from tailrace.core.partition import Partition
+from tailrace.core.process.dead_letter_process import (
+    DeadLetterOrigin,
+    DeadLetterProcess,
+    DeadLettersRead,
+    ReadDying,
+)
+from tailrace.core.queue.ledger_stats import Dead
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format import batch, frame
 from tailrace.format.frame import Buffer, Header
 from tailrace.ports import PartitionLog
 
+_log = logging.getLogger("tailrace.burial")
+
 BYTES_MAX = 4 * 1024 * 1024
 """A batch of dead letters ends with the message that brings its bodies above this."""
 
 
-class DyingRow(Protocol):
-    """A dying message, as its partition describes it."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def error(self) -> str: ...
-    @property
-    def deliveries(self) -> int: ...
-    @property
-    def failures(self) -> int: ...
-    @property
-    def first_us(self) -> int: ...
-    @property
-    def last_us(self) -> int: ...
-    @property
-    def member(self) -> str: ...
+def dead_letters(home: TopicPartition, topic_id: int, metrics: Metrics) -> ProcessKind:
+    """The process that writes the dead letters of a partition."""
+    return ProcessKind(
+        make=partial(_make, home, topic_id),
+        watches=DeadLetterProcess.WATCHES,
+        readers={ReadDying: read_dying},
+        failed=partial(metrics.burial_failed, home.topic),
+        log=_log,
+    )
 
 
-class DeadLetterOrigin(msgspec.Struct, frozen=True):
-    """The partition and the group in which messages are dying."""
-
-    topic: str
-    partition: int
-    group: str
-    topic_id: int
-    """Tells the topic from a later one of the same name."""
+def _make(home: TopicPartition, topic_id: int, state: Partition) -> DeadLetterProcess:
+    return DeadLetterProcess(home, topic_id, state.queues)
 
 
-class DeadLetterBatch(msgspec.Struct, frozen=True, eq=False):
-    """A batch of dead letters; its rows are the messages at `offsets`. Those at `unreadable` could not be
-    read; `header` is None when none could be read."""
-
-    offsets: list[int]
-    unreadable: list[int]
-    header: Header | None = None
-    body: Buffer = b""
-    problem: Exception | None = None
-
-
-def write(
-    log: PartitionLog, end: int, origin: DeadLetterOrigin, dying: Sequence[DyingRow]
-) -> DeadLetterBatch:
+def read_dying(
+    log: PartitionLog, end: int, request: ReadDying
+) -> tuple[DeadLettersRead, StorageFault | None]:
     """Read dying messages below the committed end, and make a batch of them; blocking."""
     rows: list[dict[str, Any]] = []
     offsets: list[int] = []
     deaths: list[str] = []
     unreadable: list[int] = []
-    problem: Exception | None = None
+    problem: StorageFault | None = None
     size = 0
-    reader = _Reader(log, end)
-    for item in dying:
+    origin, reader = request.origin, _Reader(log, end)
+    for item in request.rows:
         try:
             row = reader.row(item.offset)
         except StorageFault as error:  # One bad place on the disk does not hold up the others.
@@ -85,10 +74,15 @@ def write(
         size += len(row["value"] or b"")
         if size > BYTES_MAX:
             break
+    told = "" if problem is None else str(problem)
     if not rows:
-        return DeadLetterBatch(offsets, unreadable, problem=problem)
+        return DeadLettersRead(offsets, unreadable, problem=told), problem
     header, body = _encode(rows, origin, deaths)
-    return DeadLetterBatch(offsets, unreadable, header, body, problem)
+    # The view has no sizes: a message within the limits of its own topic always fits, with the added headers,
+    # too.
+    view = batch.view_of(header, body, want_keys=True)
+    publish = Publish(request.dead_letters, origin.partition, header.columns, header.body_crc)
+    return DeadLettersRead(offsets, unreadable, publish_batch(publish, view, body), body, told), problem
 
 
 def _encode(rows: list[dict[str, Any]], origin: DeadLetterOrigin, deaths: list[str]) -> tuple[Header, Buffer]:
@@ -123,7 +117,7 @@ def _encode(rows: list[dict[str, Any]], origin: DeadLetterOrigin, deaths: list[s
     return header, body
 
 
-def _headers(row: dict[str, Any], origin: DeadLetterOrigin, item: DyingRow) -> list[tuple[str, bytes]]:
+def _headers(row: dict[str, Any], origin: DeadLetterOrigin, item: Dead) -> list[tuple[str, bytes]]:
     """The message's own headers, without those of an earlier death, and the story of this death."""
     story = (
         origin.topic,

@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -41,6 +42,7 @@ from tailrace.broker.runtime.frame_cache import COLD_BYTES, FrameCache
 from tailrace.broker.runtime.framing import TurnFrames
 from tailrace.broker.runtime.hot_tail import HotTail
 from tailrace.broker.runtime.maintenance import Maintenance
+from tailrace.broker.runtime.process_driver import Processes
 from tailrace.broker.runtime.pump import SLOW_WRITE_US, Pump
 from tailrace.broker.runtime.recovery import Rebuilt, rebuild
 from tailrace.broker.runtime.repair import record_loss
@@ -48,7 +50,7 @@ from tailrace.broker.runtime.state_machines import DATA_PARTITION, MachineKind
 from tailrace.broker.runtime.turn import NOTHING, Turn, refuse
 from tailrace.core import partition as core
 from tailrace.core.model.commands import Done, Reply
-from tailrace.core.model.facts import Delayed, Dying
+from tailrace.core.model.facts import Delayed
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.model.turn_input import TurnInput
@@ -119,8 +121,8 @@ class PartitionRuntime:
         self.upkeep = Maintenance(self)
         self.wakeups = LeaseWaiters(self)
         self.releases = DelayRelease(self)
-        self.buries: Callable[[PartitionRuntime], None] = lambda runtime: None
-        """Hook: messages of this partition must be dead-lettered. Set by the dead-letter writer."""
+        self.processes = Processes(())
+        """Protocols with other partitions; they live while this one takes commands. Set by the engine."""
         self.overslept: Callable[[str, str], None] = lambda group, member: None
         """Hook: a lease of this group and member has timed out; called before that is decided."""
         self.reopened: Callable[[PartitionRuntime], None] = lambda runtime: None
@@ -175,8 +177,8 @@ class PartitionRuntime:
                 self.state.queues.count_in(self.credit.flights)
             self.wakeups.arm()
             self.wakeups.wake_all()
-            self.buries(self)
             self.releases.start()
+        self.processes.begin(self.state)
 
     # -- commands
 
@@ -249,17 +251,16 @@ class PartitionRuntime:
                 look = TurnInput(time_us, wall_us, made.next_entry, self.at_hand)
             decision = state.decide(command, look)
             if decision.missing is not None:
-                self.at_hand.load(decision.missing, self._again(work, body, respond))
+                self.at_hand.load(decision.missing, partial(self._loaded, work, body, respond))
                 continue
             soft, reply = decision.soft, decision.reply
             if decision.facts:
                 made.add(decision, command, body)
                 for fact in decision.facts:
                     state.apply(fact)
-                    kind = type(fact)
-                    if kind is Dying:
-                        turn.dying = True
-                    elif kind is Delayed:
+                    if type(fact) in self.processes.watches:
+                        turn.watched.append(fact)
+                    elif type(fact) is Delayed:
                         self.releases.scheduled(fact)
                 if not soft:
                     turn.hard = True
@@ -274,16 +275,12 @@ class PartitionRuntime:
         turn.frames = made.frames
         turn.start_offset = state.start_offset
 
-    def _again(self, work: Any, body: Buffer, respond: Respond) -> Callable[[Exception | None], None]:
-        """Callback that decides a command again when the frame that it missed is loaded."""
-
-        def loaded(error: Exception | None) -> None:
-            if error is None:
-                self.submit(work, body, respond)
-            else:
-                respond(self.gone or refuse(error), NOTHING)
-
-        return loaded
+    def _loaded(self, work: Any, body: Buffer, respond: Respond, error: Exception | None) -> None:
+        """Decide a command again: the frame that it missed is loaded."""
+        if error is None:
+            self.submit(work, body, respond)
+        else:
+            respond(self.gone or refuse(error), NOTHING)
 
     def _write(self, turn: Turn) -> None:
         """Write a turn: on the storage threads, or at once if the write is small, is next and needs no sync.
@@ -380,8 +377,7 @@ class PartitionRuntime:
                 self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
             )
             self.wakeups.committed(messages)
-        if turn.dying:
-            self.buries(self)
+        self.processes.stored(turn.watched)
         if delayed >= 0:
             self.releases.stored(delayed)
         data_bytes += waiting_bytes
@@ -433,6 +429,7 @@ class PartitionRuntime:
     def _drop_state(self, reach: Reach) -> None:
         """Replace the state by an empty one that knows where the readable log begins and ends."""
         self.releases.stop()
+        self.processes.end()
         self._count_out()
         self.state = self.state.bare(reach.start_offset, reach.end_offset)
         self.at_hand = FrameCache(self, self._cold_bytes)
@@ -472,6 +469,7 @@ class PartitionRuntime:
         if self.gone is not None:
             self.log.close()
             return False
+        self.processes.end()
         self._count_out()
         self._adopt(rebuilt)
         return True
@@ -583,12 +581,14 @@ class PartitionRuntime:
         """Store a snapshot, then close the log."""
         self.wakeups.stop()
         self.releases.stop()
+        self.processes.end()
         self._closing = True
         self.upkeep.save_snapshot(lambda: self.run_in_order(lambda: self.log.close(), closed))
 
     def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
         self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
+        self.processes.end()
         self._count_out()
         self.upkeep.after_saving(lambda: self.run_in_order(lambda: self.log.close(), closed))
         self.wakeups.wake_all()

@@ -33,13 +33,13 @@ class Turn:
         "_runtime",
         "at_once",
         "dropped",
-        "dying",
         "frames",
         "hard",
         "replies",
         "start_offset",
         "started_us",
         "synced",
+        "watched",
     )
 
     def __init__(self, runtime: PartitionRuntime, started_us: int) -> None:
@@ -52,8 +52,8 @@ class Turn:
         """Replies to soft decisions, which wait for nothing."""
         self.hard = False
         """Whether some reply waits until the turn is durable."""
-        self.dying = False
-        """Whether messages must be dead-lettered once the turn is durable."""
+        self.watched: list[Any] = []
+        """Facts that processes are told of once the turn is durable."""
         self.start_offset = 0
         """Start of the readable log once the turn is stored."""
         self.synced = False

@@ -8,7 +8,7 @@ end in ``_us``.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mmh3
 import msgspec
@@ -35,6 +35,17 @@ HAS_EXPIRES_AT = 1 << 4
 HAS_DEDUP_ID = 1 << 5
 HAS_OFFSET_DELTA = 1 << 6
 COLUMNS_ALL = (1 << 7) - 1
+
+
+class TopicPartition(NamedTuple):
+    """The name of a partition: its topic, and its number there."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
 
 Times = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]

@@ -1,6 +1,7 @@
 """Dead letters: everything that dies gets there once, whatever fails on the way, and is settled only then.
 
-Also covers `broker/deadletter/dead_letter_batch.py` and `core/model/dead_letter_headers.py`.
+Also covers `broker/local_router.py`, `broker/runtime/process_driver.py` and
+`core/model/dead_letter_headers.py`.
 """
 
 import logging
@@ -207,8 +208,7 @@ def test_a_crash_before_the_append_loses_nothing() -> None:
     broker = make()
     broker.send(b"a")
     (message,) = broker.lease()
-    broker.engine.burial._funerals.clear()
-    broker.runtime().buries = lambda runtime: None  # the process ends here
+    broker.runtime().processes.end()  # the broker stops here
     broker.reject(message)
     assert letters(broker) == []
     assert figures(broker)["dying"] == 1
@@ -356,9 +356,11 @@ def test_a_topic_that_is_deleted_with_dying_messages_ends_their_story() -> None:
     with_broken_letters(broker)
     broker.send(b"bad")
     die(broker)
+    (driver,) = broker.runtime().processes.drivers
+    assert driver.alive
     broker.submit(DeleteTopic("t"))
     broker.pass_s(120)
-    assert broker.engine.burial._funerals == {}
+    assert not driver.alive
 
 
 def test_published_to_by_hand_is_still_possible() -> None:

@@ -1,0 +1,221 @@
+"""The process driver: carries out the effects of a process, and brings it their answers as events.
+
+`core.process.process` has the theory. The driver belongs to one partition at work, its home:
+
+    the home calls       and the driver
+    begin(state)         makes a process from the state: a life begins
+    stored(facts)        tells it of facts that were stored
+    end()                forgets the process; answers that come later belong to an earlier life
+
+Effects name partitions, and the `Router` finds them: on one node in a dictionary, in a cluster on a peer. An
+answer may come while the process takes a step; it waits in a queue, so that steps never nest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.broker.runtime.turn import refuse
+from tailrace.core.model.catalog import Catalog
+from tailrace.core.model.commands import AlterTopic, CreateTopic, Reply
+from tailrace.core.model.identifiers import TopicPartition
+from tailrace.core.process import process as core
+from tailrace.errors import Corrupt, StorageFault
+from tailrace.format.frame import Buffer
+from tailrace.ports import PartitionLog, Respond
+
+LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
+
+Reader = Callable[[PartitionLog, int, Any], tuple[Any, StorageFault | None]]
+"""Performs a request for the committed part of a log, up to an offset, on a reader thread: the result, and a
+fault that it met and went around."""
+
+
+class Router(Protocol):
+    """The way to the partitions by name, and to the catalog."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The topics that there are."""
+        ...
+
+    def submit(
+        self,
+        target: TopicPartition,
+        topic_id: int,
+        command: Any,
+        body: Buffer,
+        respond: Respond,
+        *,
+        sure: bool,
+    ) -> None:
+        """Submit a command; see `core.process.process.Submit`."""
+        ...
+
+    def change(self, request: CreateTopic | AlterTopic, respond: Respond) -> None:
+        """Change a topic."""
+        ...
+
+
+class Home(Protocol):
+    """The partition that a process belongs to, as its driver sees it."""
+
+    log: PartitionLog
+
+    @property
+    def end_offset(self) -> int:
+        """End of the committed messages."""
+        ...
+
+    def damaged(self, error: Exception, source: PartitionLog) -> None:
+        """A read of its log found damage."""
+        ...
+
+
+class ProcessKind(NamedTuple):
+    """One kind of process: how it is made from the state of its home, and who serves it."""
+
+    make: Callable[[Any], core.Process]
+    watches: frozenset[type]
+    """The kinds of facts that it is told of."""
+    readers: Mapping[type, Reader]
+    failed: Callable[[], None]
+    """Counts a failure."""
+    log: logging.Logger
+
+
+class ProcessDriver:
+    """Drives the process of one partition, life after life. All methods run on the pump's thread."""
+
+    def __init__(self, kind: ProcessKind, home: Home, router: Router, pump: Pump) -> None:
+        self.watches = kind.watches
+        self._kind = kind
+        self._home = home
+        self._router = router
+        self._pump = pump
+        self._process: core.Process | None = None
+        self._life = 0
+        self._events: deque[core.Event] = deque()
+        self._stepping = False
+        self._timers: dict[str, Timer] = {}
+        self._effects: dict[type, Callable[[Any], None]] = {
+            core.Submit: self._submit,
+            core.Change: self._change,
+            core.Read: self._read,
+            core.After: self._after,
+            core.Log: self._log,
+            core.Count: self._count,
+        }
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+    def begin(self, state: Any) -> None:
+        """The home partition takes commands (again), and this is its state."""
+        self.end()
+        self._process = self._kind.make(state)
+        self._tell(core.Begun())
+
+    def end(self) -> None:
+        """The home partition has dropped its state, or takes no more commands."""
+        self._process = None
+        self._life += 1
+        self._events.clear()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def stored(self, facts: Sequence[Any]) -> None:
+        """Watched facts of the home partition were stored."""
+        self._tell(core.FactsStored(facts))
+
+    def _tell(self, event: core.Event) -> None:
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._process is not None and self._events:
+                life = self._life
+                for effect in self._process.step(self._events.popleft(), core.Now(self._router.catalog)):
+                    if life == self._life:
+                        self._effects[type(effect)](effect)
+        finally:
+            self._stepping = False
+
+    # -- effects, and what comes of them
+
+    def _submit(self, effect: core.Submit) -> None:
+        respond = partial(self._answered, self._life, effect.tag)
+        target, topic_id = effect.target, effect.topic_id
+        self._router.submit(target, topic_id, effect.command, effect.body, respond, sure=effect.sure)
+
+    def _change(self, effect: core.Change) -> None:
+        self._router.change(effect.request, partial(self._answered, self._life, effect.tag))
+
+    def _answered(self, life: int, tag: str, reply: Reply, parts: Sequence[Buffer]) -> None:
+        if life == self._life:
+            self._tell(core.Answered(tag, reply))
+
+    def _read(self, effect: core.Read) -> None:
+        reader, log = self._kind.readers[type(effect.request)], self._home.log
+        work = partial(reader, log, self._home.end_offset, effect.request)
+        self._pump.threads.read(work, partial(self._found, self._life, effect.tag, log))
+
+    def _found(self, life: int, tag: str, log: PartitionLog, found: Any, error: Exception | None) -> None:
+        if life != self._life:
+            return
+        if error is not None:
+            self._tell(core.Found(tag, refuse(error)))
+            return
+        result, problem = found
+        if isinstance(problem, Corrupt):
+            self._home.damaged(problem, log)
+        self._tell(core.Found(tag, result))
+
+    def _after(self, effect: core.After) -> None:
+        due_us = self._pump.clock.now_us() + effect.delay_us
+        self._timers[effect.tag] = self._pump.at(due_us, partial(self._due, effect.tag))
+
+    def _due(self, tag: str, now_us: int) -> None:
+        del self._timers[tag]
+        self._tell(core.Due(tag))
+
+    def _log(self, effect: core.Log) -> None:
+        self._kind.log.log(LEVELS[effect.level], "%s", effect.text)
+
+    def _count(self, effect: core.Count) -> None:
+        self._kind.failed()
+
+
+class Processes:
+    """The processes of one partition."""
+
+    def __init__(self, drivers: Iterable[ProcessDriver]) -> None:
+        self.drivers = tuple(drivers)
+        self.watches = frozenset[type]().union(*(driver.watches for driver in self.drivers))
+        """The kinds of facts that some of them are told of."""
+
+    def begin(self, state: Any) -> None:
+        """See `ProcessDriver.begin`."""
+        for driver in self.drivers:
+            driver.begin(state)
+
+    def stored(self, facts: Sequence[Any]) -> None:
+        """Watched facts were stored: tell each process of those that it watches."""
+        for driver in self.drivers if facts else ():
+            watched = [fact for fact in facts if type(fact) in driver.watches]
+            if watched:
+                driver.stored(watched)
+
+    def end(self) -> None:
+        """See `ProcessDriver.end`."""
+        for driver in self.drivers:
+            driver.end()

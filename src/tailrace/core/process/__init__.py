@@ -1,0 +1,1 @@
+"""Protocols between partitions, as pure machines."""
