@@ -20,6 +20,16 @@ Url = Annotated[
 
 Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait for an answer.")]
 
+Prefix = Annotated[str, typer.Argument(help="Only names that start like this.", show_default=False)]
+
+IfMissing = Annotated[bool, typer.Option("--if-missing", help="One that exists already is fine.")]
+
+Resume = Annotated[bool, typer.Option("--resume", help="Go on instead.")]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+MessagesMax = Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")]
+
 TopicName = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
 
 Settings = Annotated[

@@ -10,7 +10,7 @@ import typer
 from tailrace.cli.broker_wait import WAIT_S
 from tailrace.cli.execution import with_client
 from tailrace.cli.output import Output, printable
-from tailrace.cli.parameters import GroupSettings, Json, Timeout, Url
+from tailrace.cli.parameters import GroupSettings, Json, MessagesMax, Timeout, Url
 from tailrace.errors import InvalidRequest, LeaseLost
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ def consume(
             "Exit status 0 acknowledges, 65 rejects, any other one gives it back as a failure.",
         ),
     ] = None,
-    max_: Annotated[
-        int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")
-    ] = None,
+    max_: MessagesMax = None,
     wait: Patience = None,
     no_standby: Annotated[
         bool, typer.Option("--no-standby", help="exclusive: fail when another consumer is active.")

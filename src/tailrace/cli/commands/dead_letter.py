@@ -10,7 +10,7 @@ import typer
 from tailrace.cli.execution import with_client
 from tailrace.cli.moments import iso
 from tailrace.cli.output import Output, printable, printable_bytes
-from tailrace.cli.parameters import Json, Timeout, TopicName, Url
+from tailrace.cli.parameters import Json, Timeout, TopicName, Url, Yes
 from tailrace.cli.records import bytes_field, message_record
 from tailrace.errors import InvalidRequest
 
@@ -161,7 +161,7 @@ def purge(
     group: OfGroup = None,
     reason: OfReason = None,
     key: OfKey = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,

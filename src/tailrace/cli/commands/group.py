@@ -8,7 +8,17 @@ import typer
 
 from tailrace.cli.execution import with_client
 from tailrace.cli.output import Output, printable
-from tailrace.cli.parameters import GroupName, GroupSettings, Json, Timeout, TopicName, Url
+from tailrace.cli.parameters import (
+    GroupName,
+    GroupSettings,
+    IfMissing,
+    Json,
+    Prefix,
+    Resume,
+    Timeout,
+    TopicName,
+    Url,
+)
 from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -39,7 +49,7 @@ SHOWN = (
 
 @groups.command("list")
 def list_(
-    prefix: Annotated[str, typer.Argument(help="Only names that start like this.", show_default=False)] = "",
+    prefix: Prefix = "",
     topic: Annotated[str | None, typer.Option("--topic", help="Only groups of this topic.")] = None,
     json: Json = False,
     url: Url = None,
@@ -94,9 +104,7 @@ def enlist(
     group: GroupName,
     topic: Annotated[list[str], typer.Argument(help="Topics that it consumes.", show_default=False)],
     option: GroupSettings = None,
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="A group that exists already is fine.")
-    ] = False,
+    if_missing: IfMissing = False,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -151,7 +159,7 @@ def alter(
 @groups.command()
 def pause(
     group: GroupName,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on instead.")] = False,
+    resume: Resume = False,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,

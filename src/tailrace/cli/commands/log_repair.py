@@ -11,7 +11,7 @@ import typer
 from tailrace.cli.commands.log import logs
 from tailrace.cli.execution import with_client
 from tailrace.cli.output import Output, printable
-from tailrace.cli.parameters import Json, Timeout, Url
+from tailrace.cli.parameters import Json, Timeout, Url, Yes
 from tailrace.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def url_of(url: str | None, data: Path | None) -> str | None:
 def accept_loss(
     place: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", show_default=False)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what is lost.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     data: Data = None,
     json: Json = False,
     url: Url = None,

@@ -9,7 +9,7 @@ import typer
 
 from tailrace.cli.execution import with_client
 from tailrace.cli.output import Output
-from tailrace.cli.parameters import Json, Timeout, TopicName, Url
+from tailrace.cli.parameters import Json, MessagesMax, Timeout, TopicName, Url
 from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -129,9 +129,7 @@ def read(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new messages until Ctrl-C.")
     ] = False,
-    max_: Annotated[
-        int | None, typer.Option("--max", "-n", min=1, help="Stop after so many messages.")
-    ] = None,
+    max_: MessagesMax = None,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,

@@ -7,10 +7,11 @@ from uuid import UUID
 
 import typer
 
+from tailrace.cli.commands.message_options import Header, Ttl
 from tailrace.cli.execution import with_client
 from tailrace.cli.moments import iso
 from tailrace.cli.output import Output, printable, printable_bytes
-from tailrace.cli.parameters import Json, Timeout, TopicName, Url
+from tailrace.cli.parameters import Json, Prefix, Resume, Timeout, TopicName, Url
 from tailrace.cli.records import bytes_field, parse_headers
 from tailrace.errors import InvalidRequest, NotFound
 
@@ -33,13 +34,11 @@ def put(
     *,
     zone: Annotated[str, typer.Option("--zone", help="Time zone, such as Europe/Lisbon.")] = "UTC",
     key: Annotated[str | None, typer.Option("--key", help="Key of the message.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Header (repeat for more).")
-    ] = None,
+    header: Header = None,
     priority: Annotated[
         int, typer.Option("--priority", min=0, max=4, help="0 critical ... 4 background.")
     ] = 2,
-    ttl: Annotated[str | None, typer.Option("--ttl", help="Time to live, such as 30s or 1h.")] = None,
+    ttl: Ttl = None,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -75,7 +74,7 @@ def put(
 
 @recurring.command("list")
 def list_(
-    prefix: Annotated[str, typer.Argument(help="Only names that start like this.", show_default=False)] = "",
+    prefix: Prefix = "",
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -110,7 +109,7 @@ def list_(
 @recurring.command()
 def pause(
     name: ScheduleName,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on instead.")] = False,
+    resume: Resume = False,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,

@@ -9,7 +9,17 @@ import typer
 
 from tailrace.cli.execution import with_client
 from tailrace.cli.output import Output, printable
-from tailrace.cli.parameters import Json, Partitions, Settings, Timeout, TopicName, Url
+from tailrace.cli.parameters import (
+    IfMissing,
+    Json,
+    Partitions,
+    Prefix,
+    Settings,
+    Timeout,
+    TopicName,
+    Url,
+    Yes,
+)
 from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,9 +33,7 @@ def create(
     name: TopicName,
     partitions: Partitions = None,
     option: Settings = None,
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="A topic that exists already is fine.")
-    ] = False,
+    if_missing: IfMissing = False,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
@@ -46,7 +54,7 @@ def create(
 
 @topics.command("list")
 def list_(
-    prefix: Annotated[str, typer.Argument(help="Only names that start like this.", show_default=False)] = "",
+    prefix: Prefix = "",
     internal: Annotated[
         bool, typer.Option("--internal", help="Show the broker's own topics as well.")
     ] = False,
@@ -175,7 +183,7 @@ def trim(
 @topics.command()
 def delete(
     name: TopicName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     json: Json = False,
     url: Url = None,
     timeout: Timeout = 30.0,
