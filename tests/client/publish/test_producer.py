@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tailrace.client.messages import to_us
 from tailrace.client.publish import producer as module
-from tailrace.client.publish.message_fields import BATCH_ROWS
 from tailrace.client.publish.producer import Producer
+from tailrace.client.tuning import BATCH_ROWS
 from tailrace.core.model.commands import DescribeTopic, Publish, Published, Reply, TopicInfo
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import (
@@ -295,7 +295,7 @@ def test_the_failure_of_many_is_told_once() -> None:
 
 
 def test_noticed_failures_do_not_crowd_out_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FAILURES_KEPT", 5)
+    monkeypatch.setattr(module, "FAILED_BATCHES_KEPT", 5)
 
     async def scenario() -> None:
         verbs = Verbs(auto=CONFLICT)

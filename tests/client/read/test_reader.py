@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import tailrace
-from tailrace.client.read.fetcher import AHEAD_BYTES
 from tailrace.client.read.reader import Reader
+from tailrace.client.tuning import AHEAD_BYTES
 from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model.identifiers import HAS_OFFSET_DELTA, Refusal
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Unavailable

@@ -59,7 +59,7 @@ def test_warnings_are_rare_and_count_those_between(caplog: pytest.LogCaptureFixt
                 block(0.5)
                 await asyncio.sleep(0.1)
             assert len(warnings(caplog)) == 1
-            await asyncio.sleep(loop_watch.QUIET_S)
+            await asyncio.sleep(loop_watch.STALL_QUIET_S)
             assert len(warnings(caplog)) == 1
             block(0.5)
             await asyncio.sleep(0.1)

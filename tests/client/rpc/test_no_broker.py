@@ -271,8 +271,8 @@ def test_the_log_tells_of_loss_attempts_and_the_new_connection(
 ) -> None:
     """However many attempts there are, few are told."""
     caplog.set_level(logging.DEBUG, "tailrace.client")
-    monkeypatch.setattr(transport, "PAUSE_S_MIN", 0.001)
-    monkeypatch.setattr(transport, "PAUSE_S_MAX", 0.001)
+    monkeypatch.setattr(transport, "RECONNECT_PAUSE_S_MIN", 0.001)
+    monkeypatch.setattr(transport, "RECONNECT_PAUSE_S_MAX", 0.001)
     attempts, enough = 0, asyncio.Event()
     connect = NetworkVerbs._connect
 

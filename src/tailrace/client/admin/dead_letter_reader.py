@@ -11,6 +11,7 @@ import msgspec
 from tailrace.client.messages import Message, Rows, moment
 from tailrace.client.queue.held_leases import offsets_of
 from tailrace.client.rpc.calls import ask, ask_parts
+from tailrace.client.tuning import FETCH_BYTES, LETTERS_AT_ONCE
 from tailrace.core.model import dead_letter_headers
 from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, TopicInfo
 from tailrace.core.model.queue_commands import FindUnsettled, UnsettledFound
@@ -18,9 +19,6 @@ from tailrace.errors import NotFound
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.ports import BrokerVerbs
-
-COUNT = 500
-BYTES = 4 * 1024 * 1024
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -95,7 +93,7 @@ class DeadLetterReader:
         for row in info.partitions:
             partition, offset, end = row["partition"], row["start_offset"], row["end_offset"]
             while offset < end:
-                request = FindUnsettled(self._topic, partition, self._group, offset, COUNT)
+                request = FindUnsettled(self._topic, partition, self._group, offset, LETTERS_AT_ONCE)
                 reply = await ask(self._verbs, request, self._timeout)
                 assert isinstance(reply, UnsettledFound)
                 wanted = [place for place in offsets_of(reply.spans) if place < end]
@@ -117,7 +115,7 @@ class DeadLetterReader:
     async def _read(self, partition: int, wanted: list[int]) -> tuple[list[Message], int]:
         """The first of the wanted messages, as many as one answer holds, and from where to go on."""
         first, alone = wanted[0], len(wanted) == 1
-        request = Fetch(self._topic, [(partition, first)], 1 if alone else BYTES)
+        request = Fetch(self._topic, [(partition, first)], 1 if alone else FETCH_BYTES)
         try:
             reply, parts = await ask_parts(self._verbs, request, self._timeout)
         except NotFound as error:

@@ -19,6 +19,7 @@ from tailrace.client.admin.dead_letter_reader import DeadLetter, DeadLetterReade
 from tailrace.client.admin.redrive import Redrive
 from tailrace.client.queue.held_leases import offsets_of, spans_of
 from tailrace.client.rpc.calls import ask
+from tailrace.client.tuning import HOLD_MS, LETTERS_AT_ONCE, PROBLEMS_MAX
 from tailrace.core.collections.span_map import count as count_of
 from tailrace.core.model import dead_letter_headers
 from tailrace.core.model.group_commands import CreateGroup
@@ -28,9 +29,6 @@ from tailrace.ports import BrokerVerbs
 
 GROUP = "_redrive"
 SUFFIX = ".dlq"
-CHUNK = 500
-HOLD_MS = 60_000
-PROBLEMS_MAX = 20
 _OPTIONS = {
     "assignment": "shared",
     "ordering": "none",
@@ -105,7 +103,7 @@ class DeadLetters:
         if rate is not None and not (isinstance(rate, int | float) and 0 < rate < math.inf):
             raise InvalidRequest(f"rate: messages a second, more than 0, not {rate!r}")
         fits = _choice(group, reason, filter)
-        at_once = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
+        at_once = LETTERS_AT_ONCE if rate is None else max(1, min(LETTERS_AT_ONCE, int(rate)))
         count = reopened = republished = held = failed = 0
         problems: list[str] = []
         back = Redrive(self._verbs, self.name, self._timeout)

@@ -23,6 +23,7 @@ from typing import Any
 
 from tailrace.client.publish.message_fields import Delay, Fields, Headers, check_fields
 from tailrace.client.rpc.calls import ask
+from tailrace.client.tuning import ABORT_S, STAGE_BYTES, STAGE_ROWS
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, partition_of
 from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, StagedDecision, StageRows
@@ -30,11 +31,6 @@ from tailrace.errors import InvalidRequest, NotFound, TailraceError
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import BrokerVerbs
-
-STAGE_BYTES = 512 * 1024
-STAGE_ROWS = 5_000
-ABORT_S = 5.0
-"""How long leaving after an error tries to drop what was staged; it expires by itself anyway."""
 
 
 class _Part:

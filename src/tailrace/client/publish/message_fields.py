@@ -13,6 +13,7 @@ from typing import Any
 
 from tailrace.client.messages import to_us
 from tailrace.client.publish.partition_flow import PendingBatch
+from tailrace.client.tuning import BATCH_BYTES, BATCH_ROWS, ROW_BYTES, TTL_S_MAX
 from tailrace.core.model.identifiers import (
     ANY_KEY_SEQUENCE,
     DEDUP_ID_BYTES_MAX,
@@ -25,12 +26,6 @@ from tailrace.core.model.identifiers import (
 from tailrace.errors import InvalidRequest, TooLarge
 from tailrace.format import batch as arrow
 from tailrace.format.frame import Buffer, crc32c
-
-BATCH_ROWS = 1000
-BATCH_BYTES = 512 * 1024
-ROW_BYTES = 32
-"""What a message costs besides its value in the estimate of a batch's size."""
-TTL_S_MAX = 1e11
 
 Headers = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 Delay = float | timedelta

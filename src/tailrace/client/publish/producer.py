@@ -21,9 +21,6 @@ import pyarrow as pa
 from tailrace.client.messages import Receipt, Receipts, Result
 from tailrace.client.publish.loop_outside import LoopOutside
 from tailrace.client.publish.message_fields import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    ROW_BYTES,
     Delay,
     Fields,
     Headers,
@@ -41,6 +38,7 @@ from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.publish.table_split import split_table
 from tailrace.client.rpc.calls import ask
 from tailrace.client.rpc.waiters import Waiters
+from tailrace.client.tuning import BATCH_BYTES, BATCH_ROWS, FAILED_BATCHES_KEPT, REFRESH_MS, ROW_BYTES
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.identifiers import ANY_KEY_SEQUENCE, BATCH_ROWS_MAX, HAS_DELIVER_AT, partition_of
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
@@ -48,9 +46,6 @@ from tailrace.format import batch as arrow
 from tailrace.format import tabular
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.ports import BrokerVerbs
-
-REFRESH_S = 30.0
-FAILURES_KEPT = 100
 
 
 class Producer:
@@ -155,7 +150,7 @@ class Producer:
             now_s = self._loop.time()
             for flow in self._flows:
                 flow.give_up(now_s)
-            if ticks % REFRESH_S == 0:
+            if ticks % (REFRESH_MS // 1000) == 0:
                 task = self._loop.create_task(self._refresh())
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._timer = self._loop.call_later(1.0, tick)
@@ -549,9 +544,9 @@ class Producer:
         self._buffered -= batch.nbytes
         if batch.error is not None:
             self._failed_messages += len(batch.ids) // 16 or 1
-            if len(self._failures) >= FAILURES_KEPT:
+            if len(self._failures) >= FAILED_BATCHES_KEPT:
                 self._failures = [failed for failed in self._failures if not failed.noticed]
-            if not batch.noticed and len(self._failures) < FAILURES_KEPT:
+            if not batch.noticed and len(self._failures) < FAILED_BATCHES_KEPT:
                 self._failures.append(batch)
         gathered = batch.partition in self._open or ~batch.partition in self._open
         if gathered and not self._flows[batch.partition].busy and not self._soon:

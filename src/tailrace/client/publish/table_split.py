@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tailrace.client.tuning import PIECE_BYTES, PIECE_ROWS
 from tailrace.core.model.identifiers import partition_of
 from tailrace.errors import InvalidRequest
-
-PIECE_ROWS = 4096
-PIECE_BYTES = 4 * 1024 * 1024
 
 Piece = tuple[int | None, Sequence[int], Any]
 """Partition (None: any), the places of the rows in the caller's table, the rows."""

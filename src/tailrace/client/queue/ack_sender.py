@@ -18,8 +18,16 @@ from tailrace.client.queue.held_leases import (
     offsets_of,
     spans_of,
 )
-from tailrace.client.rpc.calls import PAUSE_S_MAX, PAUSE_S_MIN, error_of
+from tailrace.client.rpc.calls import error_of
 from tailrace.client.rpc.waiters import Waiters
+from tailrace.client.tuning import (
+    DELAY_S_MAX,
+    ERROR_CHARS_MAX,
+    FAILED_ACKS_KEPT,
+    PAUSE_S_MAX,
+    PAUSE_S_MIN,
+    TICK_S_MIN,
+)
 from tailrace.core.model.commands import Reply, Request
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import Refusal
@@ -28,10 +36,6 @@ from tailrace.errors import InvalidRequest, LeaseLost, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
-FAILURES_KEPT = 1000
-ERROR_CHARS_MAX = 1000
-DELAY_S_MAX = 604_800_000
-TICK_S_MIN = 0.01
 _SILENCE = Refusal("timeout", "no answer in time", "unknown")
 
 
@@ -173,7 +177,7 @@ class AckSender:
             answered(_SILENCE)
 
     def _add_failures(self, failed: list[FailedAck]) -> None:
-        self.failures += failed[: max(0, FAILURES_KEPT - len(self.failures))]
+        self.failures += failed[: max(0, FAILED_ACKS_KEPT - len(self.failures))]
 
     def ack_late(self, delivery: LeasedMessage) -> None:
         """An acknowledgement from another thread. If it comes too late, that thread is told by `failures`."""

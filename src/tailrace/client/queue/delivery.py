@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from tailrace.client.messages import Message, Rows
 from tailrace.client.queue.held_leases import HeldLease, Unstarted
+from tailrace.client.tuning import FEW_RUNS
 from tailrace.core.model.identifiers import HAS_HEADERS
 from tailrace.core.model.queue_commands import Grant
 from tailrace.format import batch as arrow
@@ -19,8 +20,6 @@ from tailrace.format import frame
 from tailrace.format.frame import Buffer, Header
 from tailrace.format.schema import numbers_of
 
-FEW_RUNS = 8
-"""So many runs are looked at one by one; with more, all rows at once are quicker."""
 REDRIVE_HEADER = "tailrace-redrive-group"
 """On a message that was published again from the dead letters: the only group that it is for."""
 

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from tailrace.core.queue.command_rules import DELAY_MS_MAX
-
-DELAY_S_MAX = DELAY_MS_MAX // 1000
-TEXT_BYTES_MAX = 16_384
-"""Of the text of an error: it has to fit into the headers of an answer, which hold 64 KiB."""
+from tailrace.client.tuning import DELAY_S_MAX, TEXT_BYTES_MAX
 
 
 class Retry(Exception):

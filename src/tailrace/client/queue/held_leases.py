@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
+from tailrace.client.tuning import DRIFT
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.queue_commands import Grant, Settled
 from tailrace.errors import LeaseLost, TailraceError
@@ -25,8 +26,6 @@ Told = Callable[[TailraceError | None], None]
 
 UNDER_WAY = float("inf")
 """When to extend a lease for which that is asked at the moment."""
-DRIFT = 0.02
-"""A broker's clock that is set right runs up to one part in a hundred fast; twice that is left out."""
 
 
 class FailedAck(msgspec.Struct, frozen=True):

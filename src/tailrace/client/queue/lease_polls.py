@@ -17,9 +17,10 @@ from tailrace.client.queue.delivery import LeasedMessage
 from tailrace.client.queue.hand import Hand, rank_of
 from tailrace.client.queue.held_leases import FirstOfKeys
 from tailrace.client.queue.pace import Pace
-from tailrace.client.rpc.calls import PAUSE_S_MAX, error_of
+from tailrace.client.rpc.calls import error_of
 from tailrace.client.rpc.retries import Retries
 from tailrace.client.rpc.waiters import Waiters
+from tailrace.client.tuning import HELD_MAX, MODEST_MS, PAUSE_S_MAX, SOON_MS, WAIT_MS
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
@@ -30,8 +31,6 @@ from tailrace.errors import Fenced, NotFound, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
-WAIT_MS = 30_000
-HELD_MAX = 5_000
 _REFILL = 3
 """More is asked for when so many quarters of what may be in hand are gone: the last one is for the way."""
 _WASTE_SHARE = 0.02
@@ -40,10 +39,6 @@ _WASTE_WINDOW = 2_000
 _FIRST_MAX = _FIRST_WINDOW = 128
 """So many are in hand at most in the beginning, and twice as many each time when so many more were started
 without waste: a failure in front of a thousand messages of some keys sends dozens back, the next one, too."""
-SOON_MS = 10.0
-"""What is started within this time is as good as started: it is not given back, and nothing overtakes it."""
-MODEST_MS = 200.0
-"""So long after another member was hungry, no more is leased ahead than is started soon."""
 
 
 class Taker(Protocol):

@@ -17,26 +17,18 @@ from tailrace.client.queue.consumer_options import ConsumerOptions
 from tailrace.client.queue.delivery import Delivery, LeasedMessage, LeasedRows, foreign_rows, order_of, unpack
 from tailrace.client.queue.hand import Chosen, Hand, all_of, behind, fit_for_others, of_lease, overtakes
 from tailrace.client.queue.held_leases import HeldLease, Unstarted, deadline_ms, spans_of
-from tailrace.client.queue.lease_polls import SOON_MS, Answer, LeasePolls
+from tailrace.client.queue.lease_polls import Answer, LeasePolls
 from tailrace.client.queue.membership import GroupSession
 from tailrace.client.queue.pace import Pace
 from tailrace.client.queue.parking import Parking
 from tailrace.client.rpc.waiters import Waiters
+from tailrace.client.tuning import CALM_MS, LATE_MS, LOOK_MS, SOON_MS, YIELD_ROWS
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.queue_commands import GiveBack, Grant
 from tailrace.errors import InvalidRequest, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
-
-CALM_MS = 50
-"""So long after a look at a lease, messages of it are handed out without another."""
-YIELD_ROWS = 256
-"""After so many messages in a row the loop gets a turn, so that the next ones can arrive meanwhile."""
-LATE_MS = 200.0
-"""What would not be started for longer than this is not kept in hand."""
-LOOK_MS = 5.0
-"""How long to look on, to see how many messages are being started."""
 
 
 class LeasePrefetch:

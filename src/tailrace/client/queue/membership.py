@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tailrace.client.rpc.calls import PAUSE_S_MAX, PAUSE_S_MIN, ask, error_of
+from tailrace.client.rpc.calls import ask, error_of
 from tailrace.client.rpc.loop_watch import unwatch, watch
+from tailrace.client.tuning import BEAT_MS_MIN, LEAVE_S, PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membership, Place
 from tailrace.core.model.group_options import GroupPolicy, warnings_of
@@ -30,8 +31,6 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
 log = logging.getLogger("tailrace.consumer")
-LEAVE_S = 5.0
-BEAT_MS_MIN = 50
 Moved = Callable[[set[Place]], Awaitable[None] | None]
 """A callback of the application for partitions that come or go."""
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from math import exp
 
-AHEAD_MS = 100.0
+from tailrace.client.tuning import AHEAD_MS
+
 _SHARE_OF_QUICK = 0.75
 _QUICK_MS = 1.0
 _QUICK_MAX = 32

@@ -14,14 +14,12 @@ import pyarrow as pa
 from tailrace.client.messages import Message, Rows, point, public_batch
 from tailrace.client.read.fetcher import Cursor, Fetcher
 from tailrace.client.rpc.calls import ask
+from tailrace.client.tuning import FETCH_BYTES, REFRESH_MS
 from tailrace.core.model.commands import DescribeTopic, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model.group_commands import Place
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
-
-FETCH_BYTES = 4 * 1024 * 1024
-REFRESH_MS = 30_000
 
 Start = str | int | datetime | Mapping[int, int]
 

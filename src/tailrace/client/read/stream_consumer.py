@@ -19,7 +19,8 @@ from tailrace.client.queue.membership import GroupSession, client_name
 from tailrace.client.queue.threaded_handlers import PlainHandler, is_async, runs_here
 from tailrace.client.read.fetcher import Cursor
 from tailrace.client.read.stream_feed import StreamFeed
-from tailrace.client.rpc.calls import PAUSE_S_MAX, ask, whole_of
+from tailrace.client.rpc.calls import ask, whole_of
+from tailrace.client.tuning import COMMIT_S, PAUSE_S_MAX, REFRESH_MS
 from tailrace.core.model.commands import FindOffsets, Offsets
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.queue_commands import Commit, Committed
@@ -27,8 +28,6 @@ from tailrace.errors import Fenced, InvalidRequest, TailraceError, Unavailable
 from tailrace.ports import BrokerVerbs
 
 log = logging.getLogger("tailrace.consumer")
-REFRESH_MS = 30_000
-COMMIT_S = 5.0
 
 
 class StreamConsumer:

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from tailrace.client.tuning import PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Reply, Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, from_code
 from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
-
-PAUSE_S_MIN = 0.02
-PAUSE_S_MAX = 0.25
 
 
 def seconds_of(timeout: float) -> float:

@@ -12,12 +12,9 @@ import asyncio
 import logging
 from weakref import WeakValueDictionary
 
+from tailrace.client.tuning import STALL_LOOKS, STALL_PART, STALL_QUIET_S
+
 log = logging.getLogger("tailrace.consumer")
-PART = 3
-"""A lease is extended at half of its time: a stall of a third may be too long for the next extension."""
-LOOKS = 10
-QUIET_S = 30.0
-"""No second warning within this time."""
 
 
 _watches: WeakValueDictionary[int, LoopWatch] = WeakValueDictionary()
@@ -54,19 +51,19 @@ class LoopWatch:
 
     def _look_later(self) -> None:
         limit_s = min(self._limits.values())
-        due_s = self._loop.time() + limit_s / PART / LOOKS
+        due_s = self._loop.time() + limit_s / STALL_PART / STALL_LOOKS
         self._timer = self._loop.call_at(due_s, self._look, due_s, limit_s)
 
     def _look(self, due_s: float, limit_s: float) -> None:
         now_s = self._loop.time()
         self._look_later()
-        if now_s - due_s < limit_s / PART:
+        if now_s - due_s < limit_s / STALL_PART:
             return
         if now_s < self._quiet_until_s:
             self._unsaid += 1
             return
         before = f" ({self._unsaid} times more since the last warning)" if self._unsaid else ""
-        self._quiet_until_s, self._unsaid = now_s + QUIET_S, 0
+        self._quiet_until_s, self._unsaid = now_s + STALL_QUIET_S, 0
         log.warning(
             "the event loop stood still for %.1f s%s: meanwhile no lease was extended and no heartbeat sent, "
             "and leases or sessions of this process end after %.1f s. Something blocks the loop: make the "

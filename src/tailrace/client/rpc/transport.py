@@ -21,6 +21,13 @@ from typing import cast
 import msgspec
 
 from tailrace.client.rpc.machine_clock import MachineClock
+from tailrace.client.tuning import (
+    BODY_BYTES_MAX,
+    CONNECT_S,
+    RECONNECT_PAUSE_S_MAX,
+    RECONNECT_PAUSE_S_MIN,
+    REMARK_S,
+)
 from tailrace.core.model.commands import Ping, Reply, Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, TooLarge, Unavailable, from_code
@@ -32,11 +39,6 @@ Respond = Callable[[Reply, Sequence[Buffer]], None]
 
 log = logging.getLogger("tailrace.client")
 
-BODY_BYTES_MAX = 256 * 1024 * 1024
-PAUSE_S_MIN = 0.05
-PAUSE_S_MAX = 1.0
-CONNECT_S = 5.0
-REMARK_S = 10.0
 DEFAULT_PORT = 7400
 _ENCODER = msgspec.msgpack.Encoder()
 _GREETING = msgspec.msgpack.Decoder(Welcome | Refusal)
@@ -185,7 +187,7 @@ class NetworkVerbs:
         again for so long, unless what was said is for good."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        pause, outage = PAUSE_S_MIN, None
+        pause, outage = RECONNECT_PAUSE_S_MIN, None
         while True:
             try:
                 idle_ms = await self._connect(min(CONNECT_S, timeout_s))
@@ -197,7 +199,7 @@ class NetworkVerbs:
                 outage = outage or _Outage(loop.time())
                 outage.attempt(error, loop.time())
             await asyncio.sleep(min(pause, left_s))
-            pause = min(pause * 2, PAUSE_S_MAX)
+            pause = min(pause * 2, RECONNECT_PAUSE_S_MAX)
         if outage is not None:
             outage.over(self._where, loop.time())
         self._keeper = loop.create_task(self._keep(idle_ms))
@@ -245,7 +247,7 @@ class NetworkVerbs:
             if not self._down.is_set():
                 self._probe()
                 continue
-            pause, outage = PAUSE_S_MIN, _Outage(loop.time())
+            pause, outage = RECONNECT_PAUSE_S_MIN, _Outage(loop.time())
             while self._wire is None and not self._closed:
                 try:
                     idle_ms = await self._connect(CONNECT_S)
@@ -253,7 +255,7 @@ class NetworkVerbs:
                 except TailraceError as error:
                     outage.attempt(error, loop.time())
                     await asyncio.sleep(pause)
-                    pause = min(pause * 2, PAUSE_S_MAX)
+                    pause = min(pause * 2, RECONNECT_PAUSE_S_MAX)
             self._down.clear()
 
     def _probe(self) -> None:
