@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.ports import Gate, Waiting
-from tailrace.protocols.native import CONNECTION_READ_BYTES_MAX
+from tailrace.protocols.edge_tuning import CONNECTION_READ_BYTES_MAX
 from tests.broker.queue.test_fetch_request import Valve
 from tests.protocols.test_native import Bench
 

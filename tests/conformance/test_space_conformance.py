@@ -11,7 +11,8 @@ import pytest
 from tailrace.ports import Disk
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.disk import RealDisk
-from tailrace.storage.spare_space import PARTS, RESERVE_NAME, SpareSpace
+from tailrace.storage.spare_space import RESERVE_NAME, SpareSpace
+from tailrace.storage.storage_tuning import PARTS
 
 
 @pytest.fixture(params=["real", "simulated"])

@@ -20,7 +20,7 @@ from tailrace.errors import InvalidRequest
 from tailrace.format import codec
 from tailrace.format.frame import crc32c
 from tailrace.format.wire import PREAMBLE, PREFIX, Hello, prefix
-from tailrace.protocols.native import PARTIAL_BYTES_HARD_MAX
+from tailrace.protocols.edge_tuning import PARTIAL_BYTES_HARD_MAX
 from tests.e2e.broker_process import BrokerProcess, eventually
 from tests.e2e.good_client import GoodClient
 from tests.e2e.raw_client import GREETING, HELLO, RawClient, publish

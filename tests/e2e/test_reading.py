@@ -15,7 +15,7 @@ import tailrace
 from tailrace.broker.node import EmbeddedVerbs
 from tailrace.client.client import Client
 from tailrace.client.rpc.machine_clock import MachineClock
-from tailrace.client.tuning import REFRESH_MS
+from tailrace.client.sdk_tuning import REFRESH_MS
 from tailrace.errors import InvalidRequest, NotFound
 from tests.e2e.broker_process import BrokerProcess
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from tailrace.protocols.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpListener
+from tailrace.protocols.edge_tuning import HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX
+from tailrace.protocols.http import HttpListener
 
 Exchange = Callable[[bytes], Awaitable[bytes]]
 
@@ -142,7 +143,7 @@ def test_request_that_ends_early() -> None:
     with_listener(check)
 
 
-@pytest.mark.parametrize("size", [HEAD_BYTES_MAX + 1, 200_000])
+@pytest.mark.parametrize("size", [HTTP_HEAD_BYTES_MAX + 1, 200_000])
 def test_oversized_head_is_refused_and_the_answer_arrives(size: int) -> None:
     async def check(_: HttpListener, address: tuple[str, int]) -> None:
         assert status(await exchange(address, b"GET /" + b"a" * size)) == 431
@@ -169,7 +170,7 @@ def test_dribbled_request_is_ended_by_the_total_time() -> None:
 
 def test_one_connection_too_many_is_turned_away_and_room_is_made_again() -> None:
     async def check(_: HttpListener, address: tuple[str, int]) -> None:
-        idle = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
+        idle = [await asyncio.open_connection(*address) for _ in range(HTTP_CONNECTIONS_MAX)]
         turned_away = await exchange(address, b"")
         assert (status(turned_away), body(turned_away)) == (503, b"too many connections\n")
         reader, writer = idle.pop()

@@ -15,8 +15,9 @@ from tailrace.format.frame import Buffer
 from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, Hello, Welcome, prefix
 from tailrace.ports import Respond
 from tailrace.protocols import native
-from tailrace.protocols.native import (
+from tailrace.protocols.edge_tuning import (
     CONNECTION_READ_BYTES_MAX,
+    FRAME_BYTES_PER_SECOND_MIN,
     FRAME_US,
     GREETING_US,
     HEADER_WEIGHT,
@@ -24,10 +25,8 @@ from tailrace.protocols.native import (
     STUCK_GRACE_US,
     STUCK_US,
     UNSENT_BYTES_MAX,
-    Limits,
-    Link,
-    Listener,
 )
+from tailrace.protocols.native import Limits, Link, Listener
 
 SECOND_US = 1_000_000
 MB = 1 << 20
@@ -456,7 +455,7 @@ def test_message_that_is_begun_and_not_finished() -> None:
     assert dribbling.transport.aborted
     # A large body gets the time that a slow line needs for it.
     assert not large.transport.aborted
-    bench.sleep(60 * MB // native.FRAME_BYTES_PER_SECOND_MIN * SECOND_US)
+    bench.sleep(60 * MB // FRAME_BYTES_PER_SECOND_MIN * SECOND_US)
     assert large.transport.aborted
 
 

@@ -26,7 +26,7 @@ from tailrace.client.read.key_pages import KeyPages
 from tailrace.client.read.reader import Reader, Start
 from tailrace.client.read.stream_consumer import StreamConsumer
 from tailrace.client.rpc.calls import seconds_of
-from tailrace.client.tuning import BUFFER_BYTES_MAX, LINGER_MS
+from tailrace.client.sdk_tuning import BUFFER_BYTES_MAX, LINGER_MS
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.ports import BrokerVerbs
 

@@ -15,14 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tailrace.format.wire import PREAMBLE
+from tailrace.protocols.edge_tuning import (
+    HTTP_CONNECTIONS_MAX,
+    HTTP_HEAD_BYTES_MAX,
+    HTTP_LINGER_BYTES_MAX,
+    HTTP_LINGER_S,
+    HTTP_REQUEST_S,
+)
 
 log = logging.getLogger("tailrace.http")
 
-HEAD_BYTES_MAX = 8 * 1024
-REQUEST_SECONDS = 5.0
-LINGER_SECONDS = 1.0
-LINGER_BYTES_MAX = 256 * 1024
-CONNECTIONS_MAX = 100
 
 _REASONS = {
     200: "OK",
@@ -60,8 +62,8 @@ class HttpListener:
         reasons: Callable[[], Sequence[str]],
         metrics: Callable[[], bytes],
         warnings: Callable[[], Sequence[str]] = tuple,
-        request_seconds: float = REQUEST_SECONDS,
-        connections_max: int = CONNECTIONS_MAX,
+        request_seconds: float = HTTP_REQUEST_S,
+        connections_max: int = HTTP_CONNECTIONS_MAX,
     ) -> None:
         self._reasons = reasons
         self._metrics = metrics
@@ -76,7 +78,7 @@ class HttpListener:
         """Listen; returns the address in use (for port 0, the one that the system chose). Raises OSError if
         the address is taken.
         """
-        self._server = await asyncio.start_server(self._accept, host, port, limit=HEAD_BYTES_MAX)
+        self._server = await asyncio.start_server(self._accept, host, port, limit=HTTP_HEAD_BYTES_MAX)
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
 
@@ -132,7 +134,7 @@ class HttpListener:
                     return
                 answer = _refusal(400, "the request ends early")
             except asyncio.LimitOverrunError:
-                answer = _refusal(431, f"the request head is above {HEAD_BYTES_MAX} bytes")
+                answer = _refusal(431, f"the request head is above {HTTP_HEAD_BYTES_MAX} bytes")
             except TimeoutError:
                 answer = _refusal(408, "the request did not arrive in time")
             else:
@@ -196,13 +198,13 @@ async def _head(reader: asyncio.StreamReader, rest: bytearray) -> bytes:
     recognised by its first bytes, because it would wait for an answer without ever ending a head."""
     while not rest.startswith(PREAMBLE):
         end = rest.find(b"\r\n\r\n")
-        if (end if end >= 0 else len(rest)) > HEAD_BYTES_MAX:
+        if (end if end >= 0 else len(rest)) > HTTP_HEAD_BYTES_MAX:
             raise asyncio.LimitOverrunError("the head is too long", len(rest))
         if end >= 0:
             head = bytes(rest[: end + 4])
             del rest[: end + 4]
             return head
-        chunk = await reader.read(HEAD_BYTES_MAX)
+        chunk = await reader.read(HTTP_HEAD_BYTES_MAX)
         if not chunk:
             raise asyncio.IncompleteReadError(bytes(rest), None)
         rest += chunk
@@ -233,8 +235,8 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         return
     with contextlib.suppress(OSError):  # The peer may have closed its side already.
         writer.write_eof()
-    left = LINGER_BYTES_MAX
+    left = HTTP_LINGER_BYTES_MAX
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_SECONDS):
+        async with asyncio.timeout(HTTP_LINGER_S):
             while left > 0 and (chunk := await reader.read(65_536)):
                 left -= len(chunk)

@@ -34,29 +34,28 @@ from tailrace.format.wire import (
     prefix,
 )
 from tailrace.ports import Clock, Verbs
+from tailrace.protocols.edge_tuning import (
+    CONNECTION_READ_BYTES_MAX,
+    CROWD_US,
+    FRAME_BYTES_PER_SECOND_MIN,
+    FRAME_US,
+    GREETING_US,
+    HEADER_WEIGHT,
+    PARTIAL_BYTES_HARD_MAX,
+    PARTIAL_BYTES_MAX,
+    PARTIAL_GRACE_US,
+    REQUESTS_MAX,
+    SPIN_BYTES,
+    SPIN_US,
+    STUCK_GRACE_US,
+    STUCK_US,
+    SWEEP_S,
+    UNSENT_BYTES_MAX,
+    WRITE_HIGH_BYTES,
+)
 
 log = logging.getLogger("tailrace.native")
 
-GREETING_US = 10_000_000
-FRAME_US = 30_000_000
-FRAME_BYTES_PER_SECOND_MIN = 64 * 1024
-REQUESTS_MAX = 1024
-WRITE_HIGH_BYTES = 1024 * 1024
-SWEEP_S = 1.0
-SPIN_US = 400
-SPIN_BYTES = 4096
-CROWD_US = 500
-"""If two connections send within this time, more may follow: their requests share a turn."""
-PARTIAL_BYTES_MAX = 128 * 1024 * 1024
-PARTIAL_BYTES_HARD_MAX = 512 * 1024 * 1024
-PARTIAL_GRACE_US = 1_000_000
-UNSENT_BYTES_MAX = 64 * 1024 * 1024
-"""Bound on answers that peers do not take and on reads for them, of all connections together."""
-CONNECTION_READ_BYTES_MAX = 8 * 1024 * 1024
-STUCK_US = 30_000_000
-STUCK_GRACE_US = 1_000_000
-HEADER_WEIGHT = 64
-"""Memory of a waiting request, as a multiple of its header: a fetch of many partitions watches each."""
 _decode_hello = codec.decoder_of(Hello, "the first message must be a hello")
 _ENCODER = msgspec.msgpack.Encoder()
 

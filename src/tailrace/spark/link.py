@@ -14,7 +14,7 @@ from typing import Any
 
 from tailrace.client.rpc.calls import error_of
 from tailrace.client.rpc.transport import NetworkVerbs, parse_hosts
-from tailrace.client.tuning import PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.client.sdk_tuning import PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import (
     FindOffsets,
     ListTopics,

@@ -19,6 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tailrace.format.frame import Buffer
+from tailrace.storage.storage_tuning import SYNCS_AT_ONCE
 
 _PARTS_MAX = os.sysconf("SC_IOV_MAX")
 _CALL_BYTES_MAX = 1024 * 1024
@@ -34,7 +35,6 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
 _PROBE_BYTES = 1024 * 1024
-SYNCS_AT_ONCE = 8
 
 
 class RealDisk:

@@ -16,7 +16,7 @@ from tailrace.format.gathering import key_rows_of
 from tailrace.ports import KeyPlaces, LogStats, Losses, LostRange, Recovery, Scrubbed, Snapshot, TopicFolders
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.files.key_rows import KeyRows
-from tailrace.storage.snapshots import KEPT
+from tailrace.storage.storage_tuning import SNAPSHOTS_KEPT
 
 MEMORY_ROOM = 1 << 62
 
@@ -252,7 +252,7 @@ class MemoryLog:
         """See `PartitionLog.trim`; each frame is a segment of its own."""
         self._require_writable()
         content = self._content
-        if len(content.snapshots) < KEPT:
+        if len(content.snapshots) < SNAPSHOTS_KEPT:
             return
         needed = content.snapshots[1].entry + 1
         if floor is not None:
@@ -297,7 +297,7 @@ class MemoryLog:
         chunks = [bytes(chunk) for chunk in snapshot.chunks if len(chunk)]
         others = [known for known in content.snapshots if known.entry != snapshot.entry]
         kept = [Snapshot(snapshot.entry, snapshot.offset, chunks), *others]
-        content.snapshots = sorted(kept, key=lambda known: -known.entry)[:KEPT]
+        content.snapshots = sorted(kept, key=lambda known: -known.entry)[:SNAPSHOTS_KEPT]
         if not content.started:
             newest = content.snapshots[0]
             content.end_entry, content.end_offset = newest.entry + 1, newest.offset

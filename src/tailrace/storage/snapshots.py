@@ -12,8 +12,8 @@ from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer
 from tailrace.ports import Disk, Snapshot
 from tailrace.storage.files.log_folder import LogFolder
+from tailrace.storage.storage_tuning import SNAPSHOTS_KEPT
 
-KEPT = 2
 _MAGIC = b"TRSN"
 _VERSION = 1
 _HEAD = struct.Struct("<4sIQQI")
@@ -96,7 +96,7 @@ class SnapshotShelf:
         """Store a snapshot durably, then remove all but this and the one before."""
         self._folder.save(snapshot_name(snapshot.entry), encode_snapshot(snapshot))
         others = [other for other in self.known if other[0] != snapshot.entry]
-        self.known = sorted([(snapshot.entry, snapshot.offset), *others], reverse=True)[:KEPT]
+        self.known = sorted([(snapshot.entry, snapshot.offset), *others], reverse=True)[:SNAPSHOTS_KEPT]
         kept = {entry for entry, _ in self.known}
         self.drop(lambda entry: entry not in kept)
 

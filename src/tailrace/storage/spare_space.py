@@ -14,14 +14,9 @@ from pathlib import Path
 
 from tailrace.ports import Disk, Room
 from tailrace.storage.files.log_folder import NO_SPACE
+from tailrace.storage.storage_tuning import PARTS, RESERVE_BYTES_MAX, RESERVE_SHARE
 
 RESERVE_NAME = "reserve"
-RESERVE_BYTES_MAX = 8 * 1024 * 1024
-RESERVE_SHARE = 50
-"""The reserve takes at most one part in this many of a file system."""
-
-PARTS = 8
-"""Parts in which the reserve is released, so that other programs that fill the disk do not get all of it."""
 
 
 class SpareSpace:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
-from tailrace.client.tuning import IN_FLIGHT_MAX, PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.client.sdk_tuning import IN_FLIGHT_MAX, PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Unavailable

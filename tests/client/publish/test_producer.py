@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tailrace.client.messages import to_us
 from tailrace.client.publish import producer as module
 from tailrace.client.publish.producer import Producer
-from tailrace.client.tuning import BATCH_ROWS
+from tailrace.client.sdk_tuning import BATCH_ROWS
 from tailrace.core.model.commands import DescribeTopic, Publish, Published, Reply, TopicInfo
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import (

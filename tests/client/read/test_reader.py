@@ -13,7 +13,7 @@ import pytest
 
 import tailrace
 from tailrace.client.read.reader import Reader
-from tailrace.client.tuning import AHEAD_BYTES
+from tailrace.client.sdk_tuning import AHEAD_BYTES
 from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model.identifiers import HAS_OFFSET_DELTA, Refusal
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Unavailable

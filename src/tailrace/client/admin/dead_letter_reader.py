@@ -11,7 +11,7 @@ import msgspec
 from tailrace.client.messages import Message, Rows, moment
 from tailrace.client.queue.held_leases import offsets_of
 from tailrace.client.rpc.calls import ask, ask_parts
-from tailrace.client.tuning import FETCH_BYTES, LETTERS_AT_ONCE
+from tailrace.client.sdk_tuning import FETCH_BYTES, LETTERS_AT_ONCE
 from tailrace.core.model import dead_letter_headers
 from tailrace.core.model.commands import DescribeTopic, Fetch, Fetched, TopicInfo
 from tailrace.core.model.queue_commands import FindUnsettled, UnsettledFound

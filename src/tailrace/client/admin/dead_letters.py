@@ -19,7 +19,7 @@ from tailrace.client.admin.dead_letter_reader import DeadLetter, DeadLetterReade
 from tailrace.client.admin.redrive import Redrive
 from tailrace.client.queue.held_leases import offsets_of, spans_of
 from tailrace.client.rpc.calls import ask
-from tailrace.client.tuning import HOLD_MS, LETTERS_AT_ONCE, PROBLEMS_MAX
+from tailrace.client.sdk_tuning import HOLD_MS, LETTERS_AT_ONCE, PROBLEMS_MAX
 from tailrace.core.collections.span_map import count as count_of
 from tailrace.core.model import dead_letter_headers
 from tailrace.core.model.group_commands import CreateGroup

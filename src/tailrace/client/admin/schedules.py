@@ -11,7 +11,7 @@ import msgspec
 from tailrace.client.messages import Result, moment
 from tailrace.client.publish.message_fields import Headers, check_fields
 from tailrace.client.rpc.calls import ask
-from tailrace.client.tuning import LIST_MAX
+from tailrace.client.sdk_tuning import LIST_MAX
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.group_commands import DeleteSchedule, ListSchedules, PutSchedule, ScheduleList
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, VALUE_BYTES_MAX

@@ -23,7 +23,7 @@ from typing import Any
 
 from tailrace.client.publish.message_fields import Delay, Fields, Headers, check_fields
 from tailrace.client.rpc.calls import ask
-from tailrace.client.tuning import ABORT_S, STAGE_BYTES, STAGE_ROWS
+from tailrace.client.sdk_tuning import ABORT_S, STAGE_BYTES, STAGE_ROWS
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, partition_of
 from tailrace.core.model.queue_commands import AbortStaged, DecideStaged, StagedDecision, StageRows

@@ -13,7 +13,7 @@ from typing import Any
 
 from tailrace.client.messages import to_us
 from tailrace.client.publish.partition_flow import PendingBatch
-from tailrace.client.tuning import BATCH_BYTES, BATCH_ROWS, ROW_BYTES, TTL_S_MAX
+from tailrace.client.sdk_tuning import BATCH_BYTES, BATCH_ROWS, ROW_BYTES, TTL_S_MAX
 from tailrace.core.model.identifiers import (
     ANY_KEY_SEQUENCE,
     DEDUP_ID_BYTES_MAX,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from tailrace.client.messages import Pending, Stored
-from tailrace.client.tuning import IN_FLIGHT_MAX, PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.client.sdk_tuning import IN_FLIGHT_MAX, PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Fenced, TailraceError, Timeout, from_code

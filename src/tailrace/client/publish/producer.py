@@ -38,7 +38,7 @@ from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.publish.table_split import split_table
 from tailrace.client.rpc.calls import ask
 from tailrace.client.rpc.waiters import Waiters
-from tailrace.client.tuning import BATCH_BYTES, BATCH_ROWS, FAILED_BATCHES_KEPT, REFRESH_MS, ROW_BYTES
+from tailrace.client.sdk_tuning import BATCH_BYTES, BATCH_ROWS, FAILED_BATCHES_KEPT, REFRESH_MS, ROW_BYTES
 from tailrace.core.model.commands import DescribeTopic, TopicInfo
 from tailrace.core.model.identifiers import ANY_KEY_SEQUENCE, BATCH_ROWS_MAX, HAS_DELIVER_AT, partition_of
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable

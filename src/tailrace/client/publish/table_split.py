@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.client.tuning import PIECE_BYTES, PIECE_ROWS
+from tailrace.client.sdk_tuning import PIECE_BYTES, PIECE_ROWS
 from tailrace.core.model.identifiers import partition_of
 from tailrace.errors import InvalidRequest
 

@@ -20,7 +20,7 @@ from tailrace.client.queue.held_leases import (
 )
 from tailrace.client.rpc.calls import error_of
 from tailrace.client.rpc.waiters import Waiters
-from tailrace.client.tuning import (
+from tailrace.client.sdk_tuning import (
     DELAY_S_MAX,
     ERROR_CHARS_MAX,
     FAILED_ACKS_KEPT,

@@ -18,7 +18,7 @@ from tailrace.client.queue.lease_prefetch import LeasePrefetch
 from tailrace.client.queue.membership import GroupSession, client_name
 from tailrace.client.queue.threaded_handlers import runs_here
 from tailrace.client.rpc.calls import whole_of
-from tailrace.client.tuning import EXIT_S
+from tailrace.client.sdk_tuning import EXIT_S
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, Unavailable
 from tailrace.ports import BrokerVerbs

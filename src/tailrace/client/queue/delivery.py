@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tailrace.client.messages import Message, Rows
 from tailrace.client.queue.held_leases import HeldLease, Unstarted
-from tailrace.client.tuning import FEW_RUNS
+from tailrace.client.sdk_tuning import FEW_RUNS
 from tailrace.core.model.identifiers import HAS_HEADERS
 from tailrace.core.model.queue_commands import Grant
 from tailrace.format import batch as arrow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from tailrace.client.tuning import DELAY_S_MAX, TEXT_BYTES_MAX
+from tailrace.client.sdk_tuning import DELAY_S_MAX, TEXT_BYTES_MAX
 
 
 class Retry(Exception):

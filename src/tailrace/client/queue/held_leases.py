@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
-from tailrace.client.tuning import DRIFT
+from tailrace.client.sdk_tuning import DRIFT
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.queue_commands import Grant, Settled
 from tailrace.errors import LeaseLost, TailraceError

@@ -20,7 +20,7 @@ from tailrace.client.queue.pace import Pace
 from tailrace.client.rpc.calls import error_of
 from tailrace.client.rpc.retries import Retries
 from tailrace.client.rpc.waiters import Waiters
-from tailrace.client.tuning import HELD_MAX, MODEST_MS, PAUSE_S_MAX, SOON_MS, WAIT_MS
+from tailrace.client.sdk_tuning import HELD_MAX, MODEST_MS, PAUSE_S_MAX, SOON_MS, WAIT_MS
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy

@@ -22,7 +22,7 @@ from tailrace.client.queue.membership import GroupSession
 from tailrace.client.queue.pace import Pace
 from tailrace.client.queue.parking import Parking
 from tailrace.client.rpc.waiters import Waiters
-from tailrace.client.tuning import CALM_MS, LATE_MS, LOOK_MS, SOON_MS, YIELD_ROWS
+from tailrace.client.sdk_tuning import CALM_MS, LATE_MS, LOOK_MS, SOON_MS, YIELD_ROWS
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.queue_commands import GiveBack, Grant

@@ -21,7 +21,7 @@ import msgspec
 
 from tailrace.client.rpc.calls import ask, error_of
 from tailrace.client.rpc.loop_watch import unwatch, watch
-from tailrace.client.tuning import BEAT_MS_MIN, LEAVE_S, PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.client.sdk_tuning import BEAT_MS_MIN, LEAVE_S, PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membership, Place
 from tailrace.core.model.group_options import GroupPolicy, warnings_of

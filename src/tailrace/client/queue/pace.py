@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from math import exp
 
-from tailrace.client.tuning import AHEAD_MS
+from tailrace.client.sdk_tuning import AHEAD_MS
 
 _SHARE_OF_QUICK = 0.75
 _QUICK_MS = 1.0

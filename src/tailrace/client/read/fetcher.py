@@ -15,7 +15,7 @@ from tailrace.client.messages import Rows
 from tailrace.client.rpc.calls import error_of
 from tailrace.client.rpc.retries import Retries
 from tailrace.client.rpc.waiters import Waiters
-from tailrace.client.tuning import AHEAD_BYTES, WAIT_MS
+from tailrace.client.sdk_tuning import AHEAD_BYTES, WAIT_MS
 from tailrace.core.model.commands import Fetch, Fetched, Reply
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import Refusal

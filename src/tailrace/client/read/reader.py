@@ -14,7 +14,7 @@ import pyarrow as pa
 from tailrace.client.messages import Message, Rows, point, public_batch
 from tailrace.client.read.fetcher import Cursor, Fetcher
 from tailrace.client.rpc.calls import ask
-from tailrace.client.tuning import FETCH_BYTES, REFRESH_MS
+from tailrace.client.sdk_tuning import FETCH_BYTES, REFRESH_MS
 from tailrace.core.model.commands import DescribeTopic, FindOffsets, Offsets, Reply, TopicInfo
 from tailrace.core.model.group_commands import Place
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Unavailable

@@ -20,7 +20,7 @@ from tailrace.client.queue.threaded_handlers import PlainHandler, is_async, runs
 from tailrace.client.read.fetcher import Cursor
 from tailrace.client.read.stream_feed import StreamFeed
 from tailrace.client.rpc.calls import ask, whole_of
-from tailrace.client.tuning import COMMIT_S, PAUSE_S_MAX, REFRESH_MS
+from tailrace.client.sdk_tuning import COMMIT_S, PAUSE_S_MAX, REFRESH_MS
 from tailrace.core.model.commands import FindOffsets, Offsets
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.queue_commands import Commit, Committed

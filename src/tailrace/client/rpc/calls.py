@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.client.tuning import PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.client.sdk_tuning import PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Reply, Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, Timeout, from_code

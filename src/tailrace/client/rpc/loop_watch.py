@@ -12,7 +12,7 @@ import asyncio
 import logging
 from weakref import WeakValueDictionary
 
-from tailrace.client.tuning import STALL_LOOKS, STALL_PART, STALL_QUIET_S
+from tailrace.client.sdk_tuning import STALL_LOOKS, STALL_PART, STALL_QUIET_S
 
 log = logging.getLogger("tailrace.consumer")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tailrace.client.tuning import PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.client.sdk_tuning import PAUSE_S_MAX, PAUSE_S_MIN
 
 _GRAIN_S = 0.001
 """Timers are no more exact than that; what is due within it is due."""

@@ -21,7 +21,7 @@ from typing import cast
 import msgspec
 
 from tailrace.client.rpc.machine_clock import MachineClock
-from tailrace.client.tuning import (
+from tailrace.client.sdk_tuning import (
     BODY_BYTES_MAX,
     CONNECT_S,
     RECONNECT_PAUSE_S_MAX,

@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tailrace.client.tuning import PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.client.sdk_tuning import PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.group_facts import TargetGroup
 from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
 from tailrace.core.staged.staged_batches import bad_name

@@ -58,13 +58,8 @@ from tailrace.storage.files.reservation import least_of, reserve
 from tailrace.storage.files.scan import barrier
 from tailrace.storage.files.scrub import scrub_piece
 from tailrace.storage.files.segment import Segment, encode_index
-from tailrace.storage.snapshots import KEPT, SnapshotShelf
-
-SEGMENT_BYTES = 64 * 1024 * 1024
-MARK_INTERVAL_US = 1_000_000
-CACHED_SEGMENTS = 4
-"""Newest segments that may stay in the page cache. Readers at the end are served from the hot tail, and
-readers far behind read whole segments anyway."""
+from tailrace.storage.snapshots import SnapshotShelf
+from tailrace.storage.storage_tuning import CACHED_SEGMENTS, MARK_INTERVAL_US, SNAPSHOTS_KEPT
 
 
 class FileLog:
@@ -432,7 +427,7 @@ class FileLog:
         """See `PartitionLog.trim`. The previous snapshot is the fallback, so nothing goes without two."""
         self._require_writable()
         known = self._snapshots.known  # a snapshot may be saved meanwhile: that only allows more
-        if len(known) < KEPT:
+        if len(known) < SNAPSHOTS_KEPT:
             return
         needed = known[1][0] + 1
         if floor is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
 from tailrace.ports import Clock, Disk, Losses
 from tailrace.storage.disk import RealDisk
-from tailrace.storage.files.file_log import SEGMENT_BYTES, FileLog
+from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.key_search import Lock
 from tailrace.storage.files.log_folder import TEMPORARY, LogFolder
 from tailrace.storage.files.lost_ranges import accept_losses, find_losses
@@ -18,14 +18,11 @@ from tailrace.storage.files.mark import MARK_NAME
 from tailrace.storage.files.segment import first_entry
 from tailrace.storage.files.topic_folders import FolderShelf
 from tailrace.storage.lock import FolderLock
+from tailrace.storage.storage_tuning import INTERNAL_SEGMENT_BYTES, SEGMENT_BYTES
 
 
 def _random_number() -> int:
     return secrets.randbits(63) | 1
-
-
-INTERNAL_SEGMENT_BYTES = 4 * 1024 * 1024
-"""Segment size of internal logs, which are many and small."""
 
 
 class FileStore:

@@ -15,8 +15,7 @@ from tailrace.ports import Disk
 from tailrace.storage.files.log_reader import LogReader
 from tailrace.storage.files.scan import damaged
 from tailrace.storage.files.segment import last_false
-
-GLANCE = 64 * 1024
+from tailrace.storage.storage_tuning import GLANCE
 
 Glanced = tuple[Header, Callable[[], Buffer]]
 """A header, and a function that reads the checked body while the walk stands there."""

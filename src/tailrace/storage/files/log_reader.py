@@ -23,12 +23,11 @@ from typing import TypeVar
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import BARRIER, DATA, HEADER_BYTES, LOST, Buffer, Header, check_body, parse
 from tailrace.ports import Disk
-from tailrace.storage.files.scan import CHUNK, damaged, scan
+from tailrace.storage.files.scan import damaged, scan
 from tailrace.storage.files.segment import INDEX_STEP, Point, Points, Segment, decode_index, last_false
+from tailrace.storage.storage_tuning import CHUNK, COPIED_BYTES_MAX
 
 _INDEXES_KEPT = 8
-COPIED_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of frames that one read copies into memory; further frames are mapped."""
 T = TypeVar("T")
 
 

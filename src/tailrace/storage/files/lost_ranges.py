@@ -57,15 +57,12 @@ from tailrace.storage.files.key_rows import keys_name
 from tailrace.storage.files.log_folder import QUARANTINE_NAME, LogFolder
 from tailrace.storage.files.mark import MARK_NAME, SLOT_BYTES, Mark, encode
 from tailrace.storage.files.opening import read_mark
-from tailrace.storage.files.scan import CHUNK, barrier, barriers_in, damaged, look_behind, scan
+from tailrace.storage.files.scan import barrier, barriers_in, damaged, look_behind, scan
 from tailrace.storage.files.segment import decode_index, first_entry, index_name, log_name
 from tailrace.storage.snapshots import load_snapshot, snapshot_entry
+from tailrace.storage.storage_tuning import CHUNK, ENTRIES_MAX, OFFSETS_MAX
 
 LOSS_NAME = "loss"
-ENTRIES_MAX = 1 << 26
-OFFSETS_MAX = 1 << 42
-"""More than a segment of 4 GiB can hold: a frame has 128 bytes at least, and 192 bytes may hold 100,000
-messages."""
 
 
 class Intent(msgspec.Struct, frozen=True):

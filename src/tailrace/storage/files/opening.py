@@ -44,9 +44,10 @@ from tailrace.ports import Disk, Snapshot
 from tailrace.storage.files import mark as marks
 from tailrace.storage.files.log_folder import QUARANTINE_NAME
 from tailrace.storage.files.mark import MARK_NAME, SLOT_BYTES, Mark
-from tailrace.storage.files.scan import CHUNK, damaged, look_behind, scan
+from tailrace.storage.files.scan import damaged, look_behind, scan
 from tailrace.storage.files.segment import Segment, decode_index, first_entry, index_name, log_name
 from tailrace.storage.snapshots import load_snapshot, snapshot_entry
+from tailrace.storage.storage_tuning import CHUNK
 
 
 class Checked(msgspec.Struct, eq=False):

@@ -20,11 +20,7 @@ from __future__ import annotations
 from tailrace.core.model.topic_options import DEAD_LETTERS
 from tailrace.ports import Disk
 from tailrace.storage.files.log_folder import NO_SPACE
-
-RESERVED_BYTES_MIN = 64 * 1024
-RESERVED_BYTES_QUIET = 8 * 1024
-"""The least for logs that mostly stay small: internal ones, and dead letters."""
-RESERVED_BYTES_MAX = 8 * 1024 * 1024
+from tailrace.storage.storage_tuning import RESERVED_BYTES_MAX, RESERVED_BYTES_MIN, RESERVED_BYTES_QUIET
 
 
 def least_of(name: str) -> int:

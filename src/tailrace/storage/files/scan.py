@@ -29,8 +29,8 @@ from tailrace.format.frame import (
     parse,
 )
 from tailrace.ports import Disk
+from tailrace.storage.storage_tuning import CHUNK
 
-CHUNK = 4 * 1024 * 1024
 _ZEROS = bytes(CHUNK + HEADER_BYTES)
 _BARRIER_START = MAGIC + bytes((VERSION, BARRIER))
 
