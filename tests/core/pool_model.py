@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tailrace.core.core_tuning import LAPSED_MAX
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Columns
-from tailrace.core.selection.lane_queues import LAPSED_MAX
 from tailrace.core.selection.lanes import LANES, STRICT, WEIGHTED
 from tailrace.core.selection.row_selector import RowSelector, Selection, Want
 

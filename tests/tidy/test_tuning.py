@@ -1,6 +1,7 @@
 """The tuning constants of a package stand in one table, and all of them are used.
 
-Covers `client/sdk_tuning.py`, `protocols/edge_tuning.py` and `storage/storage_tuning.py`.
+Covers `client/sdk_tuning.py`, `core/core_tuning.py`, `protocols/edge_tuning.py` and
+`storage/storage_tuning.py`.
 """
 
 import ast
@@ -9,9 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "src" / "tailrace"
-TABLES = {"client": "sdk_tuning", "protocols": "edge_tuning", "storage": "storage_tuning"}
+TABLES = {
+    "client": "sdk_tuning",
+    "core": "core_tuning",
+    "protocols": "edge_tuning",
+    "storage": "storage_tuning",
+}
 ALONE = ("client", "protocols")
-"""Packages that have no other numbers; in storage there are those of formats."""
+"""Packages that have no other numbers; in the others there are those of formats and structures."""
 ADDRESSES = {"DEFAULT_PORT"}
 
 

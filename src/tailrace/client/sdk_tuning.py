@@ -6,7 +6,7 @@ What is part of one algorithm stands with its theory (`pace`, what is wasted in 
 
 from __future__ import annotations
 
-from tailrace.core.queue.command_rules import DELAY_MS_MAX
+from tailrace.core.core_tuning import DELAY_MS_MAX
 
 # ------------------------------------------------------------------------------------------------- limits
 

@@ -202,7 +202,7 @@ def test_cancel_is_permanent_and_idempotent() -> None:
 
 
 def test_only_the_latest_cancelled_messages_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancelled_ids, "KEPT_MIN", 3)
+    monkeypatch.setattr(cancelled_ids, "CANCELLED_KEPT_MIN", 3)
     life = Life()
     for number in range(1, 12):
         life.publish(S, first_id=number)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.core.core_tuning import CALM_US
 from tailrace.core.groups.coordinator import Coordinator
-from tailrace.core.groups.group_state import CALM_US, GroupState, PartitionHolding, StoredGroup
+from tailrace.core.groups.group_state import GroupState, PartitionHolding, StoredGroup
 from tailrace.core.groups.rebalancing import draft_of, plan
 from tailrace.core.model.group_facts import (
     Assigned,

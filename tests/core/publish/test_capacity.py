@@ -213,15 +213,18 @@ def test_a_ring_that_overwrites_takes_all_and_counts_what_it_drops(
 def test_bytes_of_very_many_batches(sizes: list[int], trims: list[int]) -> None:
     life = Partition(TopicOptions())
     total = 0
-    for number in range(4 * capacity.RUNS_MAX):
+    for number in range(4 * capacity.CAPACITY_RUNS_MAX):
         size = sizes[number % len(sizes)]
         life.apply(Appended(number, BatchView(1, 0, size, 0), T0))
         total += size
     assert life.ring.nbytes(0) == total
     life.check()
-    exact = [sizes[number % len(sizes)] for number in range(4 * capacity.RUNS_MAX)]
+    exact = [sizes[number % len(sizes)] for number in range(4 * capacity.CAPACITY_RUNS_MAX)]
     for offset in range(0, len(exact), 97):
-        assert abs(life.ring.nbytes(offset) - sum(exact[offset:])) <= 4 * total / capacity.RUNS_MAX + 5000
+        assert (
+            abs(life.ring.nbytes(offset) - sum(exact[offset:]))
+            <= 4 * total / capacity.CAPACITY_RUNS_MAX + 5000
+        )
     for step in trims:
         before = life.ring.nbytes(life.start_offset + step)
         life.apply(Trimmed(life.start_offset + step))

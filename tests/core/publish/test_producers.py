@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tailrace.core.core_tuning import PRODUCER_IDLE_US_MAX, RESULTS_KEPT
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.publish.producers import (
-    EPOCH_MAX,
-    ID_MAX,
-    IDLE_US_MAX,
-    RESULTS_KEPT,
-    SEQUENCE_MAX,
-    BatchResult,
-    Producers,
-)
+from tailrace.core.publish.producers import EPOCH_MAX, ID_MAX, SEQUENCE_MAX, BatchResult, Producers
 
 T0 = 1_700_000_000_000_000
 
@@ -72,8 +65,8 @@ def test_after_a_claim_old_results_are_not_given_to_the_new_epoch() -> None:
 def test_seven_idle_days_and_a_producer_is_forgotten() -> None:
     producers = Producers()
     write(producers, 7, 3, range(5))
-    assert producers.check(7, 3, 4, T0 + IDLE_US_MAX) == BatchResult(40, 10, T0, T0)
-    later = T0 + IDLE_US_MAX + 1
+    assert producers.check(7, 3, 4, T0 + PRODUCER_IDLE_US_MAX) == BatchResult(40, 10, T0, T0)
+    later = T0 + PRODUCER_IDLE_US_MAX + 1
     assert refusal(producers, 7, 3, 4, later) == ("unavailable", 0)
     assert refusal(producers, 7, 3, 5, later) == ("unavailable", 0)
     assert producers.next_epoch(7, later) == 4
@@ -86,14 +79,14 @@ def test_when_all_are_active_newcomers_wait() -> None:
     write(producers, 1, 0, range(1), T0 + 5)
     write(producers, 2, 0, range(1), T0)
     code, wait_ms = refusal(producers, 3, 0, 0, T0 + 5)
-    assert (code, wait_ms) == ("overloaded", (IDLE_US_MAX - 5) // 1000 + 1)
-    claim = producers.next_epoch(3, T0 + IDLE_US_MAX)
+    assert (code, wait_ms) == ("overloaded", (PRODUCER_IDLE_US_MAX - 5) // 1000 + 1)
+    claim = producers.next_epoch(3, T0 + PRODUCER_IDLE_US_MAX)
     assert isinstance(claim, Refusal)
     assert claim.details["retry_after_ms"] == 1
-    write(producers, 3, 0, range(1), T0 + IDLE_US_MAX + 1)
+    write(producers, 3, 0, range(1), T0 + PRODUCER_IDLE_US_MAX + 1)
     assert len(producers) == 2
-    assert isinstance(producers.check(1, 0, 0, T0 + IDLE_US_MAX), BatchResult)
-    assert refusal(producers, 2, 0, 1, T0 + IDLE_US_MAX) == ("unavailable", 0)
+    assert isinstance(producers.check(1, 0, 0, T0 + PRODUCER_IDLE_US_MAX), BatchResult)
+    assert refusal(producers, 2, 0, 1, T0 + PRODUCER_IDLE_US_MAX) == ("unavailable", 0)
 
 
 @pytest.mark.parametrize(

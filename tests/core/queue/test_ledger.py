@@ -99,7 +99,7 @@ def test_traits_say_which_columns_and_lanes_lie_where() -> None:
 
 
 def test_too_many_traits_become_coarser_and_never_say_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_index, "ENTRIES_MAX", 8)
+    monkeypatch.setattr(frame_index, "INDEX_ENTRIES_MAX", 8)
     found = FrameIndex()
     for number in range(100):
         found.appended(number * 4, _view(HAS_KEY if number % 2 else 0))
@@ -112,7 +112,7 @@ def test_too_many_traits_become_coarser_and_never_say_less(monkeypatch: pytest.M
 
 
 def test_ended_leases_are_forgotten_in_time_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "REMEMBERED_MAX", 3)
+    monkeypatch.setattr(leases, "LEASES_REMEMBERED_MAX", 3)
     book = GroupLeases()
     for number in range(1, 6):
         lease = LiveLease(number, "m", 1000 + number, 0, [0, 1], 1)

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tailrace.core.collections.hash_table import MISSING, Buffer, HashTable
+from tailrace.core.core_tuning import CANCELLED_KEPT_MIN
 from tailrace.core.model.identifiers import hash128
-
-KEPT_MIN = 100_000
-"""Ids of a partition that are remembered for certain. At most twice as many are kept, and those of one
-request."""
 
 
 class CancelledIds:
@@ -36,7 +33,7 @@ class CancelledIds:
         """Remember ids of messages that are cancelled now."""
         for name in names:
             self._young.put(*hash128(name), 0)
-        if len(self._young) >= KEPT_MIN:
+        if len(self._young) >= CANCELLED_KEPT_MIN:
             self._old, self._young = self._young, HashTable()
 
     def buffers(self) -> list[Buffer]:
@@ -53,4 +50,4 @@ class CancelledIds:
         """Assert the invariants."""
         self._young.check()
         self._old.check()
-        assert len(self._young) < KEPT_MIN, "the young table is full"
+        assert len(self._young) < CANCELLED_KEPT_MIN, "the young table is full"

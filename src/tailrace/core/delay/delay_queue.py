@@ -54,6 +54,7 @@ from tailrace.core.collections.timing_wheel import (
     TimingWheel,
     ref_of,
 )
+from tailrace.core.core_tuning import CANCELLED_IDS_MAX
 from tailrace.core.delay.cancelled_ids import CancelledIds
 from tailrace.core.log_head import LogHead
 from tailrace.core.model.commands import Done, Published
@@ -65,9 +66,6 @@ from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
 from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.publish.delayed_dedup import WINDOW_BUFFERS, DelayedDedup
 from tailrace.errors import InvalidRequest
-
-IDS_MAX = 10_000
-"""Ids in one request to cancel."""
 
 
 class DelayQueue:
@@ -132,8 +130,8 @@ class DelayQueue:
     def _cancel(self, command: CancelScheduled, time_us: int) -> Decision:
         ids, hints = command.ids, command.deliver_at_us
         problem = None
-        if not 0 < len(ids) <= IDS_MAX or any(len(item) != 16 for item in ids):
-            problem = f"ids: 1 to {IDS_MAX} of 16 bytes each"
+        if not 0 < len(ids) <= CANCELLED_IDS_MAX or any(len(item) != 16 for item in ids):
+            problem = f"ids: 1 to {CANCELLED_IDS_MAX} of 16 bytes each"
         elif hints and len(hints) != len(ids):
             problem = f"deliver_at_us: {len(hints)} times for {len(ids)} ids"
         if problem is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.core.core_tuning import SCHEDULES_MAX
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.group_commands import DeleteSchedule, PutSchedule
@@ -14,9 +15,6 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import TickDone
 from tailrace.core.model.turn_input import TurnInput
 from tailrace.errors import NotFound, Overloaded
-
-SCHEDULES_MAX = 10_000
-"""Schedules of one coordinator."""
 
 
 class CronSchedule(msgspec.Struct, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.core.core_tuning import GROUPS_MAX, MEMBERS_MAX
 from tailrace.core.groups.group_deletions import GroupDeletions
 from tailrace.core.groups.group_state import Extent, GroupMember, GroupState, PartitionHolding, StoredGroup
 from tailrace.core.groups.rebalancing import crowded, draft_of, leaving, moved_on, plan, wishes
@@ -38,10 +39,6 @@ from tailrace.core.model.internal_commands import (
 )
 from tailrace.core.model.turn_input import TurnInput
 from tailrace.errors import AlreadyExists, Fenced, InvalidRequest, NotFound, Overloaded
-
-GROUPS_MAX = 10_000
-MEMBERS_MAX = 10_000
-"""Limits: groups of one coordinator, and members of one group."""
 
 
 class GroupMembership:

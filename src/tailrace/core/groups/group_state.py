@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tailrace.core.core_tuning import CALM_US
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy
-
-CALM_US = 10_000_000
-"""How long there must have been enough partitions for all members before a shared topic is divided."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, array_like=True):

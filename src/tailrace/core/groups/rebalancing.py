@@ -38,8 +38,9 @@ from typing import Any
 
 import msgspec
 
+from tailrace.core.core_tuning import CALM_US
 from tailrace.core.groups.assignment import assign, one_for_all
-from tailrace.core.groups.group_state import CALM_US, GroupState, PartitionHolding
+from tailrace.core.groups.group_state import GroupState, PartitionHolding
 from tailrace.core.model import group_facts as facts
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_options import GroupPolicy

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.core_tuning import CAPACITY_RUNS_MAX, RETRY_AFTER_MS
 from tailrace.core.log_head import LogHead
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import Appended, Delayed, Trimmed
@@ -27,8 +28,6 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt, Overloaded, TooLarge
 
-RUNS_MAX = 512
-RETRY_AFTER_MS = 100
 ANY = 1 << 62
 """No limit: more than there ever is."""
 
@@ -154,8 +153,8 @@ class Capacity:
         total = self.total + nbytes
         self._ends.append(end_offset)
         self._sums.append(total)
-        if len(self._ends) > RUNS_MAX:
-            self._merge(4 * (total - self._first[1]) // RUNS_MAX)
+        if len(self._ends) > CAPACITY_RUNS_MAX:
+            self._merge(4 * (total - self._first[1]) // CAPACITY_RUNS_MAX)
 
     def _merge(self, grain: int) -> None:
         """Merge neighbouring runs that have no more than `grain` bytes together."""
@@ -208,7 +207,7 @@ class Capacity:
 
     def verify(self) -> None:
         """Assert the invariants."""
-        assert len(self._ends) == len(self._sums) <= RUNS_MAX
+        assert len(self._ends) == len(self._sums) <= CAPACITY_RUNS_MAX
         for places in ([self._first[0], *self._ends], [self._first[1], *self._sums]):
             assert places == sorted(places), "sums grow"
         assert self._head.start_offset <= self._first[0]

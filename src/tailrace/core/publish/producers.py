@@ -27,12 +27,10 @@ import msgspec
 import numpy as np
 
 from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.core_tuning import PRODUCER_IDLE_US_MAX, PRODUCERS_MAX, RESULTS_KEPT
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Fenced, InvalidRequest, Overloaded, Unavailable
 
-RESULTS_KEPT = 16
-IDLE_US_MAX = 7 * 24 * 3600 * 1_000_000
-PRODUCERS_MAX = 100_000
 ID_MAX = (1 << 64) - 1
 EPOCH_MAX = (1 << 32) - 1
 SEQUENCE_MAX = (1 << 32) - 1
@@ -76,7 +74,7 @@ class Producers:
         if not (0 <= sequence <= SEQUENCE_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= producer_id <= ID_MAX):
             return _out_of_range(producer_id, epoch, sequence)
         row = self._rows.get(producer_id)
-        if row is None or time_us - self._active[row] > IDLE_US_MAX:
+        if row is None or time_us - self._active[row] > PRODUCER_IDLE_US_MAX:
             if sequence:
                 return _gap(sequence, 0, "the producer is not known here")
             return self._room(time_us) if row is None else None
@@ -110,7 +108,7 @@ class Producers:
     def _room(self, time_us: int) -> Refusal | None:
         if len(self._rows) < self.capacity:
             return None
-        wait_us = int(np.frombuffer(self._active, np.int64).min()) + IDLE_US_MAX - time_us
+        wait_us = int(np.frombuffer(self._active, np.int64).min()) + PRODUCER_IDLE_US_MAX - time_us
         if wait_us < 0:
             return None
         text = f"{self.capacity} producers are active on this partition, and that is the most there can be"

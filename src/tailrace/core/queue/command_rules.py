@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from operator import le, lt
 
+from tailrace.core.core_tuning import DELAY_MS_MAX, LEASES_MAX, OFFSET_MAX, SPANS_MAX
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import HoldRun
 from tailrace.core.model.queue_commands import (
@@ -19,10 +20,6 @@ from tailrace.core.model.queue_commands import (
 from tailrace.core.queue.lease_decision import LEASE_MS_MAX
 from tailrace.errors import InvalidRequest
 
-SPANS_MAX = 100_000
-LEASES_MAX = 100_000
-DELAY_MS_MAX = 365 * 24 * 3_600_000
-OFFSET_MAX = (1 << 63) - 1
 REASONS = ("rejected", "poison")
 
 Checked = Ack | Nack | GiveBack | RejectMessages | Extend | Reopen | SettleOffsets | HoldRun

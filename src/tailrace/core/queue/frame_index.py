@@ -7,6 +7,7 @@ from bisect import bisect_right
 
 import numpy as np
 
+from tailrace.core.core_tuning import INDEX_ENTRIES_MAX
 from tailrace.core.model.identifiers import (
     HAS_EXPIRES_AT,
     HAS_KEY,
@@ -16,7 +17,6 @@ from tailrace.core.model.identifiers import (
     BatchView,
 )
 
-ENTRIES_MAX = 65_536
 REMEMBERED = HAS_KEY | HAS_EXPIRES_AT
 PLAIN_LANE = 1 << PRIORITY_DEFAULT
 LANES_AT = 8
@@ -51,7 +51,7 @@ class FrameIndex:
             else:
                 self._starts.append(first)
                 self._traits.append(trait)
-                if len(self._starts) > ENTRIES_MAX:
+                if len(self._starts) > INDEX_ENTRIES_MAX:
                     self._coarsen()
         if trait != PLAIN:
             self._note(trait, end)

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import msgspec
 
-REMEMBERED_MAX = 65_536
+from tailrace.core.core_tuning import LEASES_REMEMBERED_MAX
 
 
 class LiveLease(msgspec.Struct, array_like=True):
@@ -60,14 +60,14 @@ class GroupLeases:
 
     def end(self, lease: LiveLease, time_us: int) -> None:
         """End a lease that holds no message any more. It is remembered until its deadline; beyond
-        `REMEMBERED_MAX`, the oldest are forgotten first."""
+        `LEASES_REMEMBERED_MAX`, the oldest are forgotten first."""
         del self.live[lease.id]
         self._until[lease.id] = lease.deadline_us
         self._ended.append(lease.id)
         self._ended_us.append(lease.deadline_us)
         if lease.taken:
             self._taken[lease.id] = array("Q", lease.taken).tobytes()
-        while self._ended_us[self._gone] <= time_us or len(self._until) > REMEMBERED_MAX:
+        while self._ended_us[self._gone] <= time_us or len(self._until) > LEASES_REMEMBERED_MAX:
             forgotten = self._ended[self._gone]
             del self._until[forgotten]
             self._taken.pop(forgotten, None)

@@ -41,6 +41,7 @@ import msgspec
 
 from tailrace.core.collections.span_map import Runs, SpanSet, count, flat, pairs
 from tailrace.core.collections.string_pool import StringPool
+from tailrace.core.core_tuning import FEW_BOUNDS, NEAR
 from tailrace.core.credit import InFlight
 from tailrace.core.model import facts
 from tailrace.core.model.group_options import GroupPolicy
@@ -65,11 +66,6 @@ Piece = tuple[int, int, int, int, int, int, str, int]
 """A run of messages that leaves its state: first, end, deliveries, failures, times of the first and last
 delivery, last member, key (0: none or not known)."""
 
-FEW_BOUNDS = 16
-"""Up to this many bounds, spans are leased one by one."""
-NEAR = 8_192
-"""Up to this many offsets, all spans of a stretch are found at once; of a longer one mostly the beginning is
-wanted."""
 MAX_ATTEMPTS, MAX_DELIVERIES = "max_attempts", "max_deliveries"
 
 

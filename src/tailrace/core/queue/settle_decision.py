@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tailrace.core.collections.span_map import SpanSet, count, flat, pairs, without
+from tailrace.core.core_tuning import ERROR_CHARACTERS_MAX, FEW_BOUNDS, TOGETHER_MAX
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.facts import (
     Acked,
@@ -31,15 +32,12 @@ from tailrace.core.model.facts import (
 )
 from tailrace.core.model.queue_commands import Ack, Extend, Extended, GiveBack, Nack, RejectMessages, Settled
 from tailrace.core.queue.leases import LiveLease
-from tailrace.core.queue.ledger import FEW_BOUNDS, LEASED, MAX_ATTEMPTS, MAX_DELIVERIES, Ledger
+from tailrace.core.queue.ledger import LEASED, MAX_ATTEMPTS, MAX_DELIVERIES, Ledger
 from tailrace.core.queue.row_lookup import KeyLookup
 
-ERROR_CHARACTERS_MAX = 1_000
 EXPIRY = "the lease expired"
 MEMBER_GONE = "the member that had it was gone, or lost the partition"
 RETURNED = "it was given back"
-TOGETHER_MAX = 3
-"""From this delivery on, a message whose member ends with it is suspected and set apart."""
 FOREVER = 1 << 62
 """No limit of deliveries or attempts."""
 

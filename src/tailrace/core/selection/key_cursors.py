@@ -28,13 +28,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from tailrace.core.core_tuning import BLOCK_ROWS, LAPSED_MAX, RUN_MIN
 from tailrace.core.model.identifiers import Columns
 from tailrace.core.selection.key_offers import CODE, NOTHING, KeyQueue, Spot
 from tailrace.core.selection.key_queues import KeyQueues
-from tailrace.core.selection.lane_queues import BLOCK_ROWS, LAPSED_MAX, NEVER_US, View, row_bytes, row_of
+from tailrace.core.selection.lane_queues import NEVER_US, View, row_bytes, row_of
 from tailrace.core.selection.lanes import EMPTY, LANES, READY, UNKNOWN
-
-RUN_MIN = 4
 
 
 class KeyCursor:

@@ -42,17 +42,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tailrace.core.core_tuning import KEY_ROWS, WINDOW_ROWS
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, Columns
 from tailrace.core.selection.key_offers import KeyQueue, Spot, retry_entry
 from tailrace.core.selection.lane_queues import View, fresh_rows, lane_of, row_of
 from tailrace.core.selection.lanes import LANES, LANES_ALL
 from tailrace.core.selection.selection_terms import LedgerView
-
-WINDOW_ROWS = 32_768
-"""Messages in the window that were never delivered, at most."""
-KEY_ROWS = 1_024
-"""Messages of one key in the window, at most, so that a held key with many messages does not fill it. The
-rest is found in the ledger when these are in flight."""
 
 FLYING, BACK, DYING = range(3)
 

@@ -6,17 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tailrace.core.core_tuning import BLOCK_ROWS, LAPSED_MAX
 from tailrace.core.model.identifiers import Times
-from tailrace.core.selection.lane_queues import (
-    BLOCK_ROWS,
-    LAPSED_MAX,
-    NEVER_US,
-    LaneChunk,
-    LaneQueues,
-    View,
-    row_bytes,
-    row_of,
-)
+from tailrace.core.selection.lane_queues import NEVER_US, LaneChunk, LaneQueues, View, row_bytes, row_of
 from tailrace.core.selection.lanes import EMPTY, LANES, READY, UNKNOWN
 
 

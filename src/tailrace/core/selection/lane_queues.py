@@ -20,18 +20,12 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.core.core_tuning import AHEAD_FRAMES
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT, CachedFrames, Columns, Times
 from tailrace.core.selection.lanes import LANES
 from tailrace.core.selection.selection_terms import LedgerView, Traits, Want
 
-AHEAD_FRAMES = 64
-"""A lane takes rows of a frame that another lane has opened only while it has rows of fewer frames than
-this."""
-BLOCK_ROWS = 128
 NEVER_US = 1 << 62
-LAPSED_MAX = 4_096
-"""Messages that one selection finds expired, at most, so that a long expired backlog does not stop everything
-else."""
 
 Mask = npt.NDArray[np.bool_]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tailrace.core.core_tuning import DRAWN_MAX
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import CachedFrames
 from tailrace.core.selection.key_cursors import key_cursors
@@ -14,9 +15,6 @@ from tailrace.core.selection.lanes import STRICT, WEIGHTED, Feed, LaneTurn
 from tailrace.core.selection.selection_terms import LedgerView, Selection, Traits, Want
 
 __all__ = ["LedgerView", "RowSelector", "Selection", "Traits", "Want"]
-
-DRAWN_MAX = 1_024
-"""Selections without a lease that are remembered before all of them are forgotten."""
 
 
 class RowSelector:

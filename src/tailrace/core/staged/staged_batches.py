@@ -22,6 +22,14 @@ from typing import Any
 import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
+from tailrace.core.core_tuning import (
+    BATCH_COST,
+    NAME_BYTES_MAX,
+    STAGED_BYTES_MAX,
+    STAGING_TTL_US,
+    WRITER_IDLE_US,
+    WRITERS_MAX,
+)
 from tailrace.core.log_head import LogHead
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
@@ -38,18 +46,6 @@ from tailrace.core.publish.capacity import too_large
 from tailrace.core.publish.key_index import KeyIndex
 from tailrace.core.publish.publish_rules import late_rows, over_limit
 from tailrace.errors import Corrupt, InvalidRequest, NotFound, Overloaded, Unavailable
-
-STAGING_TTL_US = 3_600_000_000
-"""An undecided attempt may be dropped when no batch was added to it for this long."""
-STAGED_BYTES_MAX = 1024 * 1024 * 1024
-"""Bytes of all attempts of a partition together; they are on the disk, not in memory."""
-BATCH_COST = 64 * 1024
-"""Bytes that a batch counts at least. This bounds many tiny batches, which are all applied in one turn."""
-WRITERS_MAX = 100_000
-WRITER_IDLE_US = 7 * 86_400_000_000
-"""If there are too many writers, those idle for this long are forgotten."""
-NAME_BYTES_MAX = 245
-
 
 _FORBIDDEN = ((HAS_DEDUP_ID, "dedup_id"), (HAS_OFFSET_DELTA, "offset_delta"))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.core.core_tuning import MEMORY_BYTES_MAX, TARGET_BYTES_MAX, TARGETS_MAX, WRITER_IDLE_US
 from tailrace.core.model.commands import Done
 from tailrace.core.model.decision import NOTHING, Decision
 from tailrace.core.model.group_facts import StagedDecided, StagedDone, Target, TargetGroup
@@ -24,14 +25,6 @@ from tailrace.core.staged.staged_batches import bad_name
 from tailrace.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 
 VERSION_MAX = (1 << 63) - 1
-TARGETS_MAX = 50_000
-"""Targets of one decision."""
-TARGET_BYTES_MAX = 512 * 1024
-"""Bytes of the targets of one decision, grouped, so that it fits into the header of a request."""
-MEMORY_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of all writers and the attempts of their last decisions, on one coordinator."""
-WRITER_IDLE_US = 7 * 86_400_000_000
-"""If there are too many writers, those idle for this long are forgotten."""
 
 
 class ChooseStaged(msgspec.Struct, frozen=True):

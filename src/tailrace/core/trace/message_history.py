@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tailrace.core.core_tuning import EVENTS_MAX, TEXT_MAX
 from tailrace.core.model import facts as f
 
 FREE, LEASED, WAITING, SETTLED, DYING, DEAD = "free", "leased", "waiting", "settled", "dying", "dead"
@@ -35,11 +36,7 @@ STATUSES = (
     COLLECTED,
     MIXED,
 )
-EVENTS_MAX = 500
-"""Events kept of one message: a message that is delivered for ever must not fill the memory."""
 
-TEXT_MAX = 300
-"""Characters of an error in an event."""
 
 _APPLIED = ("applied", "scheduled")
 """Events of a staged message whose version is applied."""

@@ -18,10 +18,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tailrace.client.sdk_tuning import PAUSE_S_MAX, PAUSE_S_MIN
+from tailrace.core.core_tuning import TARGET_BYTES_MAX, TARGETS_MAX
 from tailrace.core.model.group_facts import TargetGroup
 from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
 from tailrace.core.staged.staged_batches import bad_name
-from tailrace.core.staged.staged_versions import TARGET_BYTES_MAX, TARGETS_MAX, grouped_of
+from tailrace.core.staged.staged_versions import grouped_of
 from tailrace.errors import InvalidRequest, NotFound, TailraceError, Timeout, TooLarge
 from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import WriteOptions
