@@ -18,7 +18,7 @@ import pytest
 
 from tailrace.broker.deadletter import dead_letter_batch
 from tailrace.broker.groups.group_verbs import GroupVerbs
-from tailrace.broker.runtime import frame_cache
+from tailrace.broker.partition import frame_cache
 from tailrace.broker.runtime.maintenance import Maintenance
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump, Timer

@@ -7,9 +7,9 @@ Covers `broker/queue/hunger.py`, `client/queue/hand.py`, `sim/fairness_accounts.
 import msgspec
 import pytest
 
+from tailrace.broker.partition.lease_waiters import LeaseWaiters
 from tailrace.broker.queue import hunger
 from tailrace.broker.queue.hunger import Hunger
-from tailrace.broker.queue.lease_waiters import LeaseWaiters
 from tailrace.client.queue.delivery import LeasedRows
 from tailrace.client.queue.hand import Hand
 from tailrace.client.queue.lease_polls import LeasePolls

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.delay.delay_release import NEAR_BYTES, NEAR_BYTES_TOTAL
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.frame_cache import COLD_BYTES_TOTAL
+from tailrace.broker.partition.delay_release import NEAR_BYTES, NEAR_BYTES_TOTAL
+from tailrace.broker.partition.frame_cache import COLD_BYTES_TOTAL
 from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.state_machines import COORDINATOR, DATA_PARTITION

@@ -1,6 +1,6 @@
 """Delayed messages at work: released at their tick, cancelled for good, over restarts and on full disks.
 
-Also covers `broker/delay/delay_prefetch.py` and `broker/delay/delay_release.py`.
+Also covers `broker/partition/delay_prefetch.py` and `broker/partition/delay_release.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.delay import delay_prefetch, delay_release
+from tailrace.broker.partition import delay_prefetch, delay_release
 from tailrace.core.collections.timing_wheel import TICK_US
 from tailrace.core.model.commands import DeleteTopic, Published, Reply, TrimTopic
 from tailrace.core.model.commands import Publish as PublishRequest

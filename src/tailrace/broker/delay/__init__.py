@@ -1,1 +1,1 @@
-"""Delayed messages in the shell: prefetched, released at ticks, cancelled, listed."""
+"""Delayed messages in the shell: the verbs that cancel and list them."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tailrace.broker.delay.delay_prefetch import TooMuch, pick
+from tailrace.broker.partition.delay_prefetch import TooMuch, pick
 from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import together

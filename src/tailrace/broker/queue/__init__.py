@@ -1,1 +1,1 @@
-"""Verbs of readers and consumers: fetches, leases, settling, and the requests that wait."""
+"""Verbs of readers and consumers: fetches, leases, settling, reads by key."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.broker.queue.credit_waiters import CreditWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiters
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.group_commands import Place

@@ -36,8 +36,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tailrace.broker.partition.lease_waiters import Late
 from tailrace.broker.queue.fetch_request import PACE_BYTES, PACE_US, WAIT_MS_MAX
-from tailrace.broker.queue.lease_waiters import Late
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Timer
 from tailrace.core.collections import span_map

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.credit_waiters import CreditWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiters
 from tailrace.broker.queue.hunger import Hunger
 from tailrace.broker.queue.lease_request import LeaseRequest
 from tailrace.broker.runtime.partition_runtime import NOTHING

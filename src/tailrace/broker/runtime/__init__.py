@@ -1,1 +1,1 @@
-"""Partitions in the shell: pump, turns and their frames, recovery, maintenance, cached frames."""
+"""Partitions in the shell, whatever they hold: pump, turns and their frames, recovery, maintenance."""

@@ -33,14 +33,14 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.delay.delay_release import DelayRelease
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.queue.credit_waiters import CreditWaiters
-from tailrace.broker.queue.lease_waiters import Late, LeaseWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiters
+from tailrace.broker.partition.delay_release import DelayRelease
+from tailrace.broker.partition.frame_cache import COLD_BYTES, FrameCache
+from tailrace.broker.partition.hot_tail import HotTail
+from tailrace.broker.partition.lease_waiters import Late, LeaseWaiters
 from tailrace.broker.runtime.assurance import Assurance, Reach
-from tailrace.broker.runtime.frame_cache import COLD_BYTES, FrameCache
 from tailrace.broker.runtime.framing import TurnFrames
-from tailrace.broker.runtime.hot_tail import HotTail
 from tailrace.broker.runtime.maintenance import Maintenance
 from tailrace.broker.runtime.process_driver import Processes
 from tailrace.broker.runtime.pump import SLOW_WRITE_US, Pump

@@ -1,6 +1,6 @@
 """Who is woken, how what is free is split, what credit there is, and that no wake-up is lost.
 
-Also covers `broker/queue/credit_waiters.py` and `core/credit.py`.
+Also covers `broker/partition/credit_waiters.py` and `core/credit.py`.
 """
 
 import random

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tailrace.broker.partition.waiting_line import SPARE, WaitingLine
 from tailrace.broker.queue.fetch_request import OpenGate
-from tailrace.broker.queue.waiting_line import SPARE, WaitingLine
 from tailrace.core.model import internal_commands as inner
 from tailrace.core.model.queue_commands import Ack, GiveBack, Lease, Nack
 from tailrace.core.selection.lanes import LANES

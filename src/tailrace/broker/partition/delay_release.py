@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tailrace.broker.delay.delay_prefetch import DelayPrefetch, Picked, TooMuch, pick
+from tailrace.broker.partition.delay_prefetch import DelayPrefetch, Picked, TooMuch, pick
 from tailrace.broker.runtime.pump import Timer
 from tailrace.core.collections.timing_wheel import (
     AT,

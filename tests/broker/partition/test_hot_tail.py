@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.broker.runtime.hot_tail import HotTail
+from tailrace.broker.partition.hot_tail import HotTail
 from tailrace.format import frame
 from tailrace.format.frame import DATA, Frame, Header, crc32c, make
 

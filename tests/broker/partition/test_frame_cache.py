@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.broker.runtime.frame_cache import FrameCache
+from tailrace.broker.partition.frame_cache import FrameCache
 from tailrace.core.collections.span_map import flat
 from tailrace.core.model.commands import Publish
 from tailrace.core.model.identifiers import key_hash

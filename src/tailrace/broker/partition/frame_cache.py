@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import RecordBatch
 
-from tailrace.broker.runtime.hot_tail import HotTail
+from tailrace.broker.partition.hot_tail import HotTail
 from tailrace.core.collections.span_map import pairs
 from tailrace.core.model.identifiers import Columns
 from tailrace.errors import Corrupt

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailrace.broker.queue.waiting_line import Waiter, WaitingLine
+from tailrace.broker.partition.waiting_line import Waiter, WaitingLine
 from tailrace.broker.runtime.pump import Timer
 from tailrace.core.collections.span_map import count
 from tailrace.core.model import internal_commands as inner
