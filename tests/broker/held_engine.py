@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.broker.engine import Engine
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.clock import ManualClock
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.core.model.commands import CreateTopic, Fetch, Publish, Reply, Request, TopicInfo
 from tailrace.format import batch as arrow
@@ -141,7 +141,7 @@ class HeldEngine:
         partition = fields.pop("partition", 0)
         return self.submit(Publish(topic, partition, columns, crc32c(body), **fields), body)
 
-    def runtime(self, topic: str = "t", partition: int = 0) -> PartitionRuntime:
+    def runtime(self, topic: str = "t", partition: int = 0) -> QueuePartition:
         """A partition at work."""
         return self.engine.topics.get(topic).runtimes[partition]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
 from tailrace.core.model.group_commands import (
     DescribeGroup,
     GroupInfo,
@@ -68,5 +68,5 @@ class Members:
         return self.broker.ask(Lease("t", group, member, [(number, generation)]))
 
 
-def coordinators(group: Members) -> list[PartitionRuntime]:
+def coordinators(group: Members) -> list[CoordinatorPartition]:
     return group.broker.engine.coordinators.runtimes()

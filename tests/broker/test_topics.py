@@ -1,4 +1,7 @@
-"""Topics of a node: changes happen wholly or not at all, deleted data goes, and those who wait are told."""
+"""Topics of a node: changes happen wholly or not at all, deleted data goes, and those who wait are told.
+
+Also covers `broker/topic_host.py`.
+"""
 
 from typing import Any
 

@@ -262,7 +262,7 @@ def test_retention_trims(
             (runtime,) = engine.topics.get("kept").runtimes
             time_us = runtime.time_us() + later_s * 1_000_000
             monkeypatch.setattr(runtime, "time_us", lambda: time_us)
-            runtime.upkeep.sweep()
+            runtime.sweep()
             # What follows in the same queue comes back when the sweep has looked.
             swept = asyncio.Event()
             runtime.run_in_order(lambda: None, lambda result, error: swept.set())

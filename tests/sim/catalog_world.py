@@ -142,9 +142,7 @@ class CatalogWorld:
 
     def folder(self, name: str) -> str:
         """The folder of a topic."""
-        host = self.broker.engine.topics.find(name)
-        assert host is not None
-        return host.info.folder
+        return self.broker.engine.topics.known(name).info.folder
 
     def saved(self) -> bytes:
         """The catalog as a backup has it."""

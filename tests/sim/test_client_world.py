@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, Turn
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.runtime.turn import NOTHING, Turn
 from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.rpc.retries import Retries
 from tailrace.core.model.commands import Published

@@ -261,7 +261,7 @@ def _state_kept_after_a_failed_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _only_a_clean_stop_leaves_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Maintenance, "shorten_replay", lambda self: None)
+    monkeypatch.setattr(PartitionRuntime, "shorten_replay", lambda self: None)
 
 
 def _durations_on_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,10 +316,10 @@ def _a_trim_outlives_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is trimmed goes at once, and not when a snapshot is stored that has the trim."""
 
     def free(self: Maintenance) -> None:
-        runtime = self._runtime
-        if runtime.fault is None and runtime.lost is None:
-            offset, floor = runtime.state.start_offset, self._floor
-            runtime.run_in_order(lambda: runtime.log.trim(offset, floor), self._done)
+        captured = self._capture()
+        if captured is not None and self._well() is not None:
+            log, offset, floor = captured.log, captured.start_offset, self._floor
+            self._in_order(lambda: log.trim(offset, floor), self.done)
         self.save_snapshot()
 
     monkeypatch.setattr(Maintenance, "free", free)
@@ -330,7 +330,9 @@ def _a_snapshot_vouches_for_later_trims(monkeypatch: pytest.MonkeyPatch) -> None
     trim = Maintenance._trim
 
     def hasty(self: Maintenance) -> None:
-        self._stored_start = self._runtime.state.start_offset
+        captured = self._capture()
+        if captured is not None:
+            self._stored_start = captured.start_offset
         trim(self)
 
     monkeypatch.setattr(Maintenance, "_trim", hasty)
@@ -400,8 +402,12 @@ BUGS: list[Plant] = [
 ]
 
 
-RARE = {_absolute_times_on_the_partition_clock: 50, _deliveries_not_counted: 90}
-"""Bugs that few seeds show: 56 and 97 are the first that do, and the search begins shortly before them."""
+RARE = {
+    _absolute_times_on_the_partition_clock: 50,
+    _deliveries_not_counted: 90,
+    _a_snapshot_vouches_for_later_trims: 185,
+}
+"""Bugs that few seeds show: 56, 97 and 193 are the first that do; the search begins shortly before them."""
 
 
 @pytest.mark.parametrize("plant", BUGS, ids=title)

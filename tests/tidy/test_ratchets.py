@@ -21,11 +21,11 @@ MODULES_MAX = 17
 """Modules in one folder, without `__init__.py`: more are two rooms."""
 PRIVATE_ACCESSES = 0
 """Uses of another object's private members: whoever needs one asks for a verb instead."""
-COMPOSER_ARGUMENTS = 11
+COMPOSER_ARGUMENTS = 3
 """Objects that are given the object that makes them: parts get the values that they need."""
-DISTANT_ASSIGNMENTS = 31
+DISTANT_ASSIGNMENTS = 23
 """Assignments through two dots (`a.b.c = …`) outside of `WIRING`: state is changed by its owner."""
-TYPE_ONLY_IMPORTS = 8
+TYPE_ONLY_IMPORTS = 0
 """Imports behind TYPE_CHECKING inside one package: two modules that need each other's types are one."""
 REPEATED_CLASSES = 0
 """Class names that occur twice, but for public names that several public packages export."""

@@ -21,9 +21,11 @@ from tailrace.broker.groups.group_reports import GroupReports, stats_of_all
 from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.local_router import LocalRouter
 from tailrace.broker.metrics import Metrics, Strays
+from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
+from tailrace.broker.partition.credit_waiters import CreditWaiters
+from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
 from tailrace.broker.queue.key_reads import KeyReads
 from tailrace.broker.queue.lease_verbs import LeaseVerbs
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.process_driver import ProcessDriver, Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.replay_debt import ReplayBounds, due
@@ -34,6 +36,7 @@ from tailrace.broker.trace.trace_verbs import TraceVerbs
 from tailrace.broker.upkeep.loss_acceptance import LossAcceptance
 from tailrace.broker.upkeep.scrub_runner import ScrubRunner
 from tailrace.broker.upkeep.space_watch import SpaceWatch
+from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import TopicPartition
 from tailrace.core.model.topic_options import decode_folder
 from tailrace.ports import Clock, LogStats, LogStore, Registry, SpaceGauge, Threads
@@ -69,30 +72,39 @@ class Engine:
         self.replay_bounds = replay_bounds or ReplayBounds()
         self._sync_check_us = sync_check_us
         self.metrics = Metrics(self._figures, lambda: stats_of_all(self.topics), self._strays)
-        self.pump = Pump(clock, threads, wake, arm)
+        self.pump = Pump(clock, threads, wake, arm, lambda: self.space.filled())
         self.space = SpaceWatch(self.pump, self.metrics, gauge, free_bytes_low, self._give_back)
         self.stores = stores
-        self.topics = Topics(stores, coordinator, self.pump, self.metrics, defaults=topic_defaults or {})
-        self.leasing = LeaseVerbs(self.topics, self.pump, self.metrics, entropy)
+        credit = CreditWaiters(self.pump)
+        self.topics = Topics(
+            stores,
+            coordinator,
+            self.pump,
+            self.metrics,
+            QueueListeners(credit, self._processes, self._overslept, self._reopened),
+            self._coordinator_reopened,
+            defaults=topic_defaults or {},
+            changed=lambda name: self.coordination.topic_changed(name),
+            trouble=lambda: self.space.trouble,
+        )
+        self.leasing = LeaseVerbs(self.topics, self.pump, self.metrics, credit, self._hungry, entropy)
         self.router = LocalRouter(self.topics)
-        self.topics.opened = self._opened
         self.coordinators = GroupDirectory(self.topics)
         self.staged_writes = StagedVerbs(self.topics, self.pump, self.coordinators)
-        self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators)
-        self.topics.changed = self.coordination.topic_changed
-        self.coordination.granting.evicted = self.leasing.evict
-        self.leasing.hunger.tell = self.coordination.seats.hungry
+        self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = CronRunner(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
-        parts += [DelayVerbs(self.topics, self.pump), DeadLetterVerbs(self.topics, self.leasing)]
+        parts += [
+            DelayVerbs(self.topics, self.pump),
+            DeadLetterVerbs(self.topics, self.leasing.book.new_lease),
+        ]
         store = stores[self.topics.storage()]
         self.scrubbing = ScrubRunner(self.topics, self.pump, store, self.metrics, scrub_period_us)
         parts += [LossAcceptance(self.topics), self.scrubbing]
         self.key_reading = KeyReads(self.topics, self.pump, self.metrics)
         parts += [TraceVerbs(self.topics, self.pump), FactReads(self.topics, self.pump), self.key_reading]
         self.gateway = Gateway(self.topics, self.pump, self.metrics, self.space, parts)
-        self.topics.trouble = lambda: self.space.trouble
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition (blocking), and start."""
@@ -107,7 +119,7 @@ class Engine:
     def start(self) -> None:
         """Begin the upkeep, and resume what the last run left unfinished."""
         for runtime in list(self.topics.runtimes()):
-            self._opened(runtime)
+            runtime.start()
         self.space.start()
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
@@ -118,48 +130,53 @@ class Engine:
         self.scrubbing.start()
         self.key_reading.warm()
 
-    def _opened(self, runtime: PartitionRuntime) -> None:
-        runtime.processes = Processes(self._drivers(runtime) if runtime.machine.delivers else ())
-        runtime.reopened = self._reopened
-        runtime.overslept = self.leasing.overslept
-        runtime.credit = self.leasing.credit
-        runtime.start()
+    # -- what partitions ask and tell; by then every part is made
 
-    def _drivers(self, runtime: PartitionRuntime) -> list[ProcessDriver]:
-        home = TopicPartition(runtime.topic, runtime.partition)
-        _, topic_id = decode_folder(runtime.name.rpartition("/")[0])
+    def _processes(self, queue: QueuePartition) -> Processes:
+        home = TopicPartition(queue.topic, queue.partition)
+        _, topic_id = decode_folder(queue.name.rpartition("/")[0])
         kinds = (dead_letters(home, topic_id, self.metrics),)
-        return [ProcessDriver(kind, runtime, self.router, self.pump) for kind in kinds]
+        return Processes(ProcessDriver(kind, queue, self.router, self.pump) for kind in kinds)
 
-    def _reopened(self, runtime: PartitionRuntime) -> None:
-        self.coordination.reopened(runtime)
-        if not runtime.machine.delivers:
-            self.cron.start()
-            self.staged_writes.resume()
+    def _overslept(self, group: str, member: str) -> None:
+        self.leasing.overslept(group, member)
+
+    def _hungry(self, group: str, member: str, places: list[Place]) -> None:
+        self.coordination.seats.hungry(group, member, places)
+
+    def _reopened(self, queue: QueuePartition) -> None:
+        self.coordination.reopened(queue)
+
+    def _coordinator_reopened(self, home: CoordinatorPartition) -> None:
+        self.coordination.coordinator_reopened(home)
+        self.cron.start()
+        self.staged_writes.resume()
+
+    # -- upkeep
 
     def _sync(self, now_us: int) -> None:
-        upkeeps = [runtime.upkeep for runtime in self.topics.runtimes()]
-        for upkeep in upkeeps:
-            upkeep.sync(now_us)
-        for upkeep in due((upkeep for upkeep in upkeeps if upkeep.replayed), now_us, self.replay_bounds):
-            upkeep.shorten_replay()
+        runtimes = list(self.topics.runtimes())
+        for runtime in runtimes:
+            runtime.sync(now_us)
+        for runtime in due((runtime for runtime in runtimes if runtime.replayed), now_us, self.replay_bounds):
+            runtime.shorten_replay()
 
     def _age(self, now_us: int) -> None:
-        for runtime in self.topics.runtimes():
-            runtime.at_hand.age()
+        for queue in self.topics.queues():
+            queue.cache.age()
 
     def _sweep(self, now_us: int) -> None:
-        for runtime in self.topics.runtimes():
-            runtime.upkeep.sweep()
+        for queue in self.topics.queues():
+            queue.sweep()
 
     def _give_back(self) -> None:
-        for runtime in self.topics.runtimes():
-            runtime.upkeep.sweep()
-            runtime.upkeep.press()
+        for queue in self.topics.queues():
+            queue.sweep()
+            queue.press()
 
     def _figures(self) -> Iterator[tuple[str, int, LogStats]]:
         for host in self.topics.hosts():
-            for partition, runtime in enumerate(host.runtimes):
+            for partition, runtime in host.numbered():
                 yield host.info.name, partition, runtime.stats()
 
     def _strays(self) -> Strays:
@@ -174,7 +191,7 @@ class Engine:
             + [
                 f"{host.info.name}/{partition}: {runtime.fault.message}"
                 for host in self.topics.hosts()
-                for partition, runtime in enumerate(host.runtimes)
+                for partition, runtime in host.numbered()
                 if runtime.fault is not None
             ]
         )

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tailrace.broker.metrics import Metrics
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.queue.fetch_request import FetchRequest, OpenGate
 from tailrace.broker.queue.time_lookup import locate
 from tailrace.broker.runtime.framing import publish_batch
-from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.topics import TopicHost, Topics
+from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.broker.topic_host import TopicHost
+from tailrace.broker.topics import Topics
 from tailrace.broker.upkeep.space_watch import SpaceWatch
 from tailrace.core.model.commands import (
     EARLIEST,
@@ -163,7 +165,7 @@ class Gateway:
         else:
             self._find_time(host, request.timestamp_us, respond)
 
-    def _find_time(self, host: TopicHost, timestamp_us: int, respond: Respond) -> None:
+    def _find_time(self, host: TopicHost[QueuePartition], timestamp_us: int, respond: Respond) -> None:
         runtimes = [(s.log, s.start_offset, s.end_offset, s.latest_offset) for s in host.runtimes]
 
         def work() -> object:

@@ -20,11 +20,14 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.partition.delay_release import NEAR_BYTES, NEAR_BYTES_TOTAL
+from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
+from tailrace.broker.partition.delay_release import NEAR_BYTES_TOTAL
 from tailrace.broker.partition.frame_cache import COLD_BYTES_TOTAL
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
+from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.state_machines import COORDINATOR, DATA_PARTITION
+from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.broker.topic_host import AnyHost, Kind, TopicHost, grown
 from tailrace.core.model import catalog as core
 from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
 from tailrace.core.model.identifiers import Refusal
@@ -48,20 +51,6 @@ TAIL_BYTES_TOTAL = 48 * 1024 * 1024
 """
 
 
-class TopicHost(msgspec.Struct):
-    """A topic and its partitions."""
-
-    info: core.TopicEntry
-    runtimes: list[PartitionRuntime]
-
-    def partition(self, number: int) -> PartitionRuntime:
-        """One of its partitions; raises `NotFound`."""
-        if not 0 <= number < len(self.runtimes):
-            name, last = self.info.name, len(self.runtimes) - 1
-            raise NotFound(f"topic {name!r} has partitions 0 to {last}, not {number}")
-        return self.runtimes[number]
-
-
 class TopicCreation(msgspec.Struct):
     """A change of one topic under way: the catalog with it, the request, and the new partitions."""
 
@@ -70,7 +59,8 @@ class TopicCreation(msgspec.Struct):
     request: TopicChange
     respond: Respond
     internal: bool
-    runtimes: list[PartitionRuntime] = []
+    queues: list[QueuePartition] = []
+    coordinators: list[CoordinatorPartition] = []
 
 
 class Topics:
@@ -82,15 +72,29 @@ class Topics:
         coordinator: Registry,
         pump: Pump,
         metrics: Metrics,
+        listeners: QueueListeners,
+        reopened: Callable[[CoordinatorPartition], None],
         *,
         defaults: dict[str, Any],
+        changed: Callable[[str], None],
+        trouble: Callable[[], str | None],
     ) -> None:
         self._stores = stores
         self._defaults = defaults
         self._coordinator = coordinator
         self._pump = pump
         self._metrics = metrics
-        self._hosts: dict[str, TopicHost] = {}
+        self._listeners = listeners
+        self._reopened = reopened
+        """Called when the state of a coordinator was rebuilt from its log."""
+        self._changed = changed
+        """Called when a topic was created, altered or deleted."""
+        self._trouble = trouble
+        """Gives a problem of the whole node, and so of every partition; None without one."""
+        self._hosts: dict[str, TopicHost[QueuePartition]] = {}
+        """The topics with messages."""
+        self._groups: TopicHost[CoordinatorPartition] | None = None
+        """The internal topic of groups, once it is made."""
         self._changes: deque[tuple[Change, Respond, bool]] = deque()
         self._changing = False
         self._closed: Callable[[], None] | None = None
@@ -99,16 +103,10 @@ class Topics:
         """Number of partitions, rounded up, among which memory is shared."""
         self._alone = 0
         """Number of the next changes that are made one by one."""
-        self._retired: list[PartitionRuntime] = []
+        self._retired: list[PartitionRuntime[Any]] = []
         self.catalog = core.Catalog()
         self.kept: list[Kept] = []
         """Folders that neither the catalog nor an intent explains; they are left untouched."""
-        self.opened: Callable[[PartitionRuntime], None] = lambda runtime: None
-        """Hook: a partition was added while the broker runs."""
-        self.trouble: Callable[[], str | None] = lambda: None
-        """Hook: a problem of the whole node, and so of every partition; None without one."""
-        self.changed: Callable[[str], None] = lambda name: None
-        """Hook: a topic was created, altered or deleted."""
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition of the catalog; blocking, before the node takes requests. Raises `Corrupt`
@@ -122,14 +120,22 @@ class Topics:
         self._take_stock()
         total = sum(entry.options.partitions for entry in self.catalog.topics.values())
         count = 0
+
+        def opened(runtime: Kind) -> Kind:
+            nonlocal count
+            count += 1
+            progress(f"{runtime.topic}/{runtime.partition}", count, total)
+            return runtime
+
         for entry in self.catalog.topics.values():
-            runtimes = []
-            for partition in range(entry.options.partitions):
-                runtimes.append(self._runtime(entry, partition, known=True))
-                count += 1
-                progress(f"{entry.name}/{partition}", count, total)
-            self._hosts[entry.name] = TopicHost(entry, runtimes)
-        self._share_tails()
+            numbers = range(entry.options.partitions)
+            if entry.name == GROUPS:
+                coordinators = [opened(self._coordinates(entry, number, known=True)) for number in numbers]
+                self._groups = TopicHost(entry, coordinators)
+            else:
+                queues = [opened(self._queue(entry, number, known=True)) for number in numbers]
+                self._hosts[entry.name] = TopicHost(entry, queues)
+        self._share_memory(self.queues())
 
     def _load(self) -> None:
         catalog = self._coordinator.load()
@@ -178,67 +184,80 @@ class Topics:
             folders.intend(TopicCard(entry, self.catalog.sequence))
             folders.confirm(step.folder)
 
-    def _runtime(self, entry: core.TopicEntry, partition: int, *, known: bool) -> PartitionRuntime:
-        store = self._stores[entry.options.storage]
-        name = f"{entry.folder}/{partition}"
-        machine = COORDINATOR if entry.name == GROUPS else DATA_PARTITION
-        runtime = PartitionRuntime(
-            name, entry.name, entry.options, self._pump, store, self._metrics, machine, known=known
-        )
-        if runtime.fault is not None:
-            log.error("%s/%d is quarantined: %s", entry.name, partition, runtime.fault.message)
-        elif runtime.cut_bytes:
-            log.warning("%s/%d: cut a torn tail of %d bytes", entry.name, partition, runtime.cut_bytes)
-        return runtime
+    def _queue(self, entry: core.TopicEntry, number: int, *, known: bool) -> QueuePartition:
+        place = f"{entry.folder}/{number}", entry.name, entry.options, self._stores[entry.options.storage]
+        return _reported(QueuePartition(*place, self._pump, self._metrics, self._listeners, known=known))
 
-    def _share_tails(self, new: Iterable[PartitionRuntime] = ()) -> None:
+    def _coordinates(self, entry: core.TopicEntry, number: int, *, known: bool) -> CoordinatorPartition:
+        place = f"{entry.folder}/{number}", entry.name, entry.options, self._stores[entry.options.storage]
+        return _reported(CoordinatorPartition(*place, self._pump, self._metrics, self._reopened, known=known))
+
+    def _share_memory(self, new: Iterable[QueuePartition]) -> None:
         """Give every partition its share of memory, or only the new ones if the share is the same. Shares
         change in steps of a sixteenth of the partitions, so that creating many topics does not visit all
         partitions each time."""
-        count = sum(len(host.runtimes) for host in self._hosts.values() if host.runtimes[0].machine.delivers)
+        count = sum(len(host.runtimes) for host in self._hosts.values())
         step = 1 << max(count.bit_length() - 4, 0)
         shares = -(-count // step) * step
-        for runtime in new if shares == self._shares else self.runtimes():
-            if runtime.machine.delivers:
-                runtime.limit_tail(TAIL_BYTES_TOTAL // shares)
-                runtime.limit_cold(COLD_BYTES_TOTAL // shares)
-                runtime.releases.bytes_max = min(NEAR_BYTES, NEAR_BYTES_TOTAL // shares)
+        for queue in new if shares == self._shares else self.queues():
+            queue.limit_tail(TAIL_BYTES_TOTAL // shares)
+            queue.limit_cold(COLD_BYTES_TOTAL // shares)
+            queue.limit_delays(NEAR_BYTES_TOTAL // shares)
         self._shares = shares
 
-    def runtimes(self) -> Iterator[PartitionRuntime]:
-        """Every partition of this node."""
+    def queues(self) -> Iterator[QueuePartition]:
+        """Every partition with messages."""
         for host in self._hosts.values():
             yield from host.runtimes
 
-    def hosts(self) -> Iterator[TopicHost]:
-        """Every topic of this node."""
+    def coordinators(self) -> list[CoordinatorPartition]:
+        """The partitions of the internal topic of groups; none before it is made."""
+        return [] if self._groups is None else self._groups.runtimes
+
+    def runtimes(self) -> Iterator[PartitionRuntime[Any]]:
+        """Every partition of this node."""
+        yield from self.queues()
+        yield from self.coordinators()
+
+    def queue_hosts(self) -> Iterator[TopicHost[QueuePartition]]:
+        """Every topic with messages."""
         yield from self._hosts.values()
 
-    def get(self, name: str) -> TopicHost:
+    def hosts(self) -> Iterator[AnyHost]:
+        """Every topic of this node."""
+        yield from self._hosts.values()
+        if self._groups is not None:
+            yield self._groups
+
+    def get(self, name: str) -> TopicHost[QueuePartition]:
         """A user's topic by name; raises `NotFound`, or `Denied` for an internal one."""
-        host = self.known(name)
-        if not host.runtimes[0].machine.delivers:
+        host = self._hosts.get(name)
+        if host is None:
+            self.known(name)
             raise Denied(f"topic {name!r} is internal", topic=name)
         return host
 
-    def partition(self, topic: str, number: int) -> PartitionRuntime:
+    def partition(self, topic: str, number: int) -> QueuePartition:
         """A partition of a user's topic; raises as `get` does, and `NotFound` for its number."""
         return self.get(topic).partition(number)
 
-    def known(self, name: str) -> TopicHost:
+    def known(self, name: str) -> AnyHost:
         """Any topic by name, internal ones included; raises `NotFound`."""
-        host = self._hosts.get(name)
+        host = self._any(name)
         if host is None:
             raise NotFound(f"there is no topic {name!r}", topic=name)
         return host
 
-    def find(self, name: str) -> TopicHost | None:
-        """Any topic by name, internal ones included; None if there is none."""
+    def find(self, name: str) -> TopicHost[QueuePartition] | None:
+        """A user's topic by name; None if there is none."""
         return self._hosts.get(name)
+
+    def _any(self, name: str) -> AnyHost | None:
+        return self._groups if name == GROUPS else self._hosts.get(name)
 
     def kept_of(self, name: str) -> Kept | None:
         """A kept folder of a topic of this name that the catalog does not know."""
-        return next((kept for kept in self.kept if kept.topic == name and name not in self._hosts), None)
+        return next((kept for kept in self.kept if kept.topic == name and self._any(name) is None), None)
 
     def storage(self) -> str:
         """The storage of internal topics: `file` if the node has files."""
@@ -246,16 +265,15 @@ class Topics:
 
     def listing(self, prefix: str, internal: bool) -> TopicList:
         """Topics by name, without the state of their partitions."""
-        names = sorted(n for n in self._hosts if n.startswith(prefix) and (internal or not n.startswith("_")))
-        return TopicList([self._info(self._hosts[name].info) for name in names])
+        infos = {host.info.name: host.info for host in self.hosts()}
+        names = sorted(n for n in infos if n.startswith(prefix) and (internal or not n.startswith("_")))
+        return TopicList([self._info(infos[name]) for name in names])
 
     def describe(self, name: str) -> TopicInfo:
         """A topic with the state of its partitions."""
-        host = self.find(name)
-        if host is None:
-            raise NotFound(f"there is no topic {name!r}", topic=name)
+        host = self.known(name)
         rows: list[dict[str, Any]] = []
-        for partition, runtime in enumerate(host.runtimes):
+        for partition, runtime in host.numbered():
             stats = runtime.stats()
             rows.append(
                 {
@@ -264,7 +282,7 @@ class Topics:
                     "end_offset": runtime.end_offset,
                     "bytes": stats.bytes,
                     "segments": stats.segments,
-                    "fault": self.trouble() if runtime.fault is None else runtime.fault.message,
+                    "fault": self._trouble() if runtime.fault is None else runtime.fault.message,
                 }
             )
         return self._info(host.info, rows)
@@ -383,8 +401,7 @@ class Topics:
                 if new:
                     folders.lay_out(*new)
             for making in made:
-                for partition in range(self._have(making.entry), making.entry.options.partitions):
-                    making.runtimes.append(self._runtime(making.entry, partition, known=False))
+                self._make_partitions(making)
             self._coordinator.save(catalog)
             for folders, kept in self._by_folders(made):
                 folders.confirm(*(making.entry.folder for making in kept))
@@ -394,8 +411,16 @@ class Topics:
         return catalog
 
     def _have(self, entry: core.TopicEntry) -> int:
-        host = self._hosts.get(entry.name)
+        host = self._any(entry.name)
         return 0 if host is None else len(host.runtimes)
+
+    def _make_partitions(self, making: TopicCreation) -> None:
+        entry = making.entry
+        for number in range(self._have(entry), entry.options.partitions):
+            if entry.name == GROUPS:
+                making.coordinators.append(self._coordinates(entry, number, known=False))
+            else:
+                making.queues.append(self._queue(entry, number, known=False))
 
     def _new_logs(self, making: TopicCreation) -> list[str]:
         entry = making.entry
@@ -428,7 +453,7 @@ class Topics:
                 store = self._stores[entry.options.storage]
                 for name in self._new_logs(making):
                     store.remove(name)
-                if store.folders is not None and entry.name not in self._hosts:
+                if store.folders is not None and self._any(entry.name) is None:
                     if store.folders.exists(entry.folder):
                         store.folders.discard(entry.folder)
                 elif store.folders is not None:
@@ -444,13 +469,14 @@ class Topics:
                 self._failed(made, error)
             else:
                 self.catalog = result
-                replies = [self._install(making.entry, making.request, making.runtimes) for making in made]
-                self._share_tails(runtime for making in made for runtime in making.runtimes)
+                replies = [self._install(making) for making in made]
+                self._share_memory(queue for making in made for queue in making.queues)
                 for making, reply in zip(made, replies, strict=True):
-                    for runtime in making.runtimes:
-                        self.opened(runtime)
+                    new: list[PartitionRuntime[Any]] = [*making.queues, *making.coordinators]
+                    for runtime in new:
+                        runtime.start()
                     making.respond(reply, NOTHING)
-                    self.changed(making.entry.name)
+                    self._changed(making.entry.name)
             self._next()
 
         return finish
@@ -471,23 +497,19 @@ class Topics:
         self._changes.extendleft((each.request, each.respond, each.internal) for each in reversed(made))
         self._alone = len(made)
 
-    def _install(self, entry: core.TopicEntry, request: Change, runtimes: list[PartitionRuntime]) -> Reply:
-        host = self._hosts.get(entry.name)
-        if isinstance(request, DeleteTopic):
-            assert host is not None
-            del self._hosts[entry.name]
+    def _install(self, making: TopicCreation) -> Reply:
+        entry = making.entry
+        if isinstance(making.request, DeleteTopic):
+            host = self._hosts.pop(entry.name)
             self._metrics.forget(entry.name)
             self._drop(host)
-        elif host is None:
-            self._hosts[entry.name] = TopicHost(entry, runtimes)
+        elif entry.name == GROUPS:
+            self._groups = grown(self._groups, entry, making.coordinators)
         else:
-            host.info = entry
-            host.runtimes += runtimes
-            for runtime in host.runtimes:
-                runtime.reconfigure(entry.options)
-        return self._info(entry, created=isinstance(request, CreateTopic))
+            self._hosts[entry.name] = grown(self._hosts.get(entry.name), entry, making.queues)
+        return self._info(entry, created=isinstance(making.request, CreateTopic))
 
-    def _drop(self, host: TopicHost) -> None:
+    def _drop(self, host: TopicHost[QueuePartition]) -> None:
         """Close the logs of a deleted topic in their own order, then remove them."""
         waiting = len(host.runtimes)
         folder = host.info.folder
@@ -529,6 +551,15 @@ class Topics:
         else:
             log.error("%s: %s", NOT_REMOVED, error)
         self._next()
+
+
+def _reported(runtime: Kind) -> Kind:
+    place = f"{runtime.topic}/{runtime.partition}"
+    if runtime.fault is not None:
+        log.error("%s is quarantined: %s", place, runtime.fault.message)
+    elif runtime.cut_bytes:
+        log.warning("%s: cut a torn tail of %d bytes", place, runtime.cut_bytes)
+    return runtime
 
 
 def _nothing() -> None:

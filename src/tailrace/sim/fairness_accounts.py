@@ -31,7 +31,7 @@ from tailrace.sim.actors.sim_workers import GROUP, TOPIC, Worker
 from tailrace.sim.virtual_time import SECOND_US, BrokerRun, Violation
 
 if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+    from tailrace.broker.partition.queue_partition import QueuePartition
 
 Run = TypeVar("Run")
 LOOK_US = 20_000
@@ -398,7 +398,7 @@ class Accounts:
         self._check_idle(now_us)
         self._check_empty_handed(now_us)
 
-    def runtime(self, partition: int) -> PartitionRuntime:
+    def runtime(self, partition: int) -> QueuePartition:
         """A partition of the topic."""
         return self._world.broker.engine.topics.get(TOPIC).runtimes[partition]
 

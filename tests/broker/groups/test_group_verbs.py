@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tailrace.broker.engine import Engine
-from tailrace.broker.runtime import maintenance
+from tailrace.broker.partition import coordinator_partition
+from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
 from tailrace.broker.runtime.clock import ManualClock
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.core.model.commands import (
     EARLIEST,
     AlterTopic,
@@ -366,7 +366,7 @@ def test_a_broker_without_files_has_groups_too() -> None:
 def test_the_log_of_a_coordinator_does_not_grow_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "INTERNAL_BYTES", 1024)
+    monkeypatch.setattr(coordinator_partition, "INTERNAL_BYTES", 1024)
     group = Members(1, FileStore(tmp_path, ManualClock(), segment_bytes=2048))
     for _ in range(20):
         group.join("a")
@@ -490,7 +490,7 @@ def test_a_coordinator_that_fails_refuses_its_groups_only() -> None:
 class CountedWrites:
     """Frames that were written to the internal topic."""
 
-    def __init__(self, runtimes: list[PartitionRuntime]) -> None:
+    def __init__(self, runtimes: list[CoordinatorPartition]) -> None:
         self._runtimes = runtimes
         self._before = self._count()
 

@@ -28,14 +28,14 @@ def make(batches: int = 30, rows: int = 3, **options: Any) -> HeldEngine:
 
 def load(broker: HeldEngine, offset: int) -> list[Exception | None]:
     done: list[Exception | None] = []
-    broker.runtime().at_hand.load(offset, done.append)
+    broker.runtime().cache.load(offset, done.append)
     broker.settle()
     return done
 
 
-def delivered(at_hand: FrameCache, runs: list[tuple[int, int]]) -> list[bytes]:
+def delivered(cache: FrameCache, runs: list[tuple[int, int]]) -> list[bytes]:
     full = [(first, count, 1, 0) for first, count in runs]
-    frames = at_hand.frames(flat(sorted((first, first + count) for first, count in runs)))
+    frames = cache.frames(flat(sorted((first, first + count) for first, count in runs)))
     assert not isinstance(frames, int)
     values = values_of(b"".join(part for item in gather(frames, full) for part in item.parts()))
     wanted = {b"%d" % offset for first, count in runs for offset in range(first, first + count)}
@@ -43,15 +43,15 @@ def delivered(at_hand: FrameCache, runs: list[tuple[int, int]]) -> list[bytes]:
 
 
 def test_the_tail_is_at_hand() -> None:
-    at_hand = make().runtime().at_hand
-    found = at_hand.columns(4)
+    cache = make().runtime().cache
+    found = cache.columns(4)
     assert found is not None
     assert (found.base_offset, found.end_offset) == (3, 6)
-    assert at_hand.reach(4, 1 << 20) == 90
-    assert at_hand.reach(4, 1) == 6  # at least the frame that holds it
-    assert at_hand.reach(90, 1 << 20) == 90
-    assert at_hand.columns(90) is None
-    assert delivered(at_hand, [(5, 4)]) == [b"5", b"6", b"7", b"8"]
+    assert cache.reach(4, 1 << 20) == 90
+    assert cache.reach(4, 1) == 6  # at least the frame that holds it
+    assert cache.reach(90, 1 << 20) == 90
+    assert cache.columns(90) is None
+    assert delivered(cache, [(5, 4)]) == [b"5", b"6", b"7", b"8"]
 
 
 @given(st.integers(0, 89), st.integers(1, 10_000))
@@ -73,27 +73,27 @@ def test_columns_are_those_of_the_frame() -> None:
     columns, body = arrow.encode([b"v", b"w"], ids=bytes(32), timestamps=1, keys=[b"a", None])
 
     broker.submit(Publish("t", 0, columns, crc32c(body)), body)
-    at_hand = broker.runtime().at_hand
-    found = at_hand.columns(1)
+    cache = broker.runtime().cache
+    found = cache.columns(1)
     assert found is not None
     assert found.key_hashes is not None
     assert found.key_hashes.tolist() == [key_hash(b"a"), 0]
-    assert at_hand.columns(0) is found  # looked at once
+    assert cache.columns(0) is found  # looked at once
 
 
 def test_what_the_tail_has_lost_is_read_from_the_log() -> None:
     broker = make(ring_buffer_bytes=0)
-    at_hand = broker.runtime().at_hand
-    assert at_hand.columns(40) is None
-    assert at_hand.reach(40, 1000) == 40
-    assert at_hand.frames([40, 42]) == 40
+    cache = broker.runtime().cache
+    assert cache.columns(40) is None
+    assert cache.reach(40, 1000) == 40
+    assert cache.frames([40, 42]) == 40
     assert load(broker, 40) == [None]
-    found = at_hand.columns(40)
+    found = cache.columns(40)
     assert found is not None
     assert found.base_offset == 39
-    assert at_hand.reach(40, 1 << 20) == 90
-    assert at_hand.columns(38) is None
-    assert delivered(at_hand, [(88, 1), (41, 3)]) == [b"88", b"41", b"42", b"43"]
+    assert cache.reach(40, 1 << 20) == 90
+    assert cache.columns(38) is None
+    assert delivered(cache, [(88, 1), (41, 3)]) == [b"88", b"41", b"42", b"43"]
 
 
 def test_a_run_may_begin_in_the_log_and_end_in_the_tail() -> None:
@@ -102,7 +102,7 @@ def test_a_run_may_begin_in_the_log_and_end_in_the_tail() -> None:
     start = runtime.tail.start_offset
     assert 0 < start < 90
     load(broker, start - 5)
-    assert delivered(runtime.at_hand, [(start - 5, 10)]) == [b"%d" % n for n in range(start - 5, start + 5)]
+    assert delivered(runtime.cache, [(start - 5, 10)]) == [b"%d" % n for n in range(start - 5, start + 5)]
 
 
 def test_one_read_serves_all_who_wait_for_it() -> None:
@@ -110,7 +110,7 @@ def test_one_read_serves_all_who_wait_for_it() -> None:
     broker.threads.holding = True
     done: list[Exception | None] = []
     for _ in range(3):
-        broker.runtime().at_hand.load(7, done.append)
+        broker.runtime().cache.load(7, done.append)
     assert len(broker.threads.held) == 1
     broker.threads.run_held()
     broker.settle()
@@ -119,13 +119,13 @@ def test_one_read_serves_all_who_wait_for_it() -> None:
 
 def test_what_was_read_is_bounded_and_the_last_read_always_stays() -> None:
     broker = make(ring_buffer_bytes=0)
-    at_hand = broker.runtime().at_hand
+    cache = broker.runtime().cache
     broker.runtime().limit_cold(1)
     for offset in (0, 30, 60):
         assert load(broker, offset) == [None]
-        assert at_hand.columns(offset) is not None
-    assert at_hand.columns(0) is None
-    assert at_hand.columns(30) is None
+        assert cache.columns(offset) is not None
+    assert cache.columns(0) is None
+    assert cache.columns(30) is None
 
 
 def test_a_read_that_fails_is_told() -> None:
@@ -153,39 +153,39 @@ def test_an_offset_that_the_log_does_not_have_is_no_endless_search() -> None:
 def test_a_partition_never_takes_more_than_its_own_bound(share: int) -> None:
     runtime = make(batches=1).runtime()
     runtime.limit_cold(share)
-    assert runtime.at_hand.bytes_max == min(share, 8 << 20)
+    assert runtime.cache.bytes_max == min(share, 8 << 20)
 
 
 def test_what_nobody_uses_for_some_seconds_is_let_go() -> None:
     broker = make(batches=200, ring_buffer_bytes=0)
-    at_hand = broker.runtime().at_hand
+    cache = broker.runtime().cache
     for offset in (0, 300):
         load(broker, offset)
-    assert at_hand.columns(0) is not None
-    assert at_hand.cold_bytes > 0
+    assert cache.columns(0) is not None
+    assert cache.cold_bytes > 0
     for _ in range(4):
         broker.pass_s(4)
-        assert at_hand.columns(0) is not None  # What is used stays.
+        assert cache.columns(0) is not None  # What is used stays.
     broker.pass_s(11)
-    assert at_hand.cold_bytes == 0
-    assert at_hand.columns(0) is None
+    assert cache.cold_bytes == 0
+    assert cache.columns(0) is None
     assert load(broker, 0) == [None]
-    assert at_hand.columns(0) is not None
+    assert cache.columns(0) is not None
 
 
 def test_what_is_known_of_frames_goes_with_them() -> None:
     broker = make(batches=100, ring_buffer_bytes=20_000)
-    at_hand = broker.runtime().at_hand
+    cache = broker.runtime().cache
     first = broker.runtime().tail.start_offset
     assert first > 0
     for offset in range(first, 300, 3):
-        assert at_hand.columns(offset) is not None
-        found = at_hand.frames([offset, offset + 1])
+        assert cache.columns(offset) is not None
+        found = cache.frames([offset, offset + 1])
         assert not isinstance(found, int)
-        at_hand.opened(found[0])
+        cache.opened(found[0])
     for number in range(300):
         broker.publish(b"%d" % number)
     broker.pass_s(11)
     lowest = broker.runtime().tail.start_offset
     assert lowest > 300
-    assert all(base >= lowest for base in (*at_hand._columns, *at_hand._opened))
+    assert all(base >= lowest for base in (*cache._columns, *cache._opened))

@@ -405,7 +405,7 @@ def test_it_costs_nothing_when_nobody_waits_any_more() -> None:
     told = poll(broker, known, "a")
     broker.pass_s(5)
     assert told == []
-    assert broker.engine.leasing.hunger._waiting == {}
+    assert broker.engine.leasing.book.hunger._waiting == {}
 
 
 # ------------------------------------------------------------------------------------------------- credit
@@ -413,15 +413,15 @@ def test_it_costs_nothing_when_nobody_waits_any_more() -> None:
 
 def recount(broker: QueueEngine, group: str) -> Counter[str]:
     found: Counter[str] = Counter()
-    for runtime in broker.engine.topics.runtimes():
-        if runtime.machine.delivers and runtime.fault is None:
+    for runtime in broker.engine.topics.queues():
+        if runtime.fault is None:
             ledger = runtime.state.queues._ledgers.get(group)
             found.update(ledger.in_flight if ledger is not None else {})
     return found
 
 
 def counted(broker: QueueEngine, group: str) -> Counter[str]:
-    flights = broker.engine.leasing.credit.flights.find(group)
+    flights = broker.engine.leasing.book.credit.flights.find(group)
     if flights is None:
         return Counter()
     assert flights.total == sum(flights.by_member.values())
@@ -496,13 +496,13 @@ def test_credit_is_what_a_recount_says_whatever_happens(seed: int) -> None:
 def unserved(broker: QueueEngine) -> list[str]:
     """Requests that wait although a partition would give them something now."""
     found = []
-    for job in broker.engine.leasing.jobs:
+    for job in broker.engine.leasing.book.jobs:
         request = job.request
         for partition, generation in request.partitions:
             runtime = broker.runtime(request.topic, partition)
             policy = runtime.state.queues.policy(request.group)
             assert policy is not None
-            credit = broker.engine.leasing.credit.left(request.group, request.member, policy)
+            credit = broker.engine.leasing.book.credit.left(request.group, request.member, policy)
             if credit <= 0 or job._parked or job._pace is not None or not job._begun:
                 continue
             command = LeaseRun(
@@ -510,9 +510,7 @@ def unserved(broker: QueueEngine) -> list[str]:
                 above=LANES if request.above is None else request.above,
             )
             wall_us = runtime.pump.clock.wall_us()
-            decision = runtime.state.decide(
-                command, TurnInput(runtime.time_us(), wall_us, 0, runtime.at_hand)
-            )
+            decision = runtime.state.decide(command, TurnInput(runtime.time_us(), wall_us, 0, runtime.cache))
             if decision.facts:
                 found.append(f"{request.member} (above {request.above}) could have {decision.facts}")
     return found

@@ -20,7 +20,7 @@ def suspected(broker: QueueEngine, *messages: bytes, **columns: Any) -> None:
 def turn_until_alone(broker: QueueEngine) -> None:
     """Turn by turn, until a request for a single message waits for its turn."""
     pump, leasing = broker.engine.pump, broker.engine.leasing
-    while not any(place.alone for job in leasing.jobs for place in job._places):
+    while not any(place.alone for job in leasing.book.jobs for place in job._places):
         assert pump.busy or pump.drain()
         pump.turn()
 
@@ -55,7 +55,7 @@ def test_who_had_no_credit_to_ask_for_one_alone_asks_for_everything_later() -> N
     broker = make(partitions=1, assignment="shared", ordering="none", in_flight_max=1, group_in_flight_max=1)
     suspected(broker, b"a")
     waiting = begin(broker, "waits")
-    flights = broker.engine.leasing.credit.flights.find("g")
+    flights = broker.engine.leasing.book.credit.flights.find("g")
     assert flights is not None
     flights.add("other", 1)  # On another topic, say.
     broker.settle()
@@ -79,7 +79,7 @@ class Short:
 def test_credit_that_a_member_may_not_use_is_for_others() -> None:
     broker = make(partitions=1, assignment="shared", ordering="none", in_flight_max=1, group_in_flight_max=2)
     broker.send(b"a", b"b")
-    policy, credit = broker.runtime().state.queues.policy("g"), broker.engine.leasing.credit
+    policy, credit = broker.runtime().state.queues.policy("g"), broker.engine.leasing.book.credit
     assert policy is not None
     (mine,) = broker.lease(member="one")
     (other,) = broker.lease(member="two")

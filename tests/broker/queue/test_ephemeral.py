@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace.broker.runtime import maintenance
+from tailrace.broker.partition import queue_partition
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.core.model.commands import Fetch, Published
 from tailrace.core.model.identifiers import Refusal
@@ -344,7 +344,7 @@ def test_what_is_overwritten_before_it_is_durable_was_never_there_for_readers() 
 def test_disk_space_comes_back_without_waiting_for_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_full: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "COLLECT_BYTES", 40_000)
+    monkeypatch.setattr(queue_partition, "COLLECT_BYTES", 40_000)
     store = FileStore(tmp_path / "data", ManualClock(), segment_bytes=16_384)
     broker = QueueEngine(store)
     broker.create(retention="ephemeral", max_bytes=30_000, on_full=on_full)

@@ -1,6 +1,6 @@
 """Leases in the shell: what is answered and when, who is woken, and that nothing goes to who is gone.
 
-Also covers `broker/queue/lease_request.py`.
+Also covers `broker/queue/lease_book.py` and `broker/queue/lease_request.py`.
 """
 
 import gc
@@ -40,9 +40,7 @@ def make(partitions: int = 1, ring: int = 1 << 20, **options: Any) -> QueueEngin
 
 
 def waiting_places(broker: QueueEngine) -> int:
-    return sum(
-        len(line) for runtime in broker.engine.topics.runtimes() for line in runtime.wakeups._lines.values()
-    )
+    return sum(len(line) for queue in broker.engine.topics.queues() for line in queue.wakeups._lines.values())
 
 
 # ------------------------------------------------------------------------------------------------- answers
@@ -193,7 +191,7 @@ def test_is_answered_with_nothing_when_the_time_is_up() -> None:
     broker.pass_s(1.1)
     assert got(waiting) == []
     assert waiting_places(broker) == 0
-    assert not broker.engine.leasing.jobs
+    assert not broker.engine.leasing.book.jobs
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -519,7 +517,7 @@ def test_a_late_answer_whose_frames_have_left_memory_reads_them_again() -> None:
     broker.threads.holding = True
     waiting = broker.begin_lease()
     for _ in range(3):
-        broker.runtime().at_hand._cold.clear()
+        broker.runtime().cache._cold.clear()
         broker.threads.run_held(1)
         broker.settle()
     broker.threads.holding = False
@@ -709,10 +707,10 @@ def test_unknown_places_are_not_found() -> None:
 def test_lease_ids_are_random_and_never_zero() -> None:
     broker = make()
     leasing = broker.engine.leasing
-    assert len({leasing.new_lease() for _ in range(2000)}) == 2000
-    leasing._entropy = lambda count: bytes(count - 8) + b"\1" * 8
-    leasing._ids = iter(())
-    assert leasing.new_lease() == 0x0101010101010101
+    assert len({leasing.book.new_lease() for _ in range(2000)}) == 2000
+    leasing.book._entropy = lambda count: bytes(count - 8) + b"\1" * 8
+    leasing.book._ids = iter(())
+    assert leasing.book.new_lease() == 0x0101010101010101
     assert grants(broker.begin_lease()) == []
 
 

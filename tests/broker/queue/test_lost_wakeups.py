@@ -136,19 +136,19 @@ class World:
 
     def check(self) -> None:
         """Of every request that waits and could ask: ask its partitions what it would be given."""
-        leasing = self.broker.engine.leasing
-        for job in leasing.jobs:
+        book = self.broker.engine.leasing.book
+        for job in book.jobs:
             if not job._begun or job._parked or job._pace is not None:
                 continue
             for place in job._places:
                 queues = place.runtime.state.queues
                 policy = queues.policy("g")
                 assert policy is not None
-                credit = leasing.credit.left("g", place.member, policy)
+                credit = book.credit.left("g", place.member, policy)
                 if credit <= 0:
                     continue
                 for alone in (False, True):
-                    if not alone or (place.above == LANES and not leasing.credit.held("g", place.member)):
+                    if not alone or (place.above == LANES and not book.credit.held("g", place.member)):
                         self.assert_nothing(place, alone)
 
     def assert_nothing(self, place: Any, alone: bool) -> None:
@@ -156,9 +156,9 @@ class World:
         asked = "g", place.member, place.generation, 1, 1, 1 << 20, runtime.end_offset
         command = inner.LeaseRun(*asked, above=place.above, alone=alone)
         wall_us = self.broker.clock.wall_us()
-        turn = TurnInput(runtime.time_us(), wall_us, 0, runtime.at_hand)
+        turn = TurnInput(runtime.time_us(), wall_us, 0, runtime.cache)
         while (decision := runtime.state.decide(command, turn)).missing is not None:
-            runtime.at_hand.load(decision.missing, lambda error: None)
+            runtime.cache.load(decision.missing, lambda error: None)
             self.broker.settle()
         assert not isinstance(decision.reply, inner.RunLeased), (
             f"{place.member} (above {place.above}, alone {alone}) waits on {place.partition}, and there is "

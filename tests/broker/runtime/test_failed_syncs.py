@@ -8,7 +8,7 @@ from tailrace.broker.groups.group_reports import stats_of_all
 from tailrace.core.model.commands import LATEST, Fetch, FindOffsets, Offsets, Published, Reply, TrimTopic
 from tailrace.core.model.group_commands import DescribeGroup, Heartbeat, ListGroups, PauseGroup, ResetGroup
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.internal_topic import TOPIC, home_of
+from tailrace.core.model.internal_topic import home_of
 from tailrace.core.model.queue_commands import (
     Ack,
     CancelScheduled,
@@ -202,9 +202,7 @@ def test_a_coordinator_whose_sync_failed_knows_nothing_and_says_so() -> None:
     broker = working()
     other = next(f"h{number}" for number in range(50) if home_of(f"h{number}") != home_of("g"))
     broker.enlist(other)
-    host = broker.engine.topics.find(TOPIC)
-    assert host is not None
-    runtime = host.runtimes[home_of("g")]
+    runtime = broker.engine.topics.coordinators()[home_of("g")]
     assert isinstance(runtime.log, MemoryLog)
     runtime.log.fail_next(StorageFault(BROKEN))
     assert broker.ask(PauseGroup("g", True)).outcome == "unknown"

@@ -163,12 +163,12 @@ def test_who_goes_through_the_log_in_order_comes_over_the_loss(broker: HeldEngin
     damage(broker, 4)
     accept(broker)
     runtime = broker.runtime()
-    runtime.at_hand.load(0, lambda error: None)
+    runtime.cache.load(0, lambda error: None)
     broker.settle()
-    assert runtime.at_hand.columns(3) is not None  # It is read ahead from here.
+    assert runtime.cache.columns(3) is not None  # It is read ahead from here.
     broker.settle()
     assert broker.engine.faults() == []
-    assert runtime.at_hand.columns(6) is not None
+    assert runtime.cache.columns(6) is not None
 
 
 def test_a_bad_fact_is_given_up_and_what_was_settled_stays_settled(broker: HeldEngine) -> None:

@@ -76,13 +76,13 @@ def broker() -> WatchedEngine:
 def test_messages_are_refused_before_they_reach_a_log_and_the_rest_goes_on(broker: WatchedEngine) -> None:
     assert (broker.fill().code, broker.gauge.released) == ("full", 1)
     broker.pass_s(2)
-    failures = broker.runtime().failures
+    failures = broker.runtime().assurance.failures
     for _ in range(3):
         told = refusal(broker.publish(b"more"))
         assert (told.code, told.outcome, told.details) == ("full", "none", {"retry_after_ms": 1000})
         assert "no space is left on the disk of the data folder (0 MiB free of 1,000)" in told.message
         assert "trim or delete topics" in told.message
-    assert broker.runtime().failures == failures, "the partition is not even asked"
+    assert broker.runtime().assurance.failures == failures, "the partition is not even asked"
     message, *_ = broker.lease()
     assert broker.ack(message) == Settled()
     assert broker.ask(TrimTopic("t", 0, 1)) == Done()

@@ -9,11 +9,12 @@ group has settled the message in between, it is delivered once more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX, LeaseVerbs
+from tailrace.broker.queue.lease_verbs import COUNT_MAX, MEMBER_MAX
 from tailrace.broker.runtime.framing import publish_batch
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Publish
@@ -40,9 +41,9 @@ MARK_BYTES_MAX = 512
 class DeadLetterVerbs:
     """Answers requests about dead letters; they work on every other topic as well."""
 
-    def __init__(self, topics: Topics, leasing: LeaseVerbs) -> None:
+    def __init__(self, topics: Topics, new_lease: Callable[[], int]) -> None:
         self._topics = topics
-        self._leasing = leasing
+        self._new_lease = new_lease
         self.verbs: dict[type[Any], Verb] = {
             FindUnsettled: self._find,
             HoldOffsets: self._hold,
@@ -69,7 +70,7 @@ class DeadLetterVerbs:
         if not request.spans:
             runtime.submit(EvictMember(request.group, request.member), b"", respond)
             return
-        lease, end = self._leasing.new_lease(), runtime.end_offset
+        lease, end = self._new_lease(), runtime.end_offset
         hold = HoldRun(request.group, request.member, lease, request.spans, end, request.lease_ms)
         runtime.submit(hold, b"", respond)
 

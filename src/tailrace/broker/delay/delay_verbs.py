@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from tailrace.broker.partition.delay_prefetch import TooMuch, pick
-from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.turn import together
+from tailrace.broker.runtime.turn import NOTHING, refuse, together
 from tailrace.broker.topics import Topics
 from tailrace.core.collections.timing_wheel import AT, NEVER, REF
 from tailrace.core.model.queue_commands import CancelScheduled, ListScheduled, ScheduledList

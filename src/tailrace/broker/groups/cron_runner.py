@@ -31,8 +31,8 @@ from cronsim import CronSimError
 from tailrace.broker.groups.cron_times import latest_tick_us, next_tick_us, zone_of
 from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.runtime.framing import publish_batch
-from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.broker.runtime.turn import NOTHING
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.cron_schedules import CronSchedule
 from tailrace.core.model.commands import Publish, Reply

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tailrace.broker.groups.group_directory import GroupDirectory
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import NOTHING
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.group_deletions import GroupDeletion
 from tailrace.core.model.commands import Done, Reply
@@ -89,13 +90,13 @@ class DeletionCarrier:
         self._confirm(deletion, gone)
         self._check_left(deletion.group)
 
-    def _runtime(self, place: Place, topic_id: int) -> PartitionRuntime | None:
+    def _runtime(self, place: Place, topic_id: int) -> QueuePartition | None:
         host = self._topics.find(place[0])
         if host is None or place[1] >= len(host.runtimes) or topic_id not in (0, host.info.id):
             return None
         return host.runtimes[place[1]]
 
-    def _delist(self, deletion: GroupDeletion, place: Place, runtime: PartitionRuntime) -> None:
+    def _delist(self, deletion: GroupDeletion, place: Place, runtime: QueuePartition) -> None:
         def answered(reply: Reply, parts: Any) -> None:
             if isinstance(reply, Refusal) and runtime.fault is None:
                 later_us = self._pump.clock.now_us() + RETRY_US
@@ -121,13 +122,13 @@ class DeletionCarrier:
 
     # -- strangers
 
-    def strangers(self) -> dict[str, list[PartitionRuntime]]:
+    def strangers(self) -> dict[str, list[QueuePartition]]:
         """Groups that no coordinator knows, each with the partitions that do. Groups whose coordinator is
         faulty are left out, because nobody can tell what it knows."""
         runtimes = self._coordinators.runtimes()
-        found: dict[str, list[PartitionRuntime]] = {}
-        for runtime in self._topics.runtimes():
-            if not runtime.machine.delivers or runtime.lost is not None:
+        found: dict[str, list[QueuePartition]] = {}
+        for runtime in self._topics.queues():
+            if runtime.lost is not None:
                 continue
             place = (runtime.topic, runtime.partition)
             for name in runtime.state.queues.names():
@@ -148,7 +149,7 @@ class DeletionCarrier:
             text = "group %r is on %d partitions, such as %s/%d, and no coordinator knows it: it is kept"
             log.error(text, name, len(runtimes), runtimes[0].topic, runtimes[0].partition)
 
-    def expel(self, group: str, runtimes: Iterable[PartitionRuntime], respond: Respond) -> None:
+    def expel(self, group: str, runtimes: Iterable[QueuePartition], respond: Respond) -> None:
         """Delete a stranger: let its partitions forget it, and answer when all have."""
         waiting, problem = 0, None
 

@@ -38,7 +38,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from tailrace.broker.groups.member_sessions import MemberAssignment
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.group_state import GroupState, PartitionHolding
@@ -78,32 +78,39 @@ class _Carried:
         self.retry = self.warned = False
 
 
-class GrantCarrier:
-    """Compares and sends. `changed` is called with the name of a group when one of its partitions has
-    confirmed something, `raised` when partitions are ahead of their coordinator."""
+class GrantAsks(NamedTuple):
+    """What coordinators know."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        pump: Pump,
-        find: Callable[[str], GroupState | None],
-        changed: Callable[[str], None],
-        raised: Callable[[str, list[tuple[str, int, int]]], None],
-    ) -> None:
+    find: Callable[[str], GroupState | None]
+    """A group by name."""
+    deleted: Callable[[str, Place], Collection[int]]
+    """Ids of the deleted groups of this name that a partition has still to forget."""
+
+
+class GrantTells(NamedTuple):
+    """Who hears of partitions that have answered."""
+
+    changed: Callable[[str], None]
+    """A partition of this group has confirmed something."""
+    raised: Callable[[str, list[tuple[str, int, int]]], None]
+    """Partitions of this group are ahead of their coordinator."""
+    enlisted: Callable[[str, Place], None]
+    """A partition has confirmed that it has a group."""
+    evicted: Callable[[str, str], None]
+    """A member of a group is gone."""
+
+
+class GrantCarrier:
+    """Compares and sends."""
+
+    def __init__(self, topics: Topics, pump: Pump, asks: GrantAsks, tells: GrantTells) -> None:
         self._topics = topics
         self._pump = pump
-        self._find = find
-        self._changed = changed
-        self._raised = raised
+        self._asks = asks
+        self._tells = tells
         self._groups: dict[str, _Carried] = {}
-        self.deleted: Callable[[str, Place], Collection[int]] = lambda group, place: ()
-        """Hook: ids of the deleted groups of this name that a partition has still to forget."""
-        self.enlisted: Callable[[str, Place], None] = lambda group, place: None
-        """Hook: a partition has confirmed that it has a group."""
-        self.evicted: Callable[[str, str], None] = lambda group, member: None
-        """Hook: a member of a group is gone."""
 
-    def runtime(self, place: Place) -> PartitionRuntime | None:
+    def runtime(self, place: Place) -> QueuePartition | None:
         """The runtime of a data partition; None when the topic or the partition does not exist."""
         host = self._topics.find(place[0])
         if host is None or place[1] >= len(host.runtimes):
@@ -162,7 +169,7 @@ class GrantCarrier:
             if runtime is not None and runtime.fault is None:
                 self.learn(group, place, runtime)
 
-    def learn(self, group: GroupState, place: Place, runtime: PartitionRuntime) -> None:
+    def learn(self, group: GroupState, place: Place, runtime: QueuePartition) -> None:
         """A partition was built from its log: what it has of a group is what it has confirmed."""
         carried = self._groups.setdefault(group.name, _Carried())
         queues = runtime.state.queues
@@ -184,7 +191,7 @@ class GrantCarrier:
         for place in places:
             self._carry(group, carried, place, ahead)
         if ahead:
-            self._raised(group.name, ahead)
+            self._tells.raised(group.name, ahead)
 
     def _carry(
         self, group: GroupState, carried: _Carried, place: Place, ahead: list[tuple[str, int, int]]
@@ -200,12 +207,12 @@ class GrantCarrier:
             # the damage when it asks for messages.
             carried.confirmed[place] = want
             if want != have:
-                self._changed(group.name)
+                self._tells.changed(group.name)
         if runtime.fault is not None:
             return
         queues = runtime.state.queues
         reached = queues.grant(group.name)
-        old = self.deleted(group.name, place)
+        old = self._asks.deleted(group.name, place)
         if queues.id_of(group.name) in old:
             reached = None  # A grant of a deleted group of the same name.
         if reached is not None and _astray(reached, queues.is_shared(group.name), want):
@@ -236,7 +243,7 @@ class GrantCarrier:
         )
 
     def _send(
-        self, runtime: PartitionRuntime, commands: list[Any], done: Callable[[Refusal | None], None]
+        self, runtime: QueuePartition, commands: list[Any], done: Callable[[Refusal | None], None]
     ) -> None:
         """Submit commands to a partition; `done` gets the first refusal, or None, when all are answered."""
         left, problem = len(commands), None
@@ -260,14 +267,14 @@ class GrantCarrier:
             return  # The group was deleted meanwhile; `DeletionCarrier` carries that.
         if problem is None:
             carried.confirmed[place] = want
-            self.enlisted(name, place)
+            self._tells.enlisted(name, place)
             carried.warned = False
-            self._changed(name)
+            self._tells.changed(name)
         else:
             carried.confirmed.pop(place, None)
             self._retry(carried, name, place, problem)
             return
-        group = self._find(name)
+        group = self._asks.find(name)
         if group is not None and place[0] in group.topics:
             self._carry_all(group, carried, [place])
 
@@ -280,7 +287,7 @@ class GrantCarrier:
 
         def again(now_us: int) -> None:
             carried.retry = False
-            group = self._find(name)
+            group = self._asks.find(name)
             if group is not None and self._groups.get(name) is carried:
                 self.carry(group)
 
@@ -290,7 +297,7 @@ class GrantCarrier:
         """A member leaves or is gone: give back its leases on all partitions. A crash may lose this; then the
         leases time out. Partitions of its own get their next owner by `carry`; this is for those that are or
         were shared."""
-        self.evicted(group.name, member)
+        self._tells.evicted(group.name, member)
         for place in group.all_places():
             runtime = self.runtime(place)
             if runtime is not None and runtime.state.queues.has_leases(group.name, member):

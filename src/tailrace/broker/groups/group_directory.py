@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
-from tailrace.broker.runtime.turn import error_of
+from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
+from tailrace.broker.runtime.turn import NOTHING, error_of
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.model.commands import CreateTopic, Reply
@@ -24,17 +24,16 @@ class GroupDirectory:
         self._topics = topics
         self._waiting: list[tuple[str, Any, Respond]] = []
 
-    def runtimes(self) -> list[PartitionRuntime]:
+    def runtimes(self) -> list[CoordinatorPartition]:
         """The partitions of the internal topic; none before the topic exists."""
-        host = self._topics.find(TOPIC)
-        return [] if host is None else host.runtimes
+        return self._topics.coordinators()
 
-    def machines(self) -> Iterator[tuple[PartitionRuntime, Coordinator]]:
+    def machines(self) -> Iterator[tuple[CoordinatorPartition, Coordinator]]:
         """Every coordinator with its partition, except for those that are damaged or whose storage failed:
         they do not know all that was decided."""
         for runtime in self.runtimes():
             if runtime.lost is None and runtime.damage is None:
-                yield runtime, cast(Coordinator, runtime.state)
+                yield runtime, runtime.state
 
     def lost(self, name: str | None = None) -> Refusal | None:
         """Refusal of the coordinator of a name, or of any coordinator, whose storage failed; else None."""
@@ -43,7 +42,7 @@ class GroupDirectory:
             runtimes = runtimes[home_of(name) : home_of(name) + 1]
         return next((runtime.lost for runtime in runtimes if runtime.lost is not None), None)
 
-    def home(self, name: str) -> PartitionRuntime | None:
+    def home(self, name: str) -> CoordinatorPartition | None:
         """The partition that coordinates a name; None before the topic exists."""
         runtimes = self.runtimes()
         return runtimes[home_of(name)] if runtimes else None
@@ -55,7 +54,7 @@ class GroupDirectory:
         home = runtimes[home_of(name)] if runtimes else None
         if home is None or home.lost is not None or home.damage is not None:
             return None
-        return cast(Coordinator, home.state)
+        return home.state
 
     def require_well(self, name: str) -> None:
         """Raise if the coordinator of a name is damaged or its storage failed."""

@@ -9,11 +9,12 @@ import msgspec
 
 from tailrace.broker.group_metrics import Place
 from tailrace.broker.groups.group_verbs import GroupVerbs, info_of
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.queue.time_lookup import locate
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.turn import together
-from tailrace.broker.topics import TopicHost, Topics
+from tailrace.broker.runtime.turn import NOTHING, refuse, together
+from tailrace.broker.topic_host import TopicHost
+from tailrace.broker.topics import Topics
 from tailrace.core.groups.group_membership import in_use
 from tailrace.core.groups.group_state import Extent, GroupState
 from tailrace.core.model.commands import EARLIEST, LATEST, Reply
@@ -92,7 +93,7 @@ class GroupReports:
 
     @staticmethod
     def _stranger(
-        name: str, runtimes: list[PartitionRuntime], rows: list[dict[str, Any]] | None = None
+        name: str, runtimes: list[QueuePartition], rows: list[dict[str, Any]] | None = None
     ) -> GroupInfo:
         """Describe a group that only partitions know."""
         policy = runtimes[0].state.queues.policy(name)
@@ -166,7 +167,7 @@ class GroupReports:
         else:
             respond(info, NOTHING)
 
-    def _row(self, group: GroupState, topic: str, number: int, runtime: PartitionRuntime) -> dict[str, Any]:
+    def _row(self, group: GroupState, topic: str, number: int, runtime: QueuePartition) -> dict[str, Any]:
         """Describe one partition; values are null where its state was dropped."""
         held = group.places.get((topic, number))
         figures = figures_of(runtime, group.name)
@@ -225,7 +226,7 @@ class GroupReports:
             self._find_time(request, host, respond)
 
     @staticmethod
-    def _given(offsets: list[tuple[int, int]], host: TopicHost) -> dict[int, int]:
+    def _given(offsets: list[tuple[int, int]], host: TopicHost[QueuePartition]) -> dict[int, int]:
         problems = []
         for partition, offset in offsets:
             if not 0 <= partition < len(host.runtimes):
@@ -241,7 +242,7 @@ class GroupReports:
             raise InvalidRequest("offsets: " + "; ".join(problems[:20]), problems=problems[:20])
         return dict(offsets)
 
-    def _find_time(self, request: ResetGroup, host: TopicHost, respond: Respond) -> None:
+    def _find_time(self, request: ResetGroup, host: TopicHost[QueuePartition], respond: Respond) -> None:
         runtimes = [(runtime.log, runtime.start_offset, runtime.end_offset) for runtime in host.runtimes]
 
         def work() -> object:
@@ -256,7 +257,7 @@ class GroupReports:
         self._pump.threads.read(work, done)
 
     def _planned(
-        self, request: ResetGroup, host: TopicHost, offsets: dict[int, int], respond: Respond
+        self, request: ResetGroup, host: TopicHost[QueuePartition], offsets: dict[int, int], respond: Respond
     ) -> None:
         """The offsets are known: show the changes, or make them, each partition by itself."""
         ill = {number: fault for number in offsets if (fault := host.runtimes[number].fault) is not None}
@@ -291,7 +292,7 @@ class GroupReports:
             host.runtimes[partition].submit(ResetTo(request.group, offset), b"", answered)
 
 
-def figures_of(runtime: PartitionRuntime, group: str) -> dict[str, Any]:
+def figures_of(runtime: QueuePartition, group: str) -> dict[str, Any]:
     """Stats of a group on a partition; empty when the partition does not know the group."""
     queues = runtime.state.queues
     return queues.figures(group) if group in queues.names() else {}
@@ -315,16 +316,14 @@ def _appended_or_fault(log: PartitionLog, offset: int, end: int) -> int | Storag
 
 def stats_of_all(topics: Topics) -> Iterator[Place]:
     """Stats of every group on every partition, for metrics."""
-    for host in topics.hosts():
+    for host in topics.queue_hosts():
         for partition, runtime in enumerate(host.runtimes):
-            if not runtime.machine.delivers:
-                continue
             queues = runtime.state.queues
             for group in queues.names():
                 figures = queues.figures(group)
                 age_s = None
                 if figures["lag"]:
-                    time_us = runtime.at_hand.append_time_us(figures["committed"])
+                    time_us = runtime.cache.append_time_us(figures["committed"])
                     age_s = None if time_us is None else max(0, runtime.time_us() - time_us) / 1e6
                 else:
                     age_s = 0.0

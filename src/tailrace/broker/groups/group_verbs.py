@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tailrace.broker.groups.deletion_carrier import DeletionCarrier
-from tailrace.broker.groups.grant_carrier import GrantCarrier
+from tailrace.broker.groups.grant_carrier import GrantAsks, GrantCarrier, GrantTells
 from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.groups.member_sessions import MemberSessions, Presence
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
+from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model import group_commands as verbs
@@ -67,14 +69,24 @@ class _Waiter:
 class GroupVerbs:
     """Answers the requests of members and administrators of groups."""
 
-    def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        pump: Pump,
+        coordinators: GroupDirectory,
+        evicted: Callable[[str, str], None],
+    ) -> None:
         self._topics = topics
         self._pump = pump
         self.coordinators = coordinators
         self.seats = MemberSessions(pump, self._gone)
-        self.granting = GrantCarrier(topics, pump, self.find, self._touch, self._raise)
-        self.granting.deleted = self._deleted
-        self.granting.enlisted = self._enlisted
+        self._evicted = evicted
+        self.granting = GrantCarrier(
+            topics,
+            pump,
+            GrantAsks(self.find, self._deleted),
+            GrantTells(self._touch, self._raise, self._enlisted, evicted),
+        )
         self.delisting = DeletionCarrier(topics, pump, coordinators)
         self._touched: dict[str, None] = {}
         self._waiters: dict[_Waiter, None] = {}
@@ -106,18 +118,22 @@ class GroupVerbs:
         self.delisting.carry_all()
         self.delisting.report()
 
-    def reopened(self, runtime: PartitionRuntime) -> None:
+    def reopened(self, queue: QueuePartition) -> None:
         """A partition was rebuilt from its log and may lack its last decisions: compare everything with it
         again."""
-        place = (runtime.topic, runtime.partition)
-        for home, machine in self.coordinators.machines():
+        place = (queue.topic, queue.partition)
+        for _, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
                 if place in group.all_places():
-                    self.granting.learn(group, place, runtime)
-                elif home is not runtime:
-                    continue
-                if home is runtime:
-                    self._take_up(group)
+                    self.granting.learn(group, place, queue)
+                    self.settle(group.name)
+        self.delisting.carry_all()
+
+    def coordinator_reopened(self, reopened: CoordinatorPartition) -> None:
+        """A coordinator was rebuilt from its log: compare its groups with all partitions again."""
+        for home, machine in self.coordinators.machines():
+            for group in machine.groups.by_name.values() if home is reopened else ():
+                self._take_up(group)
                 self.settle(group.name)
         self.delisting.carry_all()
 
@@ -419,7 +435,7 @@ class GroupVerbs:
                 seat = self.seats.take(name, member, group.policy)
                 if other:
                     self.seats.hand_over(seat, request.incarnation, refuse(_superseded(name, member)))
-                    self.granting.evicted(name, member)
+                    self._evicted(name, member)
                 seat.incarnation = request.incarnation
                 self.seats.present(name, member, seat, presence)
                 self.when_settled(name, member, answer)

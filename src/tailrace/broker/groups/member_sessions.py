@@ -37,8 +37,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.broker.runtime.turn import NOTHING
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import Heartbeat, Membership, Place
 from tailrace.core.model.group_options import GroupPolicy

@@ -1,1 +1,1 @@
-"""What a partition has for its messages: frames in memory, requests that wait, delays that come due."""
+"""The two kinds of partitions: with messages, and what serves them; and with a coordinator of groups."""

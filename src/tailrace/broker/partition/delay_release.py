@@ -41,13 +41,14 @@ never skipped: it holds those behind it until the read succeeds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.delay_prefetch import DelayPrefetch, Picked, TooMuch, pick
-from tailrace.broker.runtime.pump import Timer
+from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.core.collections.timing_wheel import (
     AT,
     NEVER,
@@ -63,13 +64,11 @@ from tailrace.core.model.commands import Published, Reply
 from tailrace.core.model.facts import Delayed
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import ReleaseDue
+from tailrace.core.partition import Partition
 from tailrace.errors import Corrupt, Overloaded
 from tailrace.format.batch import body_of, open_body
 from tailrace.format.frame import Buffer, crc32c
-from tailrace.ports import PartitionLog
-
-if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.ports import PartitionLog, Respond
 
 log = logging.getLogger("tailrace.delays")
 
@@ -95,13 +94,37 @@ FULL_PAUSE_US = 100_000
 _START = (-1, 0)
 
 
+class ReleaseTells(NamedTuple):
+    """Who hears of releases."""
+
+    submit: Callable[[Any, Buffer, Respond], None]
+    """Queue a command for the next turn."""
+    damaged: Callable[[Exception, PartitionLog], None]
+    """A read found damage in a log."""
+
+
 class DelayRelease:
     """Prefetch and release on one partition. All methods run on the pump's thread."""
 
-    def __init__(self, runtime: PartitionRuntime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        pump: Pump,
+        metrics: Metrics,
+        well: Callable[[], bool],
+        tell: ReleaseTells,
+    ) -> None:
+        self._name = name
+        self._pump = pump
+        self._metrics = metrics
+        self._well = well
+        """Whether the partition takes commands."""
+        self._tell = tell
+        self._state: Partition
+        self._log: PartitionLog
         self.bytes_max = NEAR_BYTES
-        self._margin_us = AHEAD_US // 4 + runtime.partition % STAGGER * STAGGER_US
+        self._margin_us = AHEAD_US // 4 + number % STAGGER * STAGGER_US
         """Load more when the marks reach less far ahead than this."""
         self._near = DelayPrefetch()
         self._timer: Timer | None = None
@@ -124,14 +147,19 @@ class DelayRelease:
         self._unsafe = 0
         self._paused_until_us = 0
 
+    def limit(self, bytes_max: int) -> None:
+        """Set the bound on prefetched messages."""
+        self.bytes_max = bytes_max
+
     # -- events of the partition
 
-    def start(self) -> None:
-        """The partition takes commands on a new state: forget all marks; what became due is released at
-        once."""
+    def start(self, state: Partition, log: PartitionLog, entry: int) -> None:
+        """The partition takes commands on a new state, and everything below an entry is durable: forget all
+        marks; what became due is released at once."""
+        self._state, self._log = state, log
         self._reset()
         self._stopped = False
-        self._safe_entry = self._runtime.entry
+        self._safe_entry = entry
         self._review()
 
     def scheduled(self, fact: Delayed) -> None:
@@ -166,10 +194,10 @@ class DelayRelease:
 
     def _review(self) -> None:
         """Load messages that are due soon, release those that are due, set the timer for the next look."""
-        runtime, timetable = self._runtime, self._runtime.state.timetable
-        if self._stopped or runtime.fault is not None:
+        if self._stopped or not self._well():
             self._set_timer(None)
             return
+        timetable = self._state.timetable
         if self._submitted is not None and timetable.releases > self._submitted[0]:
             # Decided: everything up to its end has left the wheel. Newer messages there are not loaded yet.
             self._near.drop(self._submitted[1])
@@ -179,10 +207,10 @@ class DelayRelease:
             self._near.clear()
             self._set_timer(None)
             return
-        clock = runtime.pump.clock
+        clock = self._pump.clock
         if clock.now_us() < self._paused_until_us:
             self._set_timer(None)
-            self._timer = runtime.pump.at(self._paused_until_us, self._tick)
+            self._timer = self._pump.at(self._paused_until_us, self._tick)
             return
         wall_us = clock.wall_us()
         if due_us <= wall_us + AHEAD_US:
@@ -200,7 +228,7 @@ class DelayRelease:
             if self._timer.due_us == wall_us:
                 return
             self._timer.cancel()
-        self._timer = None if wall_us is None else self._runtime.pump.at_wall(wall_us, self._tick)
+        self._timer = None if wall_us is None else self._pump.at_wall(wall_us, self._tick)
 
     # -- loading
 
@@ -217,7 +245,7 @@ class DelayRelease:
         rows = self._choose(wall_us + AHEAD_US, limit)
         if not len(rows):
             return
-        log, life = self._runtime.log, self._life
+        log, life = self._log, self._life
         self._loading = True
 
         def work() -> tuple[Rows, Picked]:
@@ -238,11 +266,11 @@ class DelayRelease:
                 self._failed(error, log)
             self._review()
 
-        self._runtime.pump.threads.read(work, done)
+        self._pump.threads.read(work, done)
 
     def _choose(self, until_us: int, limit: int) -> Rows:
         """Rows to load, not sorted; moves the marks past them."""
-        timetable = self._runtime.state.timetable
+        timetable = self._state.timetable
         until_us = max(until_us, self._after[0])
         behind, recent = timetable.wheel.between(self._after, until_us, self._since)
         end = self.safe_refs_end()
@@ -275,23 +303,23 @@ class DelayRelease:
             self._row_bytes = error.row_bytes
             return
         # Nothing is skipped: a message that cannot be read holds back those behind it. The operator is told.
-        log.error("%s: delayed messages cannot be read: %s", self._runtime.name, error)
+        log.error("%s: delayed messages cannot be read: %s", self._name, error)
         if isinstance(error, Corrupt):
-            self._runtime.damaged(error, source)
-        self._runtime.metrics.refused("delays")
-        self._paused_until_us = self._runtime.pump.clock.now_us() + PAUSE_US
+            self._tell.damaged(error, source)
+        self._metrics.refused("delays")
+        self._paused_until_us = self._pump.clock.now_us() + PAUSE_US
 
     # -- releasing
 
     def _release(self, wall_us: int) -> None:
-        timetable = self._runtime.state.timetable
+        timetable = self._state.timetable
         if self._submitted is not None:
             return  # The last release is decided in the coming turn.
         if self._unsafe >= UNSAFE_MAX:
             return
-        count, nbytes = self._runtime.state.ring.room()
-        if count <= 0 or nbytes <= 0 or self._runtime.pump.full:
-            self._paused_until_us = self._runtime.pump.clock.now_us() + FULL_PAUSE_US
+        count, nbytes = self._state.ring.room()
+        if count <= 0 or nbytes <= 0 or self._pump.full:
+            self._paused_until_us = self._pump.clock.now_us() + FULL_PAUSE_US
             return
         rows = timetable.due_rows(wall_us, min(count, RELEASE_ROWS))
         taken = self._near.take(rows)
@@ -299,7 +327,7 @@ class DelayRelease:
             return
         picked, body = _fitting(taken[0], min(nbytes, 4 * RELEASE_BYTES))
         count = picked.batch.num_rows
-        view, _ = open_body(body, picked.columns, want_keys=self._runtime.options.key_index)
+        view, _ = open_body(body, picked.columns, want_keys=self._state.options.key_index)
         until = int(rows[count - 1, AT]), int(rows[count - 1, REF])
         command = ReleaseDue(view, crc32c(body), *until, rows[:count, REF].copy())
         self._submitted = timetable.releases, until
@@ -315,9 +343,9 @@ class DelayRelease:
             self._submitted = None
             if isinstance(reply, Refusal):
                 pause_us = FULL_PAUSE_US if reply.code == Overloaded.code else PAUSE_US
-                self._paused_until_us = self._runtime.pump.clock.now_us() + pause_us
+                self._paused_until_us = self._pump.clock.now_us() + pause_us
 
-        self._runtime.submit(command, body, answered)
+        self._tell.submit(command, body, answered)
 
 
 def _fitting(picked: Picked, bytes_max: int) -> tuple[Picked, Buffer]:

@@ -13,21 +13,21 @@ bound in time, a message that is retried now and then would fill the memory of e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from pyarrow import RecordBatch
 
 from tailrace.broker.partition.hot_tail import HotTail
 from tailrace.core.collections.span_map import pairs
+from tailrace.core.log_head import LogHead
+from tailrace.core.lost_offsets import LostOffsets
 from tailrace.core.model.identifiers import Columns
 from tailrace.errors import Corrupt
 from tailrace.format import frame
 from tailrace.format.batch import stored
 from tailrace.format.frame import Frame
 from tailrace.format.gathering import columns_of
-
-if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.ports import Finished, PartitionLog
 
 COLD_BYTES = 8 * 1024 * 1024
 """Memory of one partition for frames read from the log."""
@@ -56,17 +56,39 @@ class ColdRun:
         """Whether the run was used since the last `age`."""
 
 
-class FrameCache:
-    """The hot tail and the cold runs of one partition."""
+class ColdFrames(NamedTuple):
+    """Where frames that are not cached are read from."""
 
-    def __init__(self, runtime: PartitionRuntime, bytes_max: int = COLD_BYTES) -> None:
-        self._runtime = runtime
+    name: str
+    log: PartitionLog
+    read: Callable[[Callable[[], object], Finished], None]
+    """Does work on a reader thread."""
+    current: Callable[[PartitionLog], bool]
+    """Whether a log is the one in use; it may have been opened again meanwhile."""
+    damaged: Callable[[Exception, PartitionLog], None]
+    """A read found damage."""
+
+
+class FrameCache:
+    """The hot tail and the cold runs of one partition, as long as its state is the same."""
+
+    def __init__(
+        self, source: ColdFrames, tail: HotTail, head: LogHead, lost: LostOffsets, bytes_max: int
+    ) -> None:
+        self._source = source
+        self._tail = tail
+        self._head = head
+        self._lost = lost
         self.bytes_max = bytes_max
         self._cold: list[ColdRun] = []
         """Ordered by last use; the most recent run is at the end."""
         self._columns: dict[int, Columns] = {}
         self._opened: dict[int, tuple[Frame, RecordBatch]] = {}
         self._loading: dict[int, list[Loaded]] = {}
+
+    def limit(self, bytes_max: int) -> None:
+        """Set the bound on cold runs; it counts from the next load on."""
+        self.bytes_max = bytes_max
 
     # -- what decisions ask for
 
@@ -85,7 +107,7 @@ class FrameCache:
 
     def reach(self, offset: int, bytes_max: int) -> int:
         """See `core.model.identifiers.CachedFrames`."""
-        end = self._runtime.tail.reach(offset, bytes_max)
+        end = self._tail.reach(offset, bytes_max)
         if end == offset:
             found = self._run(offset)
             if found is not None:
@@ -95,7 +117,7 @@ class FrameCache:
     def append_time_us(self, offset: int) -> int | None:
         """Append time of the message at an offset; if that is not cached, the later one of the oldest frame
         in the hot tail; None when the hot tail is empty."""
-        run = self._run(offset) or self._runtime.tail
+        run = self._run(offset) or self._tail
         found = run.frames(max(offset, run.start_offset), max(offset, run.start_offset) + 1)
         return found[0].header.append_time_us if found else None
 
@@ -132,7 +154,7 @@ class FrameCache:
         return batch
 
     def _between(self, first: int, end: int) -> list[Frame] | int:
-        found = self._runtime.tail.frames(first, end)
+        found = self._tail.frames(first, end)
         while not found or found[-1].header.end_offset < end:
             at = found[-1].header.end_offset if found else first
             run = self._run(at)
@@ -143,7 +165,7 @@ class FrameCache:
 
     def _run(self, offset: int) -> HotTail | None:
         """The run that holds an offset; None when it is not cached."""
-        tail = self._runtime.tail
+        tail = self._tail
         if tail.start_offset <= offset < tail.end_offset:
             return tail
         cold = self._cold
@@ -160,10 +182,10 @@ class FrameCache:
 
     def _read_ahead(self, offset: int) -> None:
         """Load the frames from an offset on, so that a consumer that goes on in order finds them cached."""
-        lost = self._runtime.state.lost.range_at(offset)
+        lost = self._lost.range_at(offset)
         if lost is not None:
             offset = lost[1]
-        if offset in self._loading or offset >= self._runtime.tail.start_offset:
+        if offset in self._loading or offset >= self._tail.start_offset:
             return
         if self._is_cold(offset):
             return
@@ -178,9 +200,8 @@ class FrameCache:
             waiting.append(loaded)
             return
         self._loading[offset] = [loaded]
-        runtime = self._runtime
-        log, room = runtime.log, max(1, self.bytes_max // LOAD_SHARE)
-        end = runtime.state.lost.next_from(offset, runtime.end_offset)
+        source, log, room = self._source, self._source.log, max(1, self.bytes_max // LOAD_SHARE)
+        end = self._lost.next_from(offset, self._tail.end_offset)
 
         def work() -> object:
             run = HotTail(_UNBOUNDED, offset)
@@ -193,17 +214,17 @@ class FrameCache:
             return run, size
 
         def done(result: Any, error: Exception | None) -> None:
-            if log is not runtime.log:
+            if not source.current(log):
                 error = None  # It was opened again meanwhile: who asked may ask that one.
             elif error is None:
                 self._keep(*result)
-                if offset >= runtime.state.start_offset and self._run(offset) is None:
-                    error = Corrupt(f"{runtime.name}: offset {offset} is missing in the log")
-                    runtime.damaged(error, log)
+                if offset >= self._head.start_offset and self._run(offset) is None:
+                    error = Corrupt(f"{source.name}: offset {offset} is missing in the log")
+                    source.damaged(error, log)
             for action in self._loading.pop(offset):
                 action(error)
 
-        runtime.pump.threads.read(work, done)
+        source.read(work, done)
 
     def _keep(self, frames: HotTail, size: int) -> None:
         """Add a run and drop the oldest beyond the bounds. The new run stays, whatever its size, so that the
@@ -225,7 +246,7 @@ class FrameCache:
         self._cold = [run for run in self._cold if run.used]
         for run in self._cold:
             run.used = False
-        lowest = self._runtime.tail.start_offset
+        lowest = self._tail.start_offset
         for derived in (self._columns, self._opened):
             for base in [base for base in derived if base < lowest and not self._is_cold(base)]:
                 del derived[base]

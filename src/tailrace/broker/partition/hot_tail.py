@@ -26,6 +26,10 @@ class HotTail:
         """The lowest offset that the ring can serve; the end when the ring is empty."""
         return self._bases[self._first] if self._first < len(self._bases) else self.end_offset
 
+    def limit(self, bytes_max: int) -> None:
+        """Set the bound; it counts from the next frame on."""
+        self.bytes_max = bytes_max
+
     def push(self, frame: Frame) -> None:
         """Add a committed data frame, and drop the oldest frames beyond the bound."""
         self.end_offset = frame.header.end_offset

@@ -37,19 +37,23 @@ One timer per partition fires when the first lease times out or the first back-o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+from tailrace.broker.partition.hot_tail import HotTail
 from tailrace.broker.partition.waiting_line import Waiter, WaitingLine
-from tailrace.broker.runtime.pump import Timer
+from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.core.collections.span_map import count
+from tailrace.core.log_head import LogHead
 from tailrace.core.model import internal_commands as inner
 from tailrace.core.model import queue_commands as delivery
 from tailrace.core.model.commands import TrimTopic
 from tailrace.core.model.identifiers import PRIORITY_DEFAULT
+from tailrace.core.partition import Partition
+from tailrace.core.partition_clock import PartitionClock
+from tailrace.core.queue.group_queues import GroupQueues
 from tailrace.core.selection.lanes import LANES
-
-if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
 
 GRAIN_US = 1_000
 """Least time between two firings of the timer: thousands of back-offs that end together are one event."""
@@ -79,11 +83,29 @@ _FREES_ALL = frozenset((TrimTopic, inner.Sweep))
 Action = Callable[[], None]
 
 
+class WaitersTell(NamedTuple):
+    """Who hears of what waiters notice."""
+
+    submit: Callable[[Any, Buffer, Respond], None]
+    """Queue a command for the next turn."""
+    overslept: Callable[[str, str], None]
+    """A lease of this group and member has timed out; called before that is decided."""
+    limits: Callable[[str], None]
+    """The limits of messages in flight of this group may have changed."""
+
+
 class LeaseWaiters:
     """The waiters of one partition, and the timer for leases and back-offs that end."""
 
-    def __init__(self, runtime: PartitionRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, pump: Pump, well: Callable[[], bool], tell: WaitersTell) -> None:
+        self._pump = pump
+        self._well = well
+        """Whether the partition takes commands."""
+        self._tell = tell
+        self._queues: GroupQueues
+        self._head: LogHead
+        self._tail: HotTail
+        self._clock: PartitionClock
         self._watchers: dict[Action, None] = {}
         self._lines: dict[str, WaitingLine] = {}
         self._freeing: list[tuple[Any, Sequence[Any]]] = []
@@ -97,6 +119,10 @@ class LeaseWaiters:
         self._timer: Timer | None = None
         self._due_us = _NEVER
         self._fired_us = 0
+
+    def adopt(self, state: Partition, tail: HotTail, clock: PartitionClock) -> None:
+        """The state of the partition is another one."""
+        self._queues, self._head, self._tail, self._clock = state.queues, state.head, tail, clock
 
     # -- readers
 
@@ -138,9 +164,8 @@ class LeaseWaiters:
 
     def nothing_above(self, group: str, above: int) -> bool:
         """Whether surely no message is more urgent than this lane, now: who wants such may wait unasked."""
-        runtime = self._runtime
-        queues = runtime.state.queues
-        usual = above <= PRIORITY_DEFAULT and runtime.fault is None and queues.policy(group) is not None
+        queues = self._queues
+        usual = above <= PRIORITY_DEFAULT and self._well() and queues.policy(group) is not None
         return usual and not queues.laned(group)
 
     def share(self, group: str, waiter: Waiter) -> int:
@@ -160,7 +185,7 @@ class LeaseWaiters:
         """A woken request found nothing: wake the members that alone may have the free messages."""
         line = self._lines.get(group)
         if line is not None and len(line) > 1 and self._free(group):
-            for member in self._runtime.state.queues.takers(group):
+            for member in self._queues.takers(group):
                 for other in line.of_member(member) if member != waiter.member else ():
                     other.wake(False)
 
@@ -170,9 +195,10 @@ class LeaseWaiters:
             self._rouse(group, 1)
 
     def _free(self, group: str) -> int:
-        runtime = self._runtime
-        time_us = max(runtime.time_us(), runtime.state.append_time_us)
-        return runtime.state.queues.free(group, runtime.end_offset, time_us)
+        return self._queues.free(group, self._tail.end_offset, self._time_us())
+
+    def _time_us(self) -> int:
+        return max(self._clock.time_us(self._pump.clock.now_us()), self._head.append_time_us)
 
     def _rouse(self, group: str, many: int) -> None:
         """Wake requests for `many` messages, and for no more than are free."""
@@ -193,15 +219,13 @@ class LeaseWaiters:
     def _rouse_due(self) -> None:
         """Wake requests for messages that are available because time passed. Not for all that is free: that
         includes what waits behind a key in flight, and with a hot key all would ask in vain each time."""
-        runtime = self._runtime
-        time_us = max(runtime.time_us(), runtime.state.append_time_us)
-        for group, many in runtime.state.queues.came_due(time_us).items():
+        for group, many in self._queues.came_due(self._time_us()).items():
             if many != 0:
                 self._rouse(group, _ALL if many is None else many)
 
     def _rouse_choosy(self, group: str, line: WaitingLine) -> None:
         """Wake one request that wants urgent messages only; `took` wakes the next."""
-        urgent = self._runtime.state.queues.laned(group)
+        urgent = self._queues.laned(group)
         for above in range(LANES - 1, 0 if urgent else PRIORITY_DEFAULT, -1):
             while (waiter := line.next(above)) is not None:
                 if waiter.wake(True):
@@ -251,7 +275,7 @@ class LeaseWaiters:
         message of each."""
         if type(command) is not delivery.Ack:
             return sum(count(fact.spans) for fact in facts)
-        policy = self._runtime.state.queues.policy(command.group)
+        policy = self._queues.policy(command.group)
         if policy is None or policy.ordering == "none":
             return 0
         return sum(count(spans) for fact in facts for _, spans in fact.leases)
@@ -280,22 +304,21 @@ class LeaseWaiters:
             leased, self._leased = self._leased, {}
             for group in leased:
                 line = self._lines.get(group)
-                if line is not None and line.choosy and self._runtime.state.queues.held_back(group):
+                if line is not None and line.choosy and self._queues.held_back(group):
                     self._rouse_choosy(group, line)
         if self._changed_groups:
             groups, self._changed_groups = self._changed_groups, {}
             for group in groups:
-                if self._runtime.credit is not None:
-                    self._runtime.credit.changed(group)
+                self._tell.limits(group)
                 self._wake_group(group)
         self.arm()
 
     def arm(self) -> None:
         """Set the timer for the next lease or back-off that ends, unless it is set for an earlier time."""
-        time_us = self._runtime.state.queues.next_due_us()
+        time_us = self._queues.next_due_us()
         if time_us is None:
             return
-        due_us = self._runtime.clock.steady_us(time_us)
+        due_us = self._clock.steady_us(time_us)
         if due_us <= self._fired_us:
             due_us = self._fired_us + RETRY_US  # It was due then and is still: a frame has to be read first.
         else:
@@ -304,17 +327,16 @@ class LeaseWaiters:
             if self._timer is not None:
                 self._timer.cancel()
             self._due_us = due_us
-            self._timer = self._runtime.pump.at(due_us, self._due)
+            self._timer = self._pump.at(due_us, self._due)
 
     def _due(self, now_us: int) -> None:
         self._timer, self._due_us, self._fired_us = None, _NEVER, now_us
-        runtime = self._runtime
-        if runtime.fault is None:
-            for group, member in runtime.state.queues.overdue(runtime.clock.time_us(now_us)):
-                runtime.overslept(group, member)
+        if self._well():
+            for group, member in self._queues.overdue(self._clock.time_us(now_us)):
+                self._tell.overslept(group, member)
             self._changed = True  # `turned` sets the timer for what is due after this.
             # Submitted before the commands of the requests that are woken below.
-            runtime.submit(inner.ExpireLeases(), b"", _expired)
+            self._tell.submit(inner.ExpireLeases(), b"", _expired)
             self._rouse_due()
 
     def stop(self) -> None:
@@ -326,13 +348,3 @@ class LeaseWaiters:
 
 def _expired(reply: object, parts: object) -> None:
     """Ignore the reply. A refusal means that the partition is closed; opening it sets the timer again."""
-
-
-class Late:
-    """A command that is made when its turn has come, from what is known then; None when it is not wanted any
-    more."""
-
-    __slots__ = ("make",)
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make

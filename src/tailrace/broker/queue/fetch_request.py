@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.core.model.commands import Fetch, Fetched
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt
@@ -53,7 +54,7 @@ class FetchRequest:
     def __init__(
         self,
         fetch: Fetch,
-        runtimes: Sequence[PartitionRuntime],
+        runtimes: Sequence[QueuePartition],
         pump: Pump,
         metrics: Metrics,
         gate: Gate,
@@ -105,7 +106,7 @@ class FetchRequest:
             return
         if self._gate.blocked(self.look):
             return
-        cold: tuple[int, PartitionRuntime, int] | None = None
+        cold: tuple[int, QueuePartition, int] | None = None
         parts: list[Buffer] = []
         slices: list[tuple[int, int, int, int]] = []
         room = self._bytes_max
@@ -186,7 +187,7 @@ class FetchRequest:
         details = {"partition": partition, "start_offset": stop, "end_offset": end, "lost": [first, stop]}
         return Refusal("not_found", message, "none", details)
 
-    def _read_cold(self, partition: int, runtime: PartitionRuntime, offset: int) -> None:
+    def _read_cold(self, partition: int, runtime: QueuePartition, offset: int) -> None:
         log, room = runtime.log, self._bytes_max
         end = runtime.state.lost.next_from(offset, runtime.end_offset)
         if not self._gate.reserve(room, self.look):

@@ -26,11 +26,14 @@ AGAIN_US = 100_000
 HELD_MIN = 2
 """Least number of messages in flight of a member that hears of hunger; a single one is being handled."""
 
+Tell = Callable[[str, str, list[Place]], None]
+"""Called with a group, a member that holds messages, and the partitions on which others wait."""
+
 
 class Hunger:
     """Finds members that hold messages while others of their group wait."""
 
-    def __init__(self, topics: Topics, pump: Pump, credit: CreditWaiters) -> None:
+    def __init__(self, topics: Topics, pump: Pump, credit: CreditWaiters, tell: Tell) -> None:
         self._topics = topics
         self._pump = pump
         self._credit = credit
@@ -38,8 +41,7 @@ class Hunger:
         """By group: the topics on which requests waited since the last look."""
         self._looked_us: dict[str, int] = {}
         """By group: the time of the last look, if less than `AGAIN_US` ago."""
-        self.tell: Callable[[str, str, list[Place]], None] = lambda group, member, places: None
-        """Hook: group, a member that holds messages, and the partitions on which others wait."""
+        self._tell = tell
 
     def waits(self, group: str, topic: str) -> None:
         """A request for messages of any lane found nothing on a partition of a topic."""
@@ -63,7 +65,7 @@ class Hunger:
         still = [topic for topic in topics if self._find(group, topic, asked)]
         for member, places in asked.items():
             if flights.by_member.get(member, 0) >= HELD_MIN:
-                self.tell(group, member, places)
+                self._tell(group, member, places)
         for topic in still:
             self.waits(group, topic)
 

@@ -30,8 +30,9 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, KeyRead, ReadKey, Reply
 from tailrace.core.model.identifiers import KEY_BYTES_MAX, Refusal, hash128
@@ -83,7 +84,7 @@ class KeyReads:
         first search need not wait for it."""
         logs = [
             runtime.log
-            for runtime in self._topics.runtimes()
+            for runtime in self._topics.queues()
             if runtime.options.key_index and not runtime.fault
         ]
 
@@ -108,7 +109,7 @@ class KeyRequest:
     def __init__(
         self,
         request: ReadKey,
-        runtime: PartitionRuntime,
+        runtime: QueuePartition,
         pump: Pump,
         metrics: Metrics,
         gate: Gate,

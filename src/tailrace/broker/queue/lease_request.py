@@ -34,12 +34,13 @@ Messages that were leased for a receiver that is gone are given back, without a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tailrace.broker.partition.lease_waiters import Late
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.queue.fetch_request import PACE_BYTES, PACE_US, WAIT_MS_MAX
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime, refuse
+from tailrace.broker.queue.lease_book import LeaseBook, LeaseJob
 from tailrace.broker.runtime.pump import Timer
+from tailrace.broker.runtime.turn import Late, refuse
 from tailrace.core.collections import span_map
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_options import GroupPolicy
@@ -51,9 +52,6 @@ from tailrace.errors import Full, TailraceError
 from tailrace.format.frame import Buffer
 from tailrace.format.gathering import gather
 from tailrace.ports import Gate, Respond
-
-if TYPE_CHECKING:
-    from tailrace.broker.queue.lease_verbs import LeaseVerbs
 
 LEASE_BYTES_MAX = 8 * 1024 * 1024
 UNPACED_MAX = 8
@@ -70,7 +68,7 @@ class _Place:
         *("passing", "roused", "runtime", "waits"),
     )
 
-    def __init__(self, job: LeaseRequest, partition: int, generation: int, runtime: PartitionRuntime) -> None:
+    def __init__(self, job: LeaseRequest, partition: int, generation: int, runtime: QueuePartition) -> None:
         self.job = job
         self.member = job.request.member
         self.number = job.number
@@ -118,16 +116,16 @@ class LeaseRequest:
     def __init__(
         self,
         request: Lease,
-        runtimes: Sequence[PartitionRuntime],
-        leasing: LeaseVerbs,
+        runtimes: Sequence[QueuePartition],
+        book: LeaseBook,
         gate: Gate,
         respond: Respond,
     ) -> None:
         self.request = request
-        self.number = leasing.next_number()
+        self.number = book.next_number()
         self.above = LANES if request.above is None else request.above
-        self._leasing = leasing
-        self._pump = leasing.pump
+        self._book = book
+        self._pump = book.pump
         self._gate = gate
         self._respond: Respond | None = respond
         self._started_us = self._pump.clock.now_us()
@@ -156,7 +154,7 @@ class LeaseRequest:
         """Partitions asked for messages set apart since the last question for others."""
         self._key = (gate, request.topic, request.group, request.member)
         self._begun = False
-        self._then: LeaseRequest | None = None
+        self._then: LeaseJob | None = None
         """The next request of the same member; it begins when this one is answered."""
 
     # -- asking
@@ -166,16 +164,16 @@ class LeaseRequest:
 
         An older request of the same member is answered first."""
         self._places = self._places[first:] + self._places[:first]
-        older = self._leasing.latest.get(self._key)
-        self._leasing.latest[self._key] = self
+        older = self._book.latest.get(self._key)
+        self._book.latest[self._key] = self
         self._gate.fetches[self] = None
-        self._leasing.jobs[self] = None
+        self._book.jobs[self] = None
         if older is not None:
             older.supersede(self)
         else:
             self._begin()
 
-    def supersede(self, newer: LeaseRequest) -> None:
+    def supersede(self, newer: LeaseJob) -> None:
         """The member has sent another request: ask no more, and answer with what there is."""
         self._then = newer
         if self._begun:
@@ -256,7 +254,7 @@ class LeaseRequest:
         """If the request was woken for credit, let others use what it left."""
         if self._by_credit:
             self._by_credit = False
-            self._leasing.credit.pass_on(self.request.group)
+            self._book.credit.pass_on(self.request.group)
 
     def _leave_line(self, place: _Place) -> None:
         if place.waits:
@@ -291,7 +289,7 @@ class LeaseRequest:
             policy = runtime.state.queues.policy(request.group)
             # Where there is no policy, the partition itself refuses.
             credit = (
-                count if policy is None else self._leasing.credit.left(request.group, request.member, policy)
+                count if policy is None else self._book.credit.left(request.group, request.member, policy)
             )
             if credit > 0:
                 place.asked_us = self._pump.clock.now_us()
@@ -301,7 +299,7 @@ class LeaseRequest:
                     request.group,
                     request.member,
                     place.generation,
-                    self._leasing.new_lease(),
+                    self._book.new_lease(),
                     count if count < credit else credit,
                     self._bytes_left,
                     runtime.end_offset,
@@ -346,13 +344,13 @@ class LeaseRequest:
 
     def _take(self, place: _Place, leased: RunLeased) -> None:
         """Add leased messages to the answer. They were cached at the decision, and mostly still are."""
-        found = place.runtime.at_hand.frames(leased.spans)
+        found = place.runtime.cache.frames(leased.spans)
         if isinstance(found, int):
             self._under_way += 1
-            place.runtime.at_hand.load(found, self._taker(place, leased))
+            place.runtime.cache.load(found, self._taker(place, leased))
             return
         try:
-            frames = gather(found, leased.runs, place.runtime.at_hand.opened)
+            frames = gather(found, leased.runs, place.runtime.cache.opened)
         except TailraceError as error:
             self._give_back(place, leased)
             self._refused(place, refuse(error))
@@ -368,7 +366,7 @@ class LeaseRequest:
         self._bytes_left -= size
         self._taken.append((place, leased))
         self._grants.append(Grant(place.partition, leased.lease, leased.deadline_us, size, leased.runs))
-        self._leasing.metrics.delivered(self.request.topic, size, rows)
+        self._book.metrics.delivered(self.request.topic, size, rows)
         roused, place.roused = place.roused, False
         if roused:
             place.runtime.wakeups.took(self.request.group, place)
@@ -407,7 +405,7 @@ class LeaseRequest:
             place.waits = True
             place.runtime.wakeups.wait(self.request.group, place)
             if self.above == LANES:
-                self._leasing.hunger.waits(self.request.group, self.request.topic)
+                self._book.hunger.waits(self.request.group, self.request.topic)
 
     # -- the end
 
@@ -438,8 +436,8 @@ class LeaseRequest:
                     found.append((least, number))
         if not found:
             return False
-        if self._leasing.credit.held(request.group, request.member):
-            self._leasing.credit.wait_for_less(request.group, request.member, self)
+        if self._book.credit.held(request.group, request.member):
+            self._book.credit.wait_for_less(request.group, request.member, self)
             return False
         place = self._places[min(found)[1]]
         self._lone.add(place)
@@ -454,7 +452,7 @@ class LeaseRequest:
         self._short, self._by_credit = None, False
         for place in self._places:
             self._leave_line(place)
-        self._leasing.credit.wait(self.request.group, self.request.member, policy, self)
+        self._book.credit.wait(self.request.group, self.request.member, policy, self)
 
     def _asks_on(self) -> bool:
         """Ask partitions that were left out, if the others had less than it seemed; true when some question
@@ -519,16 +517,16 @@ class LeaseRequest:
     def _finish(self) -> Respond | None:
         respond, self._respond = self._respond, None
         self._gate.fetches.pop(self, None)
-        self._leasing.jobs.pop(self, None)
+        self._book.jobs.pop(self, None)
         for timer in (self._timer, self._pace):
             if timer is not None:
                 timer.cancel()
-        if self._leasing.latest.get(self._key) is self:
-            del self._leasing.latest[self._key]
+        if self._book.latest.get(self._key) is self:
+            del self._book.latest[self._key]
         group = self.request.group
         for place in self._places:
             self._leave_line(place)
-        self._leasing.credit.leave(group, self.request.member, self)
+        self._book.credit.leave(group, self.request.member, self)
         self._pass_credit_on()
         # Break the reference cycle, so that the request is freed now and not by the garbage collector.
         self._places, self._pending, self._taken = [], [], []
@@ -538,9 +536,9 @@ class LeaseRequest:
         respond = self._finish()
         assert respond is not None
         now_us = self._pump.clock.now_us()
-        self._leasing.metrics.leased((now_us - self._started_us) / 1e6)
+        self._book.metrics.leased((now_us - self._started_us) / 1e6)
         if self._grants:
-            self._leasing.served(self.request, self._grants[-1].partition)
+            self._book.served(self.request, self._grants[-1].partition)
             if sum(grant.nbytes for grant in self._grants) < PACE_BYTES:
                 self._gate.answered_us[self._pace_key()] = now_us
         respond(reply, self._parts)

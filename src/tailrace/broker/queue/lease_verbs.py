@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.credit_waiters import CreditWaiters
-from tailrace.broker.queue.hunger import Hunger
+from tailrace.broker.queue.hunger import Hunger, Tell
+from tailrace.broker.queue.lease_book import LeaseBook
 from tailrace.broker.queue.lease_request import LeaseRequest
-from tailrace.broker.runtime.partition_runtime import NOTHING
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.turn import together
+from tailrace.broker.runtime.turn import NOTHING, together
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, Offsets, Reply
 from tailrace.core.model.identifiers import Refusal
@@ -41,29 +40,22 @@ COUNT_MAX = 100_000
 MEMBER_MAX = 256
 ERROR_MAX = 1024
 """Length to which error texts are cut."""
-_SERVED_MAX = 10_000
-_IDS = 512
 
 
 class LeaseVerbs:
     """Answers the requests of consumers."""
 
     def __init__(
-        self, topics: Topics, pump: Pump, metrics: Metrics, entropy: Callable[[int], bytes] = os.urandom
+        self,
+        topics: Topics,
+        pump: Pump,
+        metrics: Metrics,
+        credit: CreditWaiters,
+        tell: Tell,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.topics = topics
-        self.pump = pump
-        self.metrics = metrics
-        self.jobs: dict[LeaseRequest, None] = {}
-        """Lease requests under way, in order of arrival."""
-        self.latest: dict[tuple[Gate, str, str, str], LeaseRequest] = {}
-        """By receiver, topic, group and member: the latest request under way."""
-        self.credit = CreditWaiters(pump)
-        self.hunger = Hunger(topics, pump, self.credit)
-        self._number = 0
-        self._entropy = entropy
-        self._ids: Iterator[int] = iter(())
-        self._served: dict[tuple[str, str, str], int] = {}
+        self.book = LeaseBook(pump, metrics, credit, Hunger(topics, pump, credit, tell), entropy)
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
             Lease: self._lease,
             Ack: self._settle,
@@ -77,20 +69,20 @@ class LeaseVerbs:
 
     def close(self) -> None:
         """Answer all waiting requests with nothing."""
-        for job in list(self.jobs):
+        for job in list(self.book.jobs):
             job.give_up()
 
     def evict(self, group: str, member: str) -> None:
         """A member is gone: end its waiting requests, so that they take no messages for nobody."""
         refusal = Refusal(Fenced.code, f"{member!r} is no member of group {group!r} any more")
-        for job in list(self.jobs):
+        for job in list(self.book.jobs):
             if job.request.group == group and job.request.member == member:
                 job.evict(refusal)
 
     def overslept(self, group: str, member: str) -> None:
         """A lease of a member has timed out: the member seems to stand still. End its waiting requests, or it
         would get the same message again and hold it for another lease. If it lives, it asks anew."""
-        for job in list(self.jobs):
+        for job in list(self.book.jobs):
             if job.request.group == group and job.request.member == member:
                 job.hang_up()
 
@@ -119,36 +111,8 @@ class LeaseVerbs:
             for runtime in runtimes:
                 evict = EvictMember(request.group, request.member, request.held)
                 runtime.submit(evict, b"", lambda reply, parts: None)
-        job = LeaseRequest(request, runtimes, self, gate, respond)
-        job.start(self._after_served(request) if len(places) > 1 else 0)
-
-    def _after_served(self, request: Lease) -> int:
-        """Index of the partition to ask first: the one after the partition served last."""
-        served = self._served.get((request.topic, request.group, request.member), -1)
-        for index, (partition, _) in enumerate(request.partitions):
-            if partition == served:
-                return (index + 1) % len(request.partitions)
-        return 0
-
-    def served(self, request: Lease, partition: int) -> None:
-        """A member got messages of a partition: next time the others come first."""
-        if len(request.partitions) > 1:
-            if len(self._served) >= _SERVED_MAX:
-                self._served.clear()  # Only fairness depends on it, for one round.
-            self._served[request.topic, request.group, request.member] = partition
-
-    def new_lease(self) -> int:
-        """A random lease id, never 0."""
-        for number in self._ids:
-            if number:
-                return number
-        self._ids = iter(struct.unpack(f"<{_IDS}Q", self._entropy(8 * _IDS)))
-        return self.new_lease()
-
-    def next_number(self) -> int:
-        """The number of a new request; later requests have greater numbers."""
-        self._number += 1
-        return self._number
+        job = LeaseRequest(request, runtimes, self.book, gate, respond)
+        job.start(self.book.after_served(request) if len(places) > 1 else 0)
 
     # -- settling
 

@@ -35,23 +35,11 @@ back. `docs/formats.md` lists all moves and their order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.broker.runtime.turn import NOTHING, NOWHERE, Reach, refuse
 from tailrace.core.model.identifiers import Refusal
-from tailrace.ports import Respond
-
-if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
-
-
-class Reach(NamedTuple):
-    """A point in a log: the end of its entries, the end of its messages, and the readable start by then."""
-
-    entry: int
-    end_offset: int
-    start_offset: int
-
+from tailrace.ports import PartitionLog, Respond, Threads
 
 Over = Callable[[Exception | None], None]
 _Waits = tuple[int, Respond, Any]
@@ -61,22 +49,43 @@ _Waits = tuple[int, Respond, Any]
 class Assurance:
     """How far the log of one partition is synced, and the replies that wait. Runs on the pump's thread."""
 
-    def __init__(self, runtime: PartitionRuntime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        threads: Threads,
+        log: Callable[[], PartitionLog],
+        decided: Callable[[], int],
+        failed: Callable[[Exception], None],
+        durability: str,
+    ) -> None:
+        self._threads = threads
+        self._log = log
+        """The log, as it was opened last."""
+        self._decided = decided
+        """The entry below which everything was decided, written or not."""
+        self._failed = failed
+        """Called when a sync failed."""
+        self._promises = durability != "memory"
+        """Whether the topic promises to keep anything: with `durability = memory` nothing waits."""
         self._flusher = object()
-        self.written = self.synced = Reach(0, 0, 0)
+        self.written = self.synced = NOWHERE
         """How far the log is written, and how far it is synced: all that can be shown when a sync fails."""
         self._waiting: list[_Waits] = []
         self._flushing = False
+        self.failures = 0
+        """How often storage has failed: what was begun before says nothing about what came after."""
 
     def opened(self, reach: Reach) -> None:
         """The log was opened; opening syncs everything in it."""
         self.written = self.synced = reach
 
+    def reconfigure(self, durability: str) -> None:
+        """Take a changed option."""
+        self._promises = durability != "memory"
+
     def stored(self, reach: Reach, synced: bool) -> None:
         """A turn was written, with its own sync or without."""
         self.written = reach
-        if synced or self._runtime.options.durability == "memory":
+        if synced or not self._promises:
             self.synced = reach
         if self._waiting:
             self._go_on()
@@ -85,15 +94,11 @@ class Assurance:
         """A receiver that passes a reply on when everything decided by then is synced; refusals at once."""
 
         def answered(reply: Any, parts: Any) -> None:
-            runtime = self._runtime
-            if (
-                type(reply) is Refusal
-                or runtime.options.durability == "memory"
-                or self.synced.entry >= runtime.entry
-            ):
+            decided = self._decided()
+            if type(reply) is Refusal or not self._promises or self.synced.entry >= decided:
                 respond(reply, parts)
             else:
-                self._waiting.append((runtime.entry, respond, reply))
+                self._waiting.append((decided, respond, reply))
                 self._go_on()
 
         return answered
@@ -118,17 +123,20 @@ class Assurance:
 
     def flush(self, over: Over) -> None:
         """Sync what is written, beside the appends, which do not wait for it."""
-        runtime = self._runtime
-        written, failures = self.written, runtime.failures
+        written, failures = self.written, self.failures
 
         def done(result: object, error: Exception | None) -> None:
             if error is not None:
-                runtime.fail(error, outcome="unknown")  # What waits may be on the disk all the same.
-            elif failures == runtime.failures:
+                self._failed(error)  # What waits may be on the disk all the same.
+            elif failures == self.failures:
                 self.synced = max(self.synced, written)
             over(error)
 
-        runtime.pump.threads.run(self._flusher, runtime.log.flush, done)
+        self._threads.run(self._flusher, self._log().flush, done)
+
+    def cut(self) -> None:
+        """Storage failed: what is under way says nothing about what is written from now on."""
+        self.failures += 1
 
     def fail(self, error: Exception) -> None:
         """Storage failed: refuse the waiting replies, with the outcome `unknown`."""
@@ -140,4 +148,4 @@ class Assurance:
 
     def forget(self) -> None:
         """Let the storage threads forget the flushes of this log."""
-        self._runtime.pump.threads.forget(self._flusher)
+        self._threads.forget(self._flusher)

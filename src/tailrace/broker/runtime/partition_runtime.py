@@ -1,6 +1,6 @@
-"""One partition at work: its core state, its log, its hot tail, and the replies that wait for durability.
+"""One partition at work, whatever it holds: its state, its log, and the replies that wait for durability.
 
-    submit ──▶ inbox ──▶ turn: decide and apply all commands ──▶ storage: one write ──▶ hot tail, replies
+    submit ──▶ inbox ──▶ turn: decide, apply all commands ──▶ storage: a write ──▶ stored ──▶ commit: replies
 
 The state is *speculative*: facts are applied when they are decided and may be ahead of the disk. A reply,
 also a refusal, was decided on that state, so it leaves only when everything applied before it is as durable
@@ -21,125 +21,115 @@ from it (`lost`), so leases, settlements, dead letters, releases and staged writ
                   messages that were acknowledged and read may lie above the last sync.
 
 An empty log may begin at any entry, so its second turn waits until the first is stored.
+
+*Two marks.* `stored` moves by storage: the log is written up to there. `commit` moves by agreement: what lies
+below is as durable as the topic asks, may be read, and releases the replies that were decided on it. On one
+node the first calls the second.
+
+The runtime knows frames and facts. What a partition does with its messages or its groups is added by its two
+kinds, in `broker.partition`: they override the methods below *for the kinds of partitions*.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.partition.credit_waiters import CreditWaiters
-from tailrace.broker.partition.delay_release import DelayRelease
-from tailrace.broker.partition.frame_cache import COLD_BYTES, FrameCache
-from tailrace.broker.partition.hot_tail import HotTail
-from tailrace.broker.partition.lease_waiters import Late, LeaseWaiters
-from tailrace.broker.runtime.assurance import Assurance, Reach
+from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.runtime.framing import TurnFrames
-from tailrace.broker.runtime.maintenance import Maintenance
+from tailrace.broker.runtime.log_writer import LogWriter
+from tailrace.broker.runtime.maintenance import Captured, Maintenance
 from tailrace.broker.runtime.process_driver import Processes
-from tailrace.broker.runtime.pump import SLOW_WRITE_US, Pump
+from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.recovery import Rebuilt, rebuild
-from tailrace.broker.runtime.repair import record_loss
-from tailrace.broker.runtime.state_machines import DATA_PARTITION, MachineKind
-from tailrace.broker.runtime.turn import NOTHING, Turn, refuse
-from tailrace.core import partition as core
+from tailrace.broker.runtime.replay_debt import ReplayDebt
+from tailrace.broker.runtime.state_machines import MachineKind, State
+from tailrace.broker.runtime.turn import NOTHING, NOWHERE, Decided, Item, Late, Reach, Turn, refuse
 from tailrace.core.model.commands import Done, Reply
-from tailrace.core.model.facts import Delayed
-from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.identifiers import CachedFrames, Refusal
+from tailrace.core.model.internal_commands import RecordLoss
 from tailrace.core.model.topic_options import TopicOptions
-from tailrace.core.model.turn_input import TurnInput
+from tailrace.core.model.turn_input import NO_FRAMES, TurnInput
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.errors import Corrupt, Full, StorageFault
-from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import LogStats, LogStore, PartitionLog, Respond
-
-__all__ = ["NOTHING", "PartitionRuntime", "Turn", "refuse"]
+from tailrace.ports import Finished, LogStats, LogStore, PartitionLog, Respond
 
 log = logging.getLogger("tailrace.partition")
 
 FULL_RETRY_US = 1_000_000
-INLINE_BYTES_MAX = 32 * 1024
-INLINE_FRAME_BYTES = 2 * 1024
-"""Many small frames are written on the loop up to this average size, and the bound on their sum below."""
-INLINE_TOGETHER_BYTES_MAX = 256 * 1024
-THREADS_ONLY_US = 1_000_000
 
 _ILL = frozenset((Corrupt.code, StorageFault.code))
-Item = tuple[Any, Buffer, Respond]
-"""A command (of `core.model`, or a `Late` one), its body, and the receiver of its reply."""
 
 
-class PartitionRuntime:
-    """Host of one partition. All methods run on the pump's thread."""
+class PartitionRuntime(Generic[State]):
+    """A partition at work. All methods run on the pump's thread. Its kinds call `open` when they are made."""
+
+    machine: MachineKind[State]
+    """The state machine, given by each kind of partition."""
+    state: State
 
     def __init__(
-        self,
-        name: str,
-        topic: str,
-        options: TopicOptions,
-        pump: Pump,
-        store: LogStore,
-        metrics: Metrics,
-        machine: MachineKind = DATA_PARTITION,
-        *,
-        known: bool = False,
+        self, name: str, topic: str, options: TopicOptions, store: LogStore, pump: Pump, metrics: Metrics
     ) -> None:
         self.name = name
-        self.machine = machine
         self.topic = topic
         self.options = options
+        self.store = store
+        self.pump = pump
+        self.metrics = metrics
         self.fault: Refusal | None = None
         self.gone: Refusal | None = None
         """Set when the topic was deleted; readers are refused, too."""
         self.lost: Refusal | None = None
         """Set while there is no state to answer from: storage failed, and the state was dropped."""
         self.cut_bytes = 0
-        self.pump = pump
-        self.store = store
-        self.metrics = metrics
         self._inbox: list[Item] = []
         self._turns: deque[Turn] = deque()
+        """Turns with frames that are not committed."""
+        self.committed = NOWHERE
+        """The point of the log below which everything is committed."""
+        self.entry = 0
+        """Index of the next frame."""
+        self._begun = False
+        """Whether there is anything in the log."""
         self.reopening = False
         self._closing = False
         self._full_until_us = 0
-        self._hidden = False
-        """Whether committed messages cannot be read any more, because their sync failed."""
-        self._tail_bytes = options.ring_buffer_bytes
-        self._cold_bytes = COLD_BYTES
-        self.failures = 0
-        self._outstanding = 0
-        self.assurance = Assurance(self)
-        self.credit: CreditWaiters | None = None
-        """Counts messages in flight over all partitions. Set by the engine."""
-        self.upkeep = Maintenance(self)
-        self.wakeups = LeaseWaiters(self)
-        self.releases = DelayRelease(self)
+        self._writer = LogWriter(pump, self.stored)
         self.processes = Processes(())
-        """Protocols with other partitions; they live while this one takes commands. Set by the engine."""
-        self.overslept: Callable[[str, str], None] = lambda group, member: None
-        """Hook: a lease of this group and member has timed out; called before that is decided."""
-        self.reopened: Callable[[PartitionRuntime], None] = lambda runtime: None
-        """Hook: the state was rebuilt from the log and commands are taken again."""
+        """Protocols with other partitions; they live while this one takes commands."""
+        self.cache: CachedFrames = NO_FRAMES
+        """Frames in memory that decisions may look at."""
         self.clock = PartitionClock(0, pump.clock.now_us())
         """Partition time, on which durations run."""
-        self.log: PartitionLog = self._take_log(known=known)
-        self.state: core.Partition
-        """Made by `machine`: a coordinator on internal topics, with the same interface."""
-        self.tail: HotTail
+        self.assurance = Assurance(
+            pump.threads,
+            lambda: self.log,
+            lambda: self.entry,
+            lambda error: self.fail(error, outcome="unknown"),
+            options.durability,
+        )
+        self.upkeep = Maintenance(
+            name, pump, metrics, self.assurance, self._well, self._capture, self.run_in_order
+        )
+
+    # -- opening
+
+    def open(self, *, known: bool) -> None:
+        """Open the log and rebuild the state; blocking. With `known` the log has to exist."""
+        self.log = self._take_log(known=known)
         try:
             self._adopt(self._recover(self.log))
         except StorageFault as error:
             # This partition cannot be opened; the others can.
-            self._adopt(Rebuilt(machine.make(options), 0, 0, fault=error.message))
-
-    # -- opening
+            self._adopt(Rebuilt(self.machine.make(self.options), 0, 0, fault=error.message))
 
     def _take_log(self, *, known: bool) -> PartitionLog:
         log = self.store.known_log(self.name) if known else self.store.log(self.name)
@@ -147,38 +137,98 @@ class PartitionRuntime:
         log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found, log), error))
         return log
 
-    def _recover(self, log: PartitionLog) -> Rebuilt:
+    def _recover(self, log: PartitionLog) -> Rebuilt[State]:
         """Rebuild the state from snapshot and log; may run on a storage thread."""
         return rebuild(self.name, log, self.machine, self.options)
 
-    def _adopt(self, rebuilt: Rebuilt) -> None:
+    def _adopt(self, rebuilt: Rebuilt[State]) -> None:
         self.rebuilt = rebuilt
         self.cut_bytes += rebuilt.cut_bytes
         state = self.state = rebuilt.state
-        self.upkeep.debt = rebuilt.debt
-        self.at_hand = FrameCache(self, self._cold_bytes)
+        self.upkeep.owe(rebuilt.debt)
         # Partition time goes on after a reopening, also where the log ends at an earlier time.
         now_us = self.pump.clock.now_us()
         self.clock = PartitionClock(max(state.append_time_us, self.clock.time_us(now_us)), now_us)
         self.entry = rebuilt.end_entry
-        self.assurance.opened(Reach(rebuilt.end_entry, rebuilt.end_offset, state.start_offset))
+        self.committed = Reach(rebuilt.end_entry, rebuilt.end_offset, state.start_offset)
+        self.assurance.opened(self.committed)
         self._begun = rebuilt.end_entry > 0
         self.lost = None
         if rebuilt.fault is not None:
             self.fault = Refusal("corrupt", rebuilt.fault, "none")
-        self.tail = HotTail(min(self.options.ring_buffer_bytes, self._tail_bytes), rebuilt.end_offset)
 
     def start(self) -> None:
         """Commands are taken (again): set timers, resume unfinished work."""
         if self.rebuilt.lost and self.fault is None:
-            record_loss(self)
-        if self.machine.delivers:
-            if self.credit is not None and self.fault is None:
-                self.state.queues.count_in(self.credit.flights)
-            self.wakeups.arm()
-            self.wakeups.wake_all()
-            self.releases.start()
+            self._record_loss()
+        self._started()
         self.processes.begin(self.state)
+
+    def _record_loss(self) -> None:
+        """Append the fact of an accepted loss, before all other commands. When it is synced, whatever the
+        topic promises, storage may forget its own note of the loss."""
+
+        def recorded(reply: Reply, parts: object) -> None:
+            if type(reply) is Refusal:
+                return  # Storage failed: the next opening does it.
+            self.rebuilt.lost.clear()
+            self.run_in_order(self.log.loss_recorded, noted)
+
+        def noted(result: object, error: Exception | None) -> None:
+            if error is not None:
+                self.fail(error)
+
+        self.submit(RecordLoss(list(self.rebuilt.lost)), b"", self.surely(recorded))
+
+    # -- for the kinds of partitions
+
+    def _started(self) -> None:
+        """Commands are taken (again)."""
+
+    def load(self, offset: int, loaded: Callable[[Exception | None], None]) -> None:
+        """A decision needs the frame that holds an offset: read it into the cache, then call `loaded`."""
+        raise NotImplementedError
+
+    def _decided(self, turn: Turn, decided: Decided) -> None:
+        """Facts of a turn were applied; they are not stored yet."""
+
+    def _turned(self) -> None:
+        """A turn is over, and its replies to soft decisions are out."""
+
+    def _committed(self, turn: Turn) -> None:
+        """A turn is committed: its replies leave."""
+        for respond, reply in turn.replies:
+            respond(reply, NOTHING)
+
+    def _wrote(self, turn: Turn) -> None:
+        """A turn is in the log."""
+        self.upkeep.wrote(turn.frames)
+
+    def _drop_state(self, reach: Reach) -> None:
+        """Replace the state by an empty one that knows where the readable log begins and ends."""
+        self.processes.end()
+        self.state = self.state.bare(reach.start_offset, reach.end_offset)
+
+    def _hide(self, reach: Reach) -> None:
+        """Committed messages behind a point cannot be read any more, because their sync failed."""
+        self.committed = reach
+
+    def _ended(self) -> None:
+        """Nothing of this state can be settled any more: it is given up, or the partition is damaged."""
+
+    def _look_again(self) -> None:
+        """The state was replaced or dropped: requests that wait look again."""
+
+    def _reopened(self) -> None:
+        """The state was rebuilt from the log, and commands are taken again: tell the node."""
+
+    def missed(self, spans: Sequence[int]) -> dict[str, int]:
+        """By group: the number of messages of these offsets that it has not settled."""
+        return {}
+
+    def lowest_entry(self) -> int | None:
+        """The oldest entry outside of the readable log that the state refers to; None without any."""
+        return None
 
     # -- commands
 
@@ -207,7 +257,7 @@ class PartitionRuntime:
             for _, _, respond in inbox:
                 respond(refusal, NOTHING)
             return
-        turn = Turn(self, now_us)
+        turn = Turn(now_us)
         try:
             self._decide(inbox, turn, wall_us)
         except Exception as error:
@@ -227,7 +277,7 @@ class PartitionRuntime:
             else:
                 for respond, reply in turn.replies:
                     self.answer(respond, reply)
-            self.wakeups.turned()
+            self._turned()
 
     def answer(self, respond: Respond, reply: Reply) -> None:
         """Reply from the state as it is now; the reply leaves when all facts in that state are stored."""
@@ -239,32 +289,32 @@ class PartitionRuntime:
             respond(reply, NOTHING)
 
     def _decide(self, inbox: list[Item], turn: Turn, wall_us: int) -> None:
-        state, wakeups, time_us = self.state, self.wakeups, self.clock.time_us(turn.started_us)
+        state, cache, time_us = self.state, self.cache, self.clock.time_us(turn.started_us)
         made = TurnFrames(self.entry, state.leader_epoch, max(time_us, state.append_time_us), wall_us)
-        look = TurnInput(time_us, wall_us, made.next_entry, self.at_hand)
+        look = TurnInput(time_us, wall_us, made.next_entry, cache)
+        watches = self.processes.watches
+        decided: Decided = []
         for work, body, respond in inbox:
             late = type(work) is Late
             command = work.make() if late else work
             if command is None:
                 continue
             if look.next_entry != made.next_entry:
-                look = TurnInput(time_us, wall_us, made.next_entry, self.at_hand)
+                look = TurnInput(time_us, wall_us, made.next_entry, cache)
             decision = state.decide(command, look)
             if decision.missing is not None:
-                self.at_hand.load(decision.missing, partial(self._loaded, work, body, respond))
+                self.load(decision.missing, partial(self._loaded, work, body, respond))
                 continue
             soft, reply = decision.soft, decision.reply
             if decision.facts:
                 made.add(decision, command, body)
                 for fact in decision.facts:
                     state.apply(fact)
-                    if type(fact) in self.processes.watches:
+                    if type(fact) in watches:
                         turn.watched.append(fact)
-                    elif type(fact) is Delayed:
-                        self.releases.scheduled(fact)
                 if not soft:
                     turn.hard = True
-                wakeups.decided(command, decision.facts, soft)
+                decided.append((command, decision.facts, soft))
             if late and type(reply) is Done:
                 soft = True  # A lease request found nothing: nobody relies on that.
             if type(reply) is Refusal:
@@ -273,7 +323,9 @@ class PartitionRuntime:
         made.flush()
         self.entry = made.entry
         turn.frames = made.frames
-        turn.start_offset = state.start_offset
+        turn.reach = Reach(made.entry, state.end_offset, state.start_offset)
+        if decided:
+            self._decided(turn, decided)
 
     def _loaded(self, work: Any, body: Buffer, respond: Respond, error: Exception | None) -> None:
         """Decide a command again: the frame that it missed is loaded."""
@@ -283,47 +335,12 @@ class PartitionRuntime:
             respond(self.gone or refuse(error), NOTHING)
 
     def _write(self, turn: Turn) -> None:
-        """Write a turn: on the storage threads, or at once if the write is small, is next and needs no sync.
+        turn.synced = turn.hard and self.options.durability == "fsync"
+        self._writer.write(self.log, turn)
 
-        Waking a thread and being woken by it costs about 20 times as much as such a write. A disk that cannot
-        keep up would stall the loop, so while the threads have a slow write under way, and for a while after
-        a slow one here, they do all writes."""
-        frames, pump = turn.frames, self.pump
-        sync = turn.synced = turn.hard and self.options.durability == "fsync"
-        size = frames[0].size if len(frames) == 1 else sum(item.size for item in frames)
-        together = min(INLINE_FRAME_BYTES * len(frames), INLINE_TOGETHER_BYTES_MAX)
-        if (
-            sync
-            or size > max(INLINE_BYTES_MAX, together)
-            or self._outstanding
-            or len(self._turns) > 1
-            or pump.is_slow(turn.started_us)
-            or size > self.log.room()
-        ):
-            self._outstanding += 1
-            pump.writing[turn] = turn.started_us
-            pump.threads.append(self.log, turn.frames, sync, turn.stored)
-            return
-        error: Exception | None = None
-        try:
-            self.log.append(turn.frames, sync=False)
-        except StorageFault as fault:
-            error = fault
-        now_us = pump.clock.now_us()
-        if now_us - turn.started_us > SLOW_WRITE_US:
-            pump.threads_only_until_us = now_us + THREADS_ONLY_US
-        self._outstanding += 1
-        turn.stored(None, error)
-
-    def run_in_order(self, work: Callable[[], object], done: Callable[[Any, Exception | None], None]) -> None:
+    def run_in_order(self, work: Callable[[], object], done: Finished) -> None:
         """Do other work on the log, in order with its appends."""
-        self._outstanding += 1
-
-        def finished(result: Any, error: Exception | None) -> None:
-            self._outstanding -= 1
-            done(result, error)
-
-        self.pump.threads.run(self.log, work, finished)
+        self._writer.run(self.log, work, done)
 
     def _closed(self, now_us: int) -> Refusal | None:
         if self.fault is not None:
@@ -340,55 +357,37 @@ class PartitionRuntime:
 
     # -- completions
 
-    def landed(self) -> None:
-        """One piece of storage work has ended."""
-        self._outstanding -= 1
-
     def stored(self, turn: Turn, error: Exception | None) -> None:
-        """The oldest turn is durable, or storage failed."""
+        """The log is written up to the end of a turn, or storage failed. Nothing waits for a turn that an
+        earlier failure dropped."""
+        if turn.dropped:
+            return
         if error is not None:
             self.fail(error)
             return
-        assert self._turns[0] is turn, "a log completes its appends in order"
-        self._turns.popleft()
+        written = self.assurance.written.entry
+        assert turn.frames[0].header.entry == written, "a log completes its appends in order"
         if not self._begun:
             self._begun = True
             self._go_on()
-        tail = self.tail
-        messages = size = data_bytes = waiting_bytes = 0
-        delayed = -1
-        for item in turn.frames:
-            size += item.size
-            if item.header.kind == frame.DATA:
-                tail.push(item)
-                data_bytes += item.size
-                messages += item.header.count
-            elif item.header.kind == frame.SCHEDULED:
-                delayed = item.header.entry
-                waiting_bytes += item.size
-            elif item.header.kind == frame.STAGED:
-                waiting_bytes += item.size
-        for respond, reply in turn.replies:
-            respond(reply, NOTHING)
-        reach = Reach(turn.frames[-1].header.entry + 1, tail.end_offset, turn.start_offset)
-        self.assurance.stored(reach, turn.synced)
-        if messages:
-            self.metrics.published(
-                self.topic, messages, data_bytes, (self.pump.clock.now_us() - turn.started_us) / 1e6
-            )
-            self.wakeups.committed(messages)
-        self.processes.stored(turn.watched)
-        if delayed >= 0:
-            self.releases.stored(delayed)
-        data_bytes += waiting_bytes
-        self.upkeep.wrote(turn.frames, data_bytes, size)
+        self.commit(turn.reach.entry)
+        self.assurance.stored(turn.reach, turn.synced)
+        self._wrote(turn)
+
+    def commit(self, entry: int) -> None:
+        """What lies below an entry is as durable as the topic asks, and may be read."""
+        while self._turns and self._turns[0].reach.entry <= entry:
+            turn = self._turns.popleft()
+            self.committed = turn.reach
+            self._committed(turn)
+            self.processes.stored(turn.watched)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
         """Drop the state and refuse the replies that wait; then rebuild it, or step down (see above)."""
         refusal = refuse(error)
         if outcome is not None:
             refusal = Refusal(refusal.code, refusal.message, outcome, refusal.details)
-        self.failures += 1
+        self.assurance.cut()
         turns, self._turns = self._turns, deque()
         if turns:
             self.entry = turns[0].frames[0].header.entry
@@ -420,24 +419,10 @@ class PartitionRuntime:
             self.fault = Refusal(StorageFault.code, text, "unknown", refusal.details)
         self.lost = self.fault
         synced = self.assurance.synced
-        if synced.end_offset < self.tail.end_offset:
-            self._hidden = True
-            self.tail.clear(synced.end_offset)
+        if synced.end_offset < self.committed.end_offset:
+            self._hide(synced)
         self._drop_state(synced)
-        self.wakeups.wake_all()
-
-    def _drop_state(self, reach: Reach) -> None:
-        """Replace the state by an empty one that knows where the readable log begins and ends."""
-        self.releases.stop()
-        self.processes.end()
-        self._count_out()
-        self.state = self.state.bare(reach.start_offset, reach.end_offset)
-        self.at_hand = FrameCache(self, self._cold_bytes)
-
-    def _count_out(self) -> None:
-        """Messages in flight here cannot be settled any more: stop counting them against members."""
-        if self.machine.delivers:
-            self.state.queues.count_out()
+        self._look_again()
 
     def damaged(self, error: Exception, source: PartitionLog) -> None:
         """Quarantine, after a read found damage in a log: no more writes and leases. Whole frames are still
@@ -448,11 +433,11 @@ class PartitionRuntime:
         self.fault = Refusal(Corrupt.code, refusal.message, "none", refusal.details)
         log.error("%s/%d is quarantined: %s", self.topic, self.partition, refusal.message)
         self.metrics.damage_found()
-        self._count_out()
+        self._ended()
         self._go_on()
-        self.wakeups.wake_all()
+        self._look_again()
 
-    def open_log(self) -> tuple[PartitionLog, Rebuilt]:
+    def open_log(self) -> tuple[PartitionLog, Rebuilt[State]]:
         """Open the log again and rebuild the state from it; blocking."""
         log = self._take_log(known=True)
         try:
@@ -461,7 +446,7 @@ class PartitionRuntime:
             log.close()
             raise
 
-    def take_over(self, log: PartitionLog, rebuilt: Rebuilt) -> bool:
+    def take_over(self, log: PartitionLog, rebuilt: Rebuilt[State]) -> bool:
         """Continue on a log that was opened again; false when the topic was deleted meanwhile."""
         old, threads = self.log, self.pump.threads
         self.pump.at(self.pump.clock.now_us() + FULL_RETRY_US, lambda now_us: threads.forget(old))
@@ -470,7 +455,7 @@ class PartitionRuntime:
             self.log.close()
             return False
         self.processes.end()
-        self._count_out()
+        self._ended()
         self._adopt(rebuilt)
         return True
 
@@ -502,15 +487,15 @@ class PartitionRuntime:
             if not self.take_over(*result):
                 return
             self.lost = failed  # A sync failed as well: only a restart can tell what it left behind.
-            self.wakeups.wake_all()
+            self._look_again()
             self.pump.at(self._full_until_us, lambda now_us: self.restart())
 
         self.upkeep.after_saving(lambda: self.run_in_order(work, done))
 
     def restart(self) -> None:
-        """Take commands again, and call the hook `reopened`."""
+        """Take commands again, and tell the node that the state is another one."""
         self.start()
-        self.reopened(self)
+        self._reopened()
 
     @property
     def partition(self) -> int:
@@ -522,7 +507,18 @@ class PartitionRuntime:
     @property
     def end_offset(self) -> int:
         """End of the committed messages; only these are ever delivered."""
-        return self.tail.end_offset
+        return self.committed.end_offset
+
+    @property
+    def end_entry(self) -> int:
+        """End of the committed frames."""
+        return self.committed.entry
+
+    @property
+    def start_offset(self) -> int:
+        """The first readable offset. A ring may overwrite messages before they are committed: then the
+        decided start lies above the committed end."""
+        return min(self.state.start_offset, self.committed.end_offset)
 
     @property
     def damage(self) -> Refusal | None:
@@ -530,44 +526,49 @@ class PartitionRuntime:
         fault = self.fault
         return fault if fault is not None and fault.code in _ILL else None
 
-    @property
-    def latest_offset(self) -> int:
-        """Offset that "latest" means for readers: the end, or one more when messages behind the end cannot be
-        read, so that a reader who gets there is refused. A failed sync counts only if it hid messages."""
-        fault = self.damage
-        return self.end_offset + (fault is not None and (fault.code == Corrupt.code or self._hidden))
-
-    @property
-    def end_entry(self) -> int:
-        """End of the committed frames."""
-        return self._turns[0].frames[0].header.entry if self._turns else self.entry
-
-    def lost_at(self, offset: int) -> tuple[int, int] | None:
-        """The range of lost offsets around an offset; None when it is not lost."""
-        return self.state.lost.range_at(offset)
-
-    @property
-    def start_offset(self) -> int:
-        """The first readable offset. A ring may overwrite messages before they are committed: then the
-        decided start lies above the committed end."""
-        return min(self.state.start_offset, self.tail.end_offset)
-
     # -- upkeep
 
-    def limit_tail(self, bytes_max: int) -> None:
-        """Set this partition's share of the memory for hot tails."""
-        self._tail_bytes = bytes_max
-        self.tail.bytes_max = min(self.options.ring_buffer_bytes, bytes_max)
+    def _well(self) -> PartitionLog | None:
+        return self.log if self.fault is None and self.lost is None else None
 
-    def limit_cold(self, bytes_max: int) -> None:
-        """Set this partition's share of the memory for frames read from the log for delivery."""
-        self._cold_bytes = self.at_hand.bytes_max = min(COLD_BYTES, bytes_max)
+    def _capture(self) -> Captured | None:
+        if self.fault is not None or self.reopening or not self.entry:
+            return None
+        state = self.state
+        encode = state.freeze()
+        return Captured(
+            self.log, self.entry - 1, state.end_offset, state.start_offset, self.lowest_entry(), encode
+        )
+
+    def sync(self, now_us: int) -> None:
+        """With `durability = interval`: sync when the interval is over or enough was written."""
+        if self.options.durability == "interval" and self.fault is None and not self.reopening:
+            self.upkeep.sync(now_us, self.options.sync_interval_ms * 1000)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a restart replays this log and a snapshot of it can be taken now."""
+        return self.options.storage != "memory" and self.fault is None and not self.reopening
+
+    @property
+    def debt(self) -> ReplayDebt:
+        """Cost of the replay of this log."""
+        return self.upkeep.debt
+
+    @property
+    def saving(self) -> bool:
+        """Whether a snapshot is under way."""
+        return self.upkeep.saving
+
+    def shorten_replay(self) -> None:
+        """Take a snapshot, so that a restart replays less."""
+        self.upkeep.save_snapshot()
 
     def reconfigure(self, options: TopicOptions) -> None:
         """Take changed options."""
         self.options = options
         self.state.reconfigure(options)
-        self.limit_tail(self._tail_bytes)
+        self.assurance.reconfigure(options.durability)
 
     def stats(self) -> LogStats:
         """Stats of the log, with the fault of the partition and the end that readers see."""
@@ -577,21 +578,19 @@ class PartitionRuntime:
         fault, end_offset = stats.fault or self.fault.message, min(stats.end_offset, self.end_offset)
         return msgspec.structs.replace(stats, fault=fault, end_offset=end_offset)
 
-    def close(self, closed: Callable[[object, Exception | None], None]) -> None:
+    def close(self, closed: Finished) -> None:
         """Store a snapshot, then close the log."""
-        self.wakeups.stop()
-        self.releases.stop()
         self.processes.end()
         self._closing = True
         self.upkeep.save_snapshot(lambda: self.run_in_order(lambda: self.log.close(), closed))
 
-    def retire(self, closed: Callable[[object, Exception | None], None]) -> None:
+    def retire(self, closed: Finished) -> None:
         """The topic was deleted: refuse everything from now on, and close the log."""
         self.fault = self.gone = Refusal("not_found", f"topic {self.topic!r} was deleted")
         self.processes.end()
-        self._count_out()
+        self._ended()
         self.upkeep.after_saving(lambda: self.run_in_order(lambda: self.log.close(), closed))
-        self.wakeups.wake_all()
+        self._look_again()
 
     def forget(self) -> None:
         """After `retire`: let the storage threads forget this log."""

@@ -77,13 +77,14 @@ class Pump:
         threads: Threads,
         wake: Callable[[], None] = lambda: None,
         arm: Callable[[int], None] = lambda due_us: None,
+        filled: Callable[[], None] = lambda: None,
     ) -> None:
         self.clock = clock
         self.threads = threads
+        self.filled = filled
+        """Called when a write found no space on the disk."""
         self.full = False
         """The disk is full: commands that bring messages are refused, see `broker.upkeep.space_watch`."""
-        self.filled: Callable[[], None] = lambda: None
-        """Hook: a write found no space on the disk."""
         self.threads_only_until_us = 0
         """Until this steady time nothing is written on the loop, because a write there was slow."""
         self.writing: dict[object, int] = {}

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, refuse
 from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.core.model.commands import Reply
 from tailrace.errors import Overloaded
 from tailrace.format.frame import Buffer

@@ -38,13 +38,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Generic
 
 import msgspec
 
 from tailrace.broker.runtime.framing import facts_of
 from tailrace.broker.runtime.replay_debt import ReplayDebt
-from tailrace.broker.runtime.state_machines import MachineKind
+from tailrace.broker.runtime.state_machines import MachineKind, State
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format import frame
@@ -56,10 +56,10 @@ ROUNDS_MAX = 100
 """Rounds of one `accept`; each gives up one entry or snapshot that is whole but cannot be applied."""
 
 
-class Rebuilt(msgspec.Struct, eq=False):
+class Rebuilt(msgspec.Struct, Generic[State], eq=False):
     """The result of a replay."""
 
-    state: Any
+    state: State
     end_entry: int
     end_offset: int
     cut_bytes: int = 0
@@ -75,7 +75,9 @@ class Rebuilt(msgspec.Struct, eq=False):
     """Lost offsets as flat spans: their loss is accepted, and not yet a fact in the log."""
 
 
-def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: TopicOptions) -> Rebuilt:
+def rebuild(
+    name: str, source: PartitionLog, machine: MachineKind[State], options: TopicOptions
+) -> Rebuilt[State]:
     """Open a log and replay it; raises `StorageFault` when it cannot be opened."""
     recovery = source.recover()
     rebuilt = Rebuilt(machine.make(options), recovery.end_entry, recovery.end_offset, recovery.cut_bytes)
@@ -95,8 +97,11 @@ def rebuild(name: str, source: PartitionLog, machine: MachineKind, options: Topi
 
 
 def accept(
-    store: LogStore, name: str, found: Rebuilt, reopen: Callable[[], tuple[PartitionLog, Rebuilt]]
-) -> tuple[PartitionLog, Rebuilt, Losses]:
+    store: LogStore,
+    name: str,
+    found: Rebuilt[State],
+    reopen: Callable[[], tuple[PartitionLog, Rebuilt[State]]],
+) -> tuple[PartitionLog, Rebuilt[State], Losses]:
     """Give up the damaged frames of a closed log, and frames and snapshots that cannot be applied, round by
     round until the log opens well. Lost offsets are never used again."""
     ranges, kept = [], []
@@ -114,10 +119,10 @@ def accept(
 
 
 def _restored(
-    rebuilt: Rebuilt,
+    rebuilt: Rebuilt[State],
     name: str,
     source: PartitionLog,
-    machine: MachineKind,
+    machine: MachineKind[State],
     options: TopicOptions,
     recovery: Recovery,
 ) -> bool:
@@ -127,7 +132,7 @@ def _restored(
     rebuilt.debt.snapshot_bytes = sum(len(chunk) for chunk in snapshot.chunks)
     try:
         rebuilt.state = machine.restore(options, snapshot.chunks)
-        restored_end: int = rebuilt.state.end_offset
+        restored_end = rebuilt.state.end_offset
         if restored_end != snapshot.offset:
             raise Corrupt(f"it ends at offset {restored_end}, and {snapshot.offset} was stored beside it")
         return True
@@ -142,7 +147,7 @@ def _restored(
 
 
 def _replayed(
-    rebuilt: Rebuilt, name: str, machine: MachineKind, options: TopicOptions, recovery: Recovery
+    rebuilt: Rebuilt[State], name: str, machine: MachineKind[State], options: TopicOptions, recovery: Recovery
 ) -> None:
     state, entry = rebuilt.state, -1
     try:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.recovery import accept
 from tailrace.broker.runtime.turn import refuse
-from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.internal_commands import RecordLoss
 from tailrace.ports import Losses
-
-if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 Over = Callable[[Losses | None, Exception | None], None]
 
 
-def find_losses(runtime: PartitionRuntime, over: Over) -> None:
+def find_losses(runtime: PartitionRuntime[Any], over: Over) -> None:
     """Find the frames of a log that cannot be read or applied; changes nothing."""
     entries, snapshots = runtime.rebuilt.unfit_entries, runtime.rebuilt.unfit_snapshots
     runtime.run_in_order(lambda: runtime.store.find_losses(runtime.name, entries, snapshots), over)
 
 
-def accept_loss(runtime: PartitionRuntime, over: Over) -> None:
+def accept_loss(runtime: PartitionRuntime[Any], over: Over) -> None:
     """Give up the damaged frames and open the log again. `over` is called when the partition takes commands,
     or is back in its old state. The first fact appended then records the loss."""
     runtime.reopening = True
@@ -51,20 +47,3 @@ def accept_loss(runtime: PartitionRuntime, over: Over) -> None:
         over(None if failed else losses, losses if failed else None)
 
     runtime.upkeep.after_saving(lambda: runtime.run_in_order(work, done))
-
-
-def record_loss(runtime: PartitionRuntime) -> None:
-    """Append the fact of an accepted loss, before all other commands. When it is synced, whatever the topic
-    promises, storage may forget its own note of the loss."""
-
-    def recorded(reply: Any, parts: Any) -> None:
-        if type(reply) is Refusal:
-            return  # Storage failed: the next opening does it.
-        runtime.rebuilt.lost = []
-        runtime.run_in_order(runtime.log.loss_recorded, noted)
-
-    def noted(result: object, error: Exception | None) -> None:
-        if error is not None:
-            runtime.fail(error)
-
-    runtime.submit(RecordLoss(runtime.rebuilt.lost), b"", runtime.surely(recorded))

@@ -103,7 +103,10 @@ class ReplayDebt:
 class Debtor(Protocol):
     """A partition that may take a snapshot of itself."""
 
-    debt: ReplayDebt
+    @property
+    def debt(self) -> ReplayDebt:
+        """Cost of its replay."""
+        ...
 
     @property
     def saving(self) -> bool:

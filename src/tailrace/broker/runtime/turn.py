@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Outcome, TailraceError, from_code
 from tailrace.format.frame import Buffer, Frame
 from tailrace.ports import Respond
-
-if TYPE_CHECKING:
-    from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 
 NOTHING: tuple[Buffer, ...] = ()
 """Body of a reply without one."""
@@ -26,46 +23,64 @@ def together(topic: str, refusals: Mapping[int, Refusal]) -> Refusal | None:
     return Refusal(first.code, text, first.outcome, {**first.details, "partitions": list(refusals)})
 
 
+Item = tuple[Any, Buffer, Respond]
+"""A command (of `core.model`, or a `Late` one), its body, and the receiver of its reply."""
+Decided = list[tuple[Any, Sequence[Any], bool]]
+"""Commands of one turn that led to facts: the command, its facts, and whether the decision was soft."""
+
+
+class Reach(NamedTuple):
+    """A point in a log: the end of its entries, the end of its messages, and the readable start by then."""
+
+    entry: int
+    end_offset: int
+    start_offset: int
+
+
+NOWHERE = Reach(0, 0, 0)
+
+
+class Late:
+    """A command that is made when its turn has come, from what is known then; None when it is not wanted any
+    more."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
 class Turn:
     """The frames of one turn and its replies."""
 
     __slots__ = (
-        "_runtime",
         "at_once",
         "dropped",
         "frames",
         "hard",
+        "reach",
         "replies",
-        "start_offset",
         "started_us",
         "synced",
         "watched",
     )
 
-    def __init__(self, runtime: PartitionRuntime, started_us: int) -> None:
-        self._runtime = runtime
+    def __init__(self, started_us: int) -> None:
         self.started_us = started_us
         self.frames: list[Frame] = []
+        self.reach = NOWHERE
+        """The point that the log has reached when the turn is stored."""
         self.replies: list[tuple[Respond, Any]] = []
-        """Replies that wait until the turn is durable: to clients, and to the broker itself."""
+        """Replies that wait until the turn is committed: to clients, and to the broker itself."""
         self.at_once: list[tuple[Respond, Any]] = []
         """Replies to soft decisions, which wait for nothing."""
         self.hard = False
         """Whether some reply waits until the turn is durable."""
         self.watched: list[Any] = []
-        """Facts that processes are told of once the turn is durable."""
-        self.start_offset = 0
-        """Start of the readable log once the turn is stored."""
+        """Facts that processes are told of once the turn is committed."""
         self.synced = False
         """Whether the turn is written with its own sync."""
         self.dropped = False
-
-    def stored(self, result: object, error: Exception | None) -> None:
-        """Storage has finished the write. Nothing waits for a turn that an earlier failure dropped."""
-        self._runtime.pump.writing.pop(self, None)
-        self._runtime.landed()
-        if not self.dropped:
-            self._runtime.stored(self, error)
 
 
 def error_of(refusal: Refusal) -> TailraceError:

@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from tailrace.broker.groups.group_directory import GroupDirectory
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Reply
@@ -139,7 +139,7 @@ class StagedApply:
         last = None if machine is None else machine.staged.last(roll.writer)
         return 0 if last is None else last.topic_ids.get(topic, 0)
 
-    def _runtime(self, roll: _Roll, place: Place) -> PartitionRuntime | None:
+    def _runtime(self, roll: _Roll, place: Place) -> QueuePartition | None:
         host = self._topics.find(place[0])
         if host is None or self._id(roll, place[0]) not in (0, host.info.id):
             return None
@@ -154,7 +154,7 @@ class StagedApply:
         log.error(text, *place, roll.version, roll.writer)
         self._heard_of(roll, place)
 
-    def _read(self, roll: _Roll, place: Place, runtime: PartitionRuntime, size: int) -> None:
+    def _read(self, roll: _Roll, place: Place, runtime: QueuePartition, size: int) -> None:
         """Read the staged batches from the log, and submit them to the partition."""
         attempts, staging = roll.todo[place], runtime.state.staging
         entries: list[int] = []

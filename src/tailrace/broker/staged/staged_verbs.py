@@ -35,9 +35,10 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.groups.group_directory import GroupDirectory
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
+from tailrace.broker.partition.queue_partition import QueuePartition
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.turn import error_of
+from tailrace.broker.runtime.turn import NOTHING, error_of
 from tailrace.broker.staged.staged_apply import StagedApply
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, Reply
@@ -237,8 +238,8 @@ class StagedVerbs:
         ):
             return
         kept: set[int] | None = None
-        for runtime in self._topics.runtimes():
-            if not runtime.machine.delivers or not _well(runtime):
+        for runtime in self._topics.queues():
+            if not _well(runtime):
                 continue
             old = runtime.state.staging.expired(runtime.time_us())
             if not old:
@@ -281,7 +282,7 @@ class StagedVerbs:
         return decided
 
 
-def _on_each(work: list[tuple[PartitionRuntime, Any]], over: Callable[[Refusal | None], None]) -> None:
+def _on_each(work: list[tuple[QueuePartition, Any]], over: Callable[[Refusal | None], None]) -> None:
     """Submit a command to each partition; `over` gets the first refusal, or None, when all have synced."""
     waiting = len(work)
     problem: Refusal | None = None
@@ -300,7 +301,7 @@ def _on_each(work: list[tuple[PartitionRuntime, Any]], over: Callable[[Refusal |
         over(None)
 
 
-def _well(runtime: PartitionRuntime) -> bool:
+def _well(runtime: PartitionRuntime[Any]) -> bool:
     return runtime.fault is None and not runtime.reopening
 
 

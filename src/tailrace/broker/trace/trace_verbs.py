@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.read_queue import ReadQueue, Work
-from tailrace.broker.runtime.turn import error_of, together
+from tailrace.broker.runtime.turn import NOTHING, error_of, together
 from tailrace.broker.topics import Topics
 from tailrace.broker.trace.trace_search import ID_WINDOW_US, Budget, SearchedPartition, TraceQuery, search
 from tailrace.core.model.queue_commands import Trace, TraceFound
@@ -45,7 +45,7 @@ class TraceVerbs:
         kept_us = self._topics.get(request.topic).info.options.trace_retention_ms * 1000
         return wanted_of(request, self._pump.clock.now_us(), kept_us)
 
-    def _runtimes(self, request: Trace) -> list[tuple[int, PartitionRuntime]]:
+    def _runtimes(self, request: Trace) -> list[tuple[int, QueuePartition]]:
         host = self._topics.get(request.topic)
         if request.partition is None:
             return list(enumerate(host.runtimes))
@@ -130,7 +130,7 @@ def time_of(id_bytes: bytes) -> int | None:
     return int.from_bytes(id_bytes[:6], "big") * 1000
 
 
-def source_of(topic: str, partition: int, runtime: PartitionRuntime) -> SearchedPartition:
+def source_of(topic: str, partition: int, runtime: QueuePartition) -> SearchedPartition:
     """Capture, on the loop, what a search needs of a partition."""
     queues = runtime.state.queues
     numbers = queues.numbers()
@@ -139,10 +139,16 @@ def source_of(topic: str, partition: int, runtime: PartitionRuntime) -> Searched
         first = queues.committed(name)
         if first is not None:
             committed[number] = first
-    decode: Callable[[Buffer], list[Any]] = runtime.machine.decode_facts
     time_us = runtime.time_us()
     ahead_us = time_us - runtime.pump.clock.wall_us()
     times = time_us, max(0, -ahead_us), max(runtime.clock.lead_us, ahead_us)
     return SearchedPartition(
-        topic, partition, runtime.log, runtime.end_offset, numbers, committed, decode, *times
+        topic,
+        partition,
+        runtime.log,
+        runtime.end_offset,
+        numbers,
+        committed,
+        runtime.machine.decode_facts,
+        *times,
     )

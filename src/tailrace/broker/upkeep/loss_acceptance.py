@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.repair import accept_loss, find_losses
+from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
-from tailrace.core.collections.span_map import count, flat
+from tailrace.core.collections.span_map import flat
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.damage_commands import AcceptLoss, LossReport
 from tailrace.core.model.identifiers import Refusal
@@ -67,16 +68,12 @@ class LossAcceptance:
         find_losses(runtime, found)
 
 
-def _report(runtime: PartitionRuntime, losses: Losses) -> LossReport:
-    groups = []
+def _report(runtime: PartitionRuntime[Any], losses: Losses) -> LossReport:
     spans = flat(sorted((lost.first_offset, lost.end_offset) for lost in losses.ranges))
-    if runtime.machine.delivers:
-        queues = runtime.state.queues
-        for group in queues.names():
-            missed = count(flat(queues.missing(group, spans)))
-            if missed:
-                groups.append({"group": group, "messages": missed})
-    return LossReport(_rows(losses), groups)
+    missed = runtime.missed(spans)
+    return LossReport(
+        _rows(losses), [{"group": group, "messages": messages} for group, messages in missed.items()]
+    )
 
 
 def _rows(losses: Losses) -> list[dict[str, Any]]:

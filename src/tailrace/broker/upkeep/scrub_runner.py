@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.runtime.partition_runtime import NOTHING, PartitionRuntime, refuse
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
 from tailrace.core.model.damage_commands import Scrub, ScrubState
 from tailrace.errors import StorageFault
@@ -121,7 +122,7 @@ class ScrubRunner:
     def _names(self, topic: str | None, partition: int | None) -> list[str]:
         return sorted(runtime.name for runtime in self._runtimes(topic, partition))
 
-    def _runtimes(self, topic: str | None, partition: int | None) -> list[PartitionRuntime]:
+    def _runtimes(self, topic: str | None, partition: int | None) -> list[PartitionRuntime[Any]]:
         if topic is None:
             return list(self._topics.runtimes())
         host = self._topics.known(topic)
@@ -178,7 +179,7 @@ class ScrubRunner:
             self._end(self._jobs.pop(0))
         self._busy = False
 
-    def _next(self, job: _Job) -> PartitionRuntime | None:
+    def _next(self, job: _Job) -> PartitionRuntime[Any] | None:
         """The partition that a job reads next; deleted and faulty ones are passed over."""
         known = {runtime.name: runtime for runtime in self._topics.runtimes()} if job.names else {}
         while job.names:
@@ -196,7 +197,7 @@ class ScrubRunner:
         if job.periodic and job.names:
             self._note(job)
 
-    def _reader(self, job: _Job, runtime: PartitionRuntime) -> Callable[[Any, Exception | None], None]:
+    def _reader(self, job: _Job, runtime: PartitionRuntime[Any]) -> Callable[[Any, Exception | None], None]:
         def done(result: Any, error: Exception | None) -> None:
             read = 0
             if error is not None:
@@ -210,7 +211,7 @@ class ScrubRunner:
 
         return done
 
-    def _took(self, job: _Job, runtime: PartitionRuntime, found: Scrubbed) -> int:
+    def _took(self, job: _Job, runtime: PartitionRuntime[Any], found: Scrubbed) -> int:
         job.bytes += found.bytes
         job.unnoted += found.bytes
         self._metrics.scrubbed_bytes += found.bytes

@@ -68,7 +68,6 @@ class SpaceWatch:
     def start(self) -> None:
         """Begin to watch."""
         if self._gauge is not None:
-            self._pump.filled = self.filled
             self._note(self._room)
             self._pump.every(CHECK_US, lambda now_us: self._check())
 

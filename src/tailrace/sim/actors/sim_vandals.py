@@ -15,7 +15,7 @@ from random import Random
 from typing import Protocol
 
 from tailrace.broker.engine import Engine
-from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.core.model.commands import Fetch, Publish, Published, Reply, Request
 from tailrace.core.model.damage_commands import AcceptLoss, LossReport, Scrub
 from tailrace.core.model.identifiers import Refusal
@@ -91,7 +91,7 @@ class SimVandal:
         self._world.later(self._random.randrange(1, 5) * SECOND_US, self._strike)
         self._watch()
 
-    def _runtime(self, partition: int) -> PartitionRuntime | None:
+    def _runtime(self, partition: int) -> QueuePartition | None:
         life = self._world.serving()
         return None if life is None else life.engine.topics.get(self._world.topic).runtimes[partition]
 
@@ -149,7 +149,7 @@ class SimVandal:
         wound.ended(self._world.clock.now_us())
         wound.missed = {}
 
-    def _look_at(self, engine: Engine, runtime: PartitionRuntime) -> None:
+    def _look_at(self, engine: Engine, runtime: QueuePartition) -> None:
         world, now_us, wound = self._world, self._world.clock.now_us(), self.wounds.get(runtime.partition)
         shown = any(fault.startswith(f"{world.topic}/{runtime.partition}:") for fault in engine.faults())
         found = runtime.log.stats().fault is not None
@@ -220,7 +220,7 @@ class SimVandal:
 
         self._ask(AcceptLoss(world.topic, wound.partition), reported)
 
-    def _compare(self, wound: Wound, runtime: PartitionRuntime, report: LossReport) -> None:
+    def _compare(self, wound: Wound, runtime: QueuePartition, report: LossReport) -> None:
         """What is lost is what was struck; and of that, each group misses what it has not settled."""
         history, partition = self._world.history, wound.partition
         struck = [
@@ -235,14 +235,14 @@ class SimVandal:
             fits = len(never) <= count <= most
             require(fits, f"{group} misses {count} of {struck}: at least {len(never)}, at most {most}")
 
-    def _missed(self, runtime: PartitionRuntime, report: LossReport) -> dict[str, int]:
+    def _missed(self, runtime: QueuePartition, report: LossReport) -> dict[str, int]:
         """The messages that groups miss according to a report; nothing while there is no state to ask."""
         if runtime.lost is not None or runtime.damage is None:
             return {}
         told = {row["group"]: row["messages"] for row in report.groups}
         return {group: told.get(group, 0) for group in runtime.state.queues.names()}
 
-    def _over(self, wound: Wound, runtime: PartitionRuntime) -> None:
+    def _over(self, wound: Wound, runtime: QueuePartition) -> None:
         """The partition is back without the messages."""
         world, now_us = self._world, self._world.clock.now_us()
         del self.wounds[wound.partition]
@@ -278,7 +278,7 @@ class SimVandal:
             require(not more, f"a reader was told that {more} are lost, too")
 
 
-def _collected(runtime: PartitionRuntime) -> dict[str, int]:
+def _collected(runtime: QueuePartition) -> dict[str, int]:
     """How many messages each group was told to be gone."""
     queues = runtime.state.queues
     return {name: queues.figures(name)["collected"] for name in queues.names()}

@@ -1,0 +1,55 @@
+"""A partition of the internal topic of groups at work: a coordinator with its log, and no messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.broker.metrics import Metrics
+from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.runtime.pump import Pump
+from tailrace.broker.runtime.state_machines import MachineKind
+from tailrace.broker.runtime.turn import Turn
+from tailrace.core.groups.coordinator import Coordinator
+from tailrace.core.model.group_facts import CoordinationFact
+from tailrace.core.model.topic_options import TopicOptions
+from tailrace.format import codec
+from tailrace.ports import LogStore
+
+INTERNAL_BYTES = 1024 * 1024
+"""Bytes written to an internal log after which segments that snapshots cover are freed."""
+
+
+class CoordinatorPartition(PartitionRuntime[Coordinator]):
+    """Coordinates the groups, cron schedules and staged writes whose names hash to it."""
+
+    machine = MachineKind(Coordinator, Coordinator.restore, codec.facts_decoder(CoordinationFact))
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        options: TopicOptions,
+        store: LogStore,
+        pump: Pump,
+        metrics: Metrics,
+        reopened: Callable[[CoordinatorPartition], None],
+        *,
+        known: bool = False,
+    ) -> None:
+        super().__init__(name, topic, options, store, pump, metrics)
+        self._tell_reopened = reopened
+        """Called when the state was rebuilt from the log."""
+        self.open(known=known)
+
+    def _wrote(self, turn: Turn) -> None:
+        super()._wrote(turn)
+        debt = self.upkeep.debt
+        if debt.bytes > max(INTERNAL_BYTES, 2 * debt.snapshot_bytes):
+            self.upkeep.free()
+
+    def _reopened(self) -> None:
+        self._tell_reopened(self)
+
+    def shorten_replay(self) -> None:
+        """Take a snapshot, and free the segments that snapshots cover: nobody reads this log."""
+        self.upkeep.free()
