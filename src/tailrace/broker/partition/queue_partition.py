@@ -24,7 +24,7 @@ from tailrace.broker.runtime.process_driver import Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.recovery import Rebuilt
 from tailrace.broker.runtime.state_machines import MachineKind
-from tailrace.broker.runtime.turn import Decided, Reach, Turn
+from tailrace.broker.runtime.turn import NOTHING, Decided, Reach, Turn
 from tailrace.core.collections.span_map import count, flat
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.facts import Delayed, Fact
@@ -147,7 +147,8 @@ class QueuePartition(PartitionRuntime[Partition]):
                 messages += item.header.count
             elif kind == frame.SCHEDULED:
                 delayed = item.header.entry
-        super()._committed(turn)
+        for respond, reply in turn.replies:
+            respond(reply, NOTHING)
         if messages:
             seconds = (self.pump.clock.now_us() - turn.started_us) / 1e6
             self.metrics.published(self.topic, messages, nbytes, seconds)
@@ -156,7 +157,7 @@ class QueuePartition(PartitionRuntime[Partition]):
             self.releases.stored(delayed)
 
     def _wrote(self, turn: Turn) -> None:
-        super()._wrote(turn)
+        self.upkeep.wrote(turn.frames)
         if self.options.ephemeral:
             self._uncollected_bytes += sum(item.size for item in turn.frames if item.header.kind in _BODIES)
             if self._uncollected_bytes > COLLECT_BYTES:

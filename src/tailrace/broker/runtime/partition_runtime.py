@@ -380,7 +380,8 @@ class PartitionRuntime(Generic[State]):
             turn = self._turns.popleft()
             self.committed = turn.reach
             self._committed(turn)
-            self.processes.stored(turn.watched)
+            if turn.watched:
+                self.processes.stored(turn.watched)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
         """Drop the state and refuse the replies that wait; then rebuild it, or step down (see above)."""
