@@ -1,20 +1,25 @@
 """Groups are forgotten because they were deleted, never because somebody does not know them.
 
-Covers `broker/groups/deletion_carrier.py` and `core/groups/group_deletions.py`.
+Covers `broker/groups/unknown_groups.py` and `core/groups/group_deletions.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import msgspec
 import pytest
 
-from tailrace.broker.groups.deletion_carrier import DeletionCarrier
+from tailrace.broker.groups.unknown_groups import UnknownGroups
 from tailrace.core.model.catalog import Catalog
 from tailrace.core.model.commands import Done
 from tailrace.core.model.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import Delist
 from tailrace.core.model.internal_topic import home_of
+from tailrace.core.process.deletion_process import DeletionProcess
+from tailrace.core.process.process import After, Begun, Effect, Event, Now, Submit
 from tailrace.format.catalog_text import CatalogText, decode_catalog
 from tests.sim.catalog_world import CatalogWorld
 
@@ -172,6 +177,10 @@ def cut_a_deletion_everywhere() -> int:
 
 
 def test_a_partition_that_was_away_forgets_the_deleted_group_and_not_the_next_of_its_name() -> None:
+    away_and_back()
+
+
+def away_and_back(when_back: Callable[[], None] = lambda: None) -> None:
     world = made()
     world.enlist("g", "a")
     world.move("g", "a", 2, 1)
@@ -195,6 +204,7 @@ def test_a_partition_that_was_away_forgets_the_deleted_group_and_not_the_next_of
         world.disk.sync(handle)
         world.disk.close(handle)
     world.disk.sync_folder(folder)
+    when_back()
     world.start()
     world.broker.settle()
     assert world.fault("a", 1) == ""
@@ -252,11 +262,11 @@ def test_a_group_whose_coordinator_is_missing_is_neither_unknown_nor_deleted() -
 
 
 def test_planted_absence_is_deletion_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def delist(self: DeletionCarrier) -> None:
-        for name, runtimes in self.strangers().items():
+    def delist(self: UnknownGroups) -> None:
+        for name, runtimes in self.find().items():
             self.expel(name, runtimes, lambda reply, parts: None)
 
-    monkeypatch.setattr(DeletionCarrier, "report", delist)
+    monkeypatch.setattr(UnknownGroups, "report", delist)
     with pytest.raises(AssertionError):
         test_an_older_catalog_without_the_topic_of_groups_deletes_no_group()
     with pytest.raises((AssertionError, KeyError)):
@@ -270,9 +280,38 @@ def test_planted_unknown_topics_are_deleted_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_planted_deletions_that_nobody_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeletionCarrier, "carry_all", lambda self: None)
+    step = DeletionProcess.step
+
+    def forgetful(self: DeletionProcess, event: Event, now: Now) -> Sequence[Effect]:
+        return () if isinstance(event, Begun) else step(self, event, now)
+
+    monkeypatch.setattr(DeletionProcess, "step", forgetful)
     with pytest.raises(AssertionError):
         cut_a_deletion_everywhere()
+
+
+def _deletions_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the disks of the partitions were full at first."""
+    step = DeletionProcess.step
+
+    def late(self: DeletionProcess, event: Event, now: Now) -> Sequence[Effect]:
+        effects = step(self, event, now)
+        if not isinstance(event, Begun):
+            return effects
+        return [
+            After(effect.tag, 1_000_000)
+            if isinstance(effect, Submit) and isinstance(effect.command, Delist)
+            else effect
+            for effect in effects
+        ]
+
+    monkeypatch.setattr(DeletionProcess, "step", late)
+
+
+def test_a_group_begins_anew_also_where_the_deletion_of_the_first_comes_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    away_and_back(partial(_deletions_come_late, monkeypatch))
 
 
 def test_planted_names_without_ids_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,4 +319,4 @@ def test_planted_names_without_ids_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(GroupDeletions, "ids", lambda self, group, place: [])
     with pytest.raises(AssertionError):
-        test_a_partition_that_was_away_forgets_the_deleted_group_and_not_the_next_of_its_name()
+        away_and_back(partial(_deletions_come_late, monkeypatch))

@@ -17,11 +17,12 @@ from tailrace.broker.delay.delay_verbs import DelayVerbs
 from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.groups.cron_runner import CronRunner
 from tailrace.broker.groups.group_directory import GroupDirectory
+from tailrace.broker.groups.group_processes import deletions, grants
 from tailrace.broker.groups.group_reports import GroupReports, stats_of_all
 from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.local_router import LocalRouter
 from tailrace.broker.metrics import Metrics, Strays
-from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
+from tailrace.broker.partition.coordinator_partition import CoordinatorListeners, CoordinatorPartition
 from tailrace.broker.partition.credit_waiters import CreditWaiters
 from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
 from tailrace.broker.queue.key_reads import KeyReads
@@ -82,7 +83,7 @@ class Engine:
             self.pump,
             self.metrics,
             QueueListeners(credit, self._processes, self._overslept, self._reopened),
-            self._coordinator_reopened,
+            CoordinatorListeners(self._coordinator_processes, self._coordinator_reopened),
             defaults=topic_defaults or {},
             changed=lambda name: self.coordination.topic_changed(name),
             trouble=lambda: self.space.trouble,
@@ -91,7 +92,9 @@ class Engine:
         self.router = LocalRouter(self.topics)
         self.coordinators = GroupDirectory(self.topics)
         self.staged_writes = StagedVerbs(self.topics, self.pump, self.coordinators)
-        self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
+        self.coordination = GroupVerbs(
+            self.topics, self.pump, self.coordinators, self.router, self.leasing.evict
+        )
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = CronRunner(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
@@ -138,6 +141,11 @@ class Engine:
         kinds = (dead_letters(home, topic_id, self.metrics),)
         return Processes(ProcessDriver(kind, queue, self.router, self.pump) for kind in kinds)
 
+    def _coordinator_processes(self, runtime: CoordinatorPartition) -> Processes:
+        home, groups = TopicPartition(runtime.topic, runtime.partition), self.coordination
+        kinds = (grants(home, groups.touch), deletions(home, groups.left))
+        return Processes(ProcessDriver(kind, runtime, self.router, self.pump) for kind in kinds)
+
     def _overslept(self, group: str, member: str) -> None:
         self.leasing.overslept(group, member)
 
@@ -180,7 +188,7 @@ class Engine:
                 yield host.info.name, partition, runtime.stats()
 
     def _strays(self) -> Strays:
-        return Strays(len(self.coordination.delisting.strangers()), len(self.topics.kept))
+        return Strays(len(self.coordination.unknown.find()), len(self.topics.kept))
 
     def faults(self) -> list[str]:
         """Reasons why the broker is not healthy; empty if it is."""

@@ -36,7 +36,7 @@ class LocalRouter:
         sure: bool,
     ) -> None:
         """Submit a command to a partition of this node."""
-        host = self._topics.find(target.topic)
+        host = self._topics.host(target.topic)
         if host is None or topic_id not in (0, host.info.id) or target.partition >= len(host.runtimes):
             respond(Refusal(NotFound.code, f"there is no partition {target}"), NOTHING)
             return

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
+from tailrace.broker.partition.coordinator_partition import CoordinatorListeners, CoordinatorPartition
 from tailrace.broker.partition.delay_release import NEAR_BYTES_TOTAL
 from tailrace.broker.partition.frame_cache import COLD_BYTES_TOTAL
 from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
@@ -73,7 +73,7 @@ class Topics:
         pump: Pump,
         metrics: Metrics,
         listeners: QueueListeners,
-        reopened: Callable[[CoordinatorPartition], None],
+        coordinator_listeners: CoordinatorListeners,
         *,
         defaults: dict[str, Any],
         changed: Callable[[str], None],
@@ -85,7 +85,7 @@ class Topics:
         self._pump = pump
         self._metrics = metrics
         self._listeners = listeners
-        self._reopened = reopened
+        self._coordinator_listeners = coordinator_listeners
         """Called when the state of a coordinator was rebuilt from its log."""
         self._changed = changed
         """Called when a topic was created, altered or deleted."""
@@ -190,7 +190,9 @@ class Topics:
 
     def _coordinates(self, entry: core.TopicEntry, number: int, *, known: bool) -> CoordinatorPartition:
         place = f"{entry.folder}/{number}", entry.name, entry.options, self._stores[entry.options.storage]
-        return _reported(CoordinatorPartition(*place, self._pump, self._metrics, self._reopened, known=known))
+        return _reported(
+            CoordinatorPartition(*place, self._pump, self._metrics, self._coordinator_listeners, known=known)
+        )
 
     def _share_memory(self, new: Iterable[QueuePartition]) -> None:
         """Give every partition its share of memory, or only the new ones if the share is the same. Shares
@@ -243,7 +245,7 @@ class Topics:
 
     def known(self, name: str) -> AnyHost:
         """Any topic by name, internal ones included; raises `NotFound`."""
-        host = self._any(name)
+        host = self.host(name)
         if host is None:
             raise NotFound(f"there is no topic {name!r}", topic=name)
         return host
@@ -252,12 +254,13 @@ class Topics:
         """A user's topic by name; None if there is none."""
         return self._hosts.get(name)
 
-    def _any(self, name: str) -> AnyHost | None:
+    def host(self, name: str) -> AnyHost | None:
+        """Any topic by name, the internal one included; None if there is none."""
         return self._groups if name == GROUPS else self._hosts.get(name)
 
     def kept_of(self, name: str) -> Kept | None:
         """A kept folder of a topic of this name that the catalog does not know."""
-        return next((kept for kept in self.kept if kept.topic == name and self._any(name) is None), None)
+        return next((kept for kept in self.kept if kept.topic == name and self.host(name) is None), None)
 
     def storage(self) -> str:
         """The storage of internal topics: `file` if the node has files."""
@@ -411,7 +414,7 @@ class Topics:
         return catalog
 
     def _have(self, entry: core.TopicEntry) -> int:
-        host = self._any(entry.name)
+        host = self.host(entry.name)
         return 0 if host is None else len(host.runtimes)
 
     def _make_partitions(self, making: TopicCreation) -> None:
@@ -453,7 +456,7 @@ class Topics:
                 store = self._stores[entry.options.storage]
                 for name in self._new_logs(making):
                     store.remove(name)
-                if store.folders is not None and self._any(entry.name) is None:
+                if store.folders is not None and self.host(entry.name) is None:
                     if store.folders.exists(entry.folder):
                         store.folders.discard(entry.folder)
                 elif store.folders is not None:

@@ -1,6 +1,6 @@
 """Groups at work on a whole broker: members are told at once, and only of what the partitions know.
 
-Also covers `broker/groups/grant_carrier.py`, `broker/groups/group_directory.py`,
+Also covers `broker/groups/group_processes.py`, `broker/groups/group_directory.py`,
 `core/model/group_commands.py` and `core/model/internal_topic.py`.
 """
 

@@ -45,6 +45,7 @@ class Stage:
         self.sent: list[tuple[Any, Any]] = []
         self.at_once = False
         self.counted = 0
+        self.told: list[str] = []
         self.damage: list[Exception] = []
         self.catalog = Catalog()
         self.log: Any = "the log"
@@ -54,7 +55,7 @@ class Stage:
         self.pump = Pump(self.clock, self.threads)
         log = logging.getLogger("tailrace.test")
         readers = {str: self._read}
-        kind = ProcessKind(Scripted, frozenset((Dying,)), readers, self._count, log)
+        kind = ProcessKind(Scripted, frozenset((Dying,)), log, readers, self._count, self.told.append)
         self.driver = ProcessDriver(kind, self, self, self.pump)
 
     def _count(self) -> None:
@@ -122,7 +123,7 @@ def test_nothing_of_an_earlier_life_is_heard() -> None:
     assert stage.heard == [core.Begun(), core.Begun()]
     stage.driver.end()
     stage.driver.stored([])
-    assert not stage.driver.alive
+    assert stage.driver.process is None
     assert len(stage.heard) == 2
 
 
@@ -156,7 +157,7 @@ def test_a_read_ends_with_its_result_or_a_refusal(request_: str) -> None:
 
 def test_delays_end_in_time() -> None:
     stage = Stage()
-    stage.begin(core.After("c", 1_000_000))
+    stage.begin(core.After("c", 1_000_000), core.After("d", 1_000_000), core.Cancel("d"), core.Cancel("e"))
     stage.later(0.9)
     assert len(stage.heard) == 1
     stage.later(0.2)
@@ -173,4 +174,4 @@ def test_a_process_is_told_of_the_facts_that_it_watches() -> None:
     processes.stored([buried])
     assert stage.heard == [core.Begun(), core.FactsStored([dying])]
     processes.end()
-    assert not stage.driver.alive
+    assert stage.driver.process is None

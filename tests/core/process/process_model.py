@@ -37,7 +37,7 @@ class ModelLog:
         self.synced = 0
 
     def crash(self, random: Random) -> None:
-        """Lose some of what was not synced."""
+        """Lose some of what was not synced; what is left is synced when the log is opened."""
         self.synced = random.randint(self.synced, len(self.facts))
         del self.facts[self.synced :]
 
@@ -54,9 +54,9 @@ class ProcessWorld:
         self.process: core.Process | None = None
         self.healed = False
         """Whether nothing fails any more."""
-        self._pending: list[Doing] = []
-        """What is under way; each piece may come next."""
-        self._waiting: list[tuple[ModelLog, int, str, Reply]] = []
+        self._pending: list[tuple[TopicPartition | None, Doing]] = []
+        """What is under way; each piece may come next, but commands to one partition keep their order."""
+        self._waiting: list[tuple[ModelLog, int, Hashable, Reply]] = []
         """Replies that wait for a sync."""
 
     # -- what the test of a process says
@@ -76,6 +76,12 @@ class ProcessWorld:
     def read(self, request: Any) -> Any:
         """The result of a read."""
         raise NotImplementedError
+
+    def crashed(self) -> None:
+        """The logs were cut."""
+
+    def told(self, what: str) -> None:
+        """The process has told those who wait."""
 
     def happen(self) -> None:
         """Something happens by itself."""
@@ -99,8 +105,7 @@ class ProcessWorld:
         self.healed = True
         for _ in range(20 * steps):
             for log in self.logs.values():
-                log.synced = len(log.facts)
-            self._release()
+                self.sync(log)
             if not self._pending:
                 break
             self._do_one()
@@ -124,18 +129,26 @@ class ProcessWorld:
         if chance < 0.04:
             for log in self.logs.values():
                 log.crash(self.random)
+            self.crashed()
             self.begin()
         elif chance < 0.2:
             self.happen()
         elif chance < 0.4 and self.logs:
             log = self.random.choice(list(self.logs.values()))
-            log.synced = len(log.facts)
-            self._release()
+            self.sync(log)
         elif self._pending:
             self._do_one()
 
+    def sync(self, log: ModelLog) -> None:
+        """Everything that was written to a log is synced."""
+        log.synced = len(log.facts)
+        self._release()
+
     def _do_one(self) -> None:
-        self._pending.pop(self.random.randrange(len(self._pending)))()
+        target, _ = self.random.choice(self._pending)
+        places = [at for at, item in enumerate(self._pending) if item[0] == target]
+        _, doing = self._pending.pop(places[0] if target is not None else self.random.choice(places))
+        doing()
 
     def _release(self) -> None:
         ready = [item for item in self._waiting if item[1] <= item[0].synced]
@@ -143,9 +156,16 @@ class ProcessWorld:
         for _, _, tag, reply in ready:
             self.later(core.Answered(tag, reply))
 
+    def drop_waiting(self, log: ModelLog) -> None:
+        """A log was opened again alone: nobody knows what became of the replies that waited for it."""
+        lost = [item for item in self._waiting if item[0] is log]
+        self._waiting = [item for item in self._waiting if item[0] is not log]
+        for _, _, tag, _ in lost:
+            self.later(core.Answered(tag, Refusal("full", "it failed", "unknown")))
+
     def later(self, event: core.Event) -> None:
         """The process hears of it, some time."""
-        self._pending.append(lambda: self.tell(event))
+        self._pending.append((None, lambda: self.tell(event)))
 
     def fails(self) -> bool:
         return not self.healed and self.random.random() < self.REFUSED
@@ -153,13 +173,15 @@ class ProcessWorld:
     def _carry_out(self, effect: core.Effect) -> None:
         match effect:
             case core.Submit():
-                self._pending.append(lambda: self._submit(effect))
+                self._pending.append((effect.target, lambda: self._submit(effect)))
             case core.Change():
-                self._pending.append(lambda: self._change(effect))
+                self._pending.append((None, lambda: self._change(effect)))
             case core.Read():
-                self._pending.append(lambda: self.tell(core.Found(effect.tag, self.read(effect.request))))
+                self._pending.append((None, lambda: self._read(effect)))
             case core.After():
                 self.later(core.Due(effect.tag))
+            case core.Tell():
+                self.told(effect.what)
 
     def _try(self, act: Callable[[], Reply]) -> Reply:
         """What an act replies, unless it fails; nobody knows then whether it was done."""
@@ -167,7 +189,10 @@ class ProcessWorld:
             return act()
         if self.random.random() < 0.5:
             act()
-        return Refusal("storage_fault", "it failed", "unknown")
+        return Refusal("full", "it failed", "unknown")
+
+    def _read(self, effect: core.Read) -> None:
+        self.tell(core.Found(effect.tag, self.read(effect.request)))
 
     def _change(self, effect: core.Change) -> None:
         self.later(core.Answered(effect.tag, self._try(lambda: self.change(effect.request))))

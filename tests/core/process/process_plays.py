@@ -1,7 +1,9 @@
 """Plays of processes: text files of events with the effects of each below it, in `tests/scenarios/processes`.
 
-    begins | stored FACT, … | TAG: REPLY | TAG found RESULT | TAG due      an event; values are Python
+    begins | stored FACT, … | TAG: REPLY | TAG found RESULT | TAG due      an event
     anything else                                                         what the test of the process adds
+
+Replies and results are Python, or what the test makes of them.
 
 With `REWRITE_SCENARIOS=1` in the environment the effects are written anew; read the difference.
 """
@@ -43,8 +45,12 @@ class Acts(Protocol):
         """Change the world; false if the line is none of these acts, but an event."""
         ...
 
+    def event(self, line: str) -> core.Event | None:
+        """What happens in other words than those above."""
+        ...
+
     def value(self, text: str) -> Any:
-        """The value of a result in a play that is not plain Python."""
+        """The value behind a reply or a result."""
         ...
 
 
@@ -68,49 +74,67 @@ def told(value: Any) -> str:
     return repr(value)
 
 
+def named(tag: Any) -> str:
+    """A tag as plays write it."""
+    if isinstance(tag, str):
+        return tag
+    return tag.what if tag.place is None else f"{tag.what} {tag.place}"
+
+
 def shown(effect: core.Effect) -> str:
     """An effect in one line."""
     match effect:
         case core.Submit():
             sure = ", surely" if effect.sure else ""
             to = f"{effect.target} (topic {effect.topic_id}){sure}"
-            return f"{effect.tag}: to {to}: {told(effect.command)}"
+            return f"{named(effect.tag)}: to {to}: {told(effect.command)}"
         case core.Change() | core.Read():
-            return f"{effect.tag}: {told(effect.request)}"
+            return f"{named(effect.tag)}: {told(effect.request)}"
         case core.After():
-            return f"{effect.tag}: after {effect.delay_us / 1e6:g} s"
+            return f"{named(effect.tag)}: after {effect.delay_us / 1e6:g} s"
+        case core.Cancel():
+            return f"{named(effect.tag)}: cancelled"
         case core.Log():
             return f"{effect.level}: {effect.text}"
         case core.Count():
             return "a failure is counted"
+        case core.Tell():
+            return f"those who wait for {effect.what} are told"
 
 
 def run(text: str, acts: Acts) -> str:
     """The play with the effects as they are."""
     lines = []
+    tags: dict[str, Any] = {}
     for line in text.splitlines():
         if line.startswith(" "):
             continue
         lines.append(line)
         if not line or line.startswith("#") or acts.act(line):
             continue
-        effects = acts.process.step(_event(line, acts), acts.now())
+        effects = acts.process.step(acts.event(line) or _event(line, acts, tags), acts.now())
+        tags |= {named(tag): tag for effect in effects if (tag := getattr(effect, "tag", None)) is not None}
         lines += [f"    {shown(effect)}" for effect in effects] or ["    nothing"]
     return "\n".join(lines) + "\n"
 
 
-def _event(line: str, acts: Acts) -> core.Event:
+def _event(line: str, acts: Acts, tags: dict[str, Any]) -> core.Event:
     if line == "begins":
         return core.Begun()
     if line.startswith("stored "):
         return core.FactsStored(eval(f"[{line.removeprefix('stored ')}]", NAMES))
     if match := re.fullmatch(r"(\w+) due", line):
-        return core.Due(match[1])
+        return core.Due(tags[match[1]])
     if match := re.fullmatch(r"(\w+) found (.*)", line):
-        return core.Found(match[1], acts.value(match[2]))
-    match = re.fullmatch(r"(\w+): (.*)", line)
+        return core.Found(tags[match[1]], acts.value(match[2]))
+    match = re.fullmatch(r"(.+?): (.*)", line)
     assert match is not None, f"what is {line!r}?"
-    return core.Answered(match[1], eval(match[2], NAMES))
+    return core.Answered(tags[match[1]], acts.value(match[2]))
+
+
+def python(text: str) -> Any:
+    """A value that is written as Python."""
+    return eval(text, NAMES)
 
 
 def check_play(name: str, acts: Callable[[], Acts]) -> None:

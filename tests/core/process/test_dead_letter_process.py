@@ -19,7 +19,7 @@ from tailrace.core.process.dead_letter_process import DeadLetterProcess, DeadLet
 from tailrace.core.process.process import After, Effect, Event, FactsStored, Now, Submit
 from tailrace.core.queue.ledger_stats import Dead
 from tests.core.process.process_model import DONE, ProcessWorld, caught, require
-from tests.core.process.process_plays import check_play
+from tests.core.process.process_plays import check_play, python
 
 HOME = TopicPartition("orders", 1)
 LETTERS = TopicPartition("orders.dlq", 1)
@@ -89,7 +89,12 @@ class DeadLetterActs:
             return True
         return False
 
+    def event(self, line: str) -> Event | None:
+        return None
+
     def value(self, text: str) -> Any:
+        if "(" in text:
+            return python(text)
         found, _, lost = text.partition(", but not ")
         offsets = [int(word) for word in found.split(", ") if word != "nothing"]
         return letters(offsets, [int(word) for word in lost.split(", ") if word])

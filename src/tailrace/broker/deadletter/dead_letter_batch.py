@@ -39,9 +39,9 @@ def dead_letters(home: TopicPartition, topic_id: int, metrics: Metrics) -> Proce
     return ProcessKind(
         make=partial(_make, home, topic_id),
         watches=DeadLetterProcess.WATCHES,
+        log=_log,
         readers={ReadDying: read_dying},
         failed=partial(metrics.burial_failed, home.topic),
-        log=_log,
     )
 
 

@@ -78,7 +78,7 @@ class GroupReports:
             and (request.topic is None or request.topic in group.topics)
         ]
         infos = [self._shown(group, lag=self._lag(group)) for group in found]
-        for name, runtimes in self._coordination.delisting.strangers().items():
+        for name, runtimes in self._coordination.unknown.find().items():
             topics = {runtime.topic for runtime in runtimes}
             if name.startswith(request.prefix) and (request.topic is None or request.topic in topics):
                 infos.append(self._stranger(name, runtimes))
@@ -105,8 +105,12 @@ class GroupReports:
         text = "no coordinator knows this group; it is kept: enlist it or join it to go on, or delete it"
         return msgspec.structs.replace(info, warnings=[text])
 
+    def _runtime(self, place: tuple[str, int]) -> QueuePartition | None:
+        host = self._topics.find(place[0])
+        return None if host is None or place[1] >= len(host.runtimes) else host.runtimes[place[1]]
+
     def _lag(self, group: GroupState) -> int:
-        runtimes = (self._coordination.granting.runtime(place) for place in group.all_places())
+        runtimes = (self._runtime(place) for place in group.all_places())
         return sum(
             figures_of(runtime, group.name).get("lag", 0) for runtime in runtimes if runtime is not None
         )
@@ -115,7 +119,7 @@ class GroupReports:
 
     def _describe(self, request: DescribeGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
         if self._coordination.find(request.group) is None:
-            strangers = self._coordination.delisting.strangers().get(request.group)
+            strangers = self._coordination.unknown.find().get(request.group)
             if strangers:
                 none = GroupState(request.group, GroupPolicy(), 0)
                 rows = [self._row(none, runtime.topic, runtime.partition, runtime) for runtime in strangers]
@@ -138,7 +142,7 @@ class GroupReports:
         rows: list[dict[str, Any]] = []
         oldest: list[tuple[dict[str, Any], PartitionLog, int, int, int]] = []
         for place in group.all_places():
-            runtime = self._coordination.granting.runtime(place)
+            runtime = self._runtime(place)
             if runtime is None:
                 continue
             row = self._row(group, place[0], place[1], runtime)
@@ -282,7 +286,7 @@ class GroupReports:
             if left:
                 return
             # The generations of the partitions have grown: the coordinator follows, and tells the members.
-            self._coordination.settle(request.group)
+            self._coordination.recheck(request.group)
             if problem is None:
                 respond(ResetPlan(changes, done=True), NOTHING)
             else:

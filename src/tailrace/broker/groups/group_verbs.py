@@ -1,8 +1,8 @@
 """Verbs of groups: join, heartbeat, leave, and administration.
 
-A request becomes a command to the group's coordinator. When the decision is durable, `GrantCarrier` brings
-the data partitions to it, and `MemberSessions` tells the members. A member hears of a partition only after
-the partition knows the member, so that its first lease is not refused.
+A request becomes a command to the group's coordinator. When the decision is durable, the process of grants
+(`core.process.grant_process`) brings the data partitions to it, and `MemberSessions` tells the members. A
+member hears of a partition only after the partition knows the member, so that its first lease is not refused.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from tailrace.broker.groups.deletion_carrier import DeletionCarrier
-from tailrace.broker.groups.grant_carrier import GrantAsks, GrantCarrier, GrantTells
 from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.groups.member_sessions import MemberSessions, Presence
+from tailrace.broker.groups.unknown_groups import UnknownGroups
 from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
 from tailrace.broker.partition.queue_partition import QueuePartition
+from tailrace.broker.runtime.process_driver import Router
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
@@ -24,23 +24,24 @@ from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model import group_commands as verbs
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.group_options import GroupPolicy, parse_policy, warnings_of
-from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.identifiers import Refusal, TopicPartition
 from tailrace.core.model.internal_commands import (
     ChangeOptions,
-    ConfirmEnlisted,
     ConfirmReleased,
     DropGroup,
+    EvictMember,
     Join,
     Leave,
     MakeGroup,
     PassTime,
-    RaiseGenerations,
     ResizeTopics,
     SetPaused,
     Sizes,
 )
 from tailrace.core.model.internal_topic import TOPIC, home_of
 from tailrace.core.model.topic_options import NAME_MAX, check_name
+from tailrace.core.process.deletion_process import DeletionProcess
+from tailrace.core.process.grant_process import GrantProcess, Recheck
 from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, Respond
@@ -74,20 +75,17 @@ class GroupVerbs:
         topics: Topics,
         pump: Pump,
         coordinators: GroupDirectory,
+        router: Router,
         evicted: Callable[[str, str], None],
     ) -> None:
         self._topics = topics
         self._pump = pump
+        self._router = router
         self.coordinators = coordinators
         self.seats = MemberSessions(pump, self._gone)
         self._evicted = evicted
-        self.granting = GrantCarrier(
-            topics,
-            pump,
-            GrantAsks(self.find, self._deleted),
-            GrantTells(self._touch, self._raise, self._enlisted, evicted),
-        )
-        self.delisting = DeletionCarrier(topics, pump, coordinators)
+        self.unknown = UnknownGroups(topics, coordinators)
+        self._left: dict[str, list[Callable[[], None]]] = {}
         self._touched: dict[str, None] = {}
         self._waiters: dict[_Waiter, None] = {}
         self._timers: dict[str, Timer] = {}
@@ -109,41 +107,42 @@ class GroupVerbs:
             for group in machine.groups.by_name.values():
                 for member in group.members:
                     self.seats.take(group.name, member, group.policy)
-                self.granting.adopt(group)
                 resize = self._resize_of(group, group.topics)
                 if resize is None:
                     self.settle(group.name)
                 else:
                     self._command(group.name, resize, lambda reply: None)
-        self.delisting.carry_all()
-        self.delisting.report()
+        self.unknown.report()
 
     def reopened(self, queue: QueuePartition) -> None:
         """A partition was rebuilt from its log and may lack its last decisions: compare everything with it
         again."""
-        place = (queue.topic, queue.partition)
-        for _, machine in self.coordinators.machines():
-            for group in machine.groups.by_name.values():
-                if place in group.all_places():
-                    self.granting.learn(group, place, queue)
-                    self.settle(group.name)
-        self.delisting.carry_all()
+        self._recheck(Recheck(topic=queue.topic, partition=queue.partition))
 
     def coordinator_reopened(self, reopened: CoordinatorPartition) -> None:
-        """A coordinator was rebuilt from its log: compare its groups with all partitions again."""
+        """A coordinator was rebuilt from its log: begin a session for each member that has none."""
         for home, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values() if home is reopened else ():
-                self._take_up(group)
+                for member in group.members:
+                    if self.seats.get(group.name, member) is None:
+                        self.seats.take(group.name, member, group.policy)
                 self.settle(group.name)
-        self.delisting.carry_all()
 
-    def _take_up(self, group: GroupState) -> None:
-        """A coordinator knows a group again: begin a session for each member that has none."""
-        for member in group.members:
-            if self.seats.get(group.name, member) is None:
-                self.seats.take(group.name, member, group.policy)
-        if not self.granting.knows(group.name):
-            self.granting.adopt(group)
+    def _recheck(self, recheck: Recheck) -> None:
+        """Compare partitions with what their coordinators want, and carry deletions to them."""
+        for home in self.coordinators.runtimes():
+            home.processes.ask(GrantProcess, recheck)
+            home.processes.ask(DeletionProcess, recheck)
+
+    def recheck(self, group: str) -> None:
+        """Compare the partitions of a group with its coordinator: they were reset."""
+        home = self.coordinators.home(group)
+        if home is not None:
+            home.processes.ask(GrantProcess, Recheck(group))
+
+    def _grants(self, group: str) -> GrantProcess | None:
+        home = self.coordinators.home(group)
+        return None if home is None else home.processes.of(GrantProcess)
 
     def close(self) -> None:
         """Answer everything that waits."""
@@ -197,15 +196,6 @@ class GroupVerbs:
                 resize.topic_ids[topic] = number
         return resize if resize.topics else None
 
-    def _deleted(self, group: str, place: verbs.Place) -> list[int]:
-        machine = self.coordinators.of(group)
-        return [] if machine is None else machine.deletions.ids(group, place)
-
-    def _enlisted(self, group: str, place: verbs.Place) -> None:
-        found = self.find(group)
-        if found is not None and place not in found.enlisted:
-            self.coordinators.submit(group, ConfirmEnlisted(group, [place]), lambda reply, parts: None)
-
     def _ids(self, sizes: Sizes) -> dict[str, int]:
         return {topic: self._topics.get(topic).info.id for topic, _ in sizes}
 
@@ -237,7 +227,7 @@ class GroupVerbs:
 
     def _after_leaving(self, group: str, action: Callable[[], None], respond: Respond) -> None:
         """Act now, or when the partitions have forgotten a deleted group of the same name."""
-        if not self.delisting.leaving(group):
+        if not self._is_leaving(group):
             action()
             return
 
@@ -247,14 +237,24 @@ class GroupVerbs:
             except TailraceError as error:
                 respond(refuse(error), NOTHING)
 
-        self.delisting.when_left(group, later)
+        self._left.setdefault(group, []).append(later)
+
+    def _is_leaving(self, group: str) -> bool:
+        home = self.coordinators.home(group)
+        deletions = None if home is None else home.processes.of(DeletionProcess)
+        return deletions is not None and deletions.leaving(group)
+
+    def left(self, group: str) -> None:
+        """Every working partition has forgotten a deleted group."""
+        for action in self._left.pop(group, ()):
+            action()
 
     def settle(self, group: str) -> None:
-        """Carry the decisions of a coordinator to the partitions and, in the next turn, to the members."""
+        """A coordinator has decided something: watch the time, and tell the members in the next turn. The
+        process of grants carries it to the partitions."""
         found = self.find(group)
         if found is None:
             return
-        self.granting.carry(found)
         time_us = found.due_us()
         home = self.coordinators.runtimes()[home_of(group)]
         due_us = None if time_us is None else home.clock.steady_us(time_us)
@@ -263,17 +263,14 @@ class GroupVerbs:
             if timer is not None:
                 timer.cancel()
             self._timers[group] = self._pump.at(due_us, lambda now_us: self._pass_time(group))
-        self._touch(group)
+        self.touch(group)
 
     def _pass_time(self, group: str) -> None:
         self._timers.pop(group, None)
         if self.find(group) is not None:
             self._command(group, PassTime(group), lambda reply: None)
 
-    def _raise(self, group: str, places: list[tuple[str, int, int]]) -> None:
-        self._command(group, RaiseGenerations(group, places), lambda reply: None)
-
-    def _touch(self, group: str) -> None:
+    def touch(self, group: str) -> None:
         """A group changed: look at its members in the next turn, once."""
         if not self._touched:
             self._pump.ready(self)
@@ -285,15 +282,25 @@ class GroupVerbs:
         for name in touched:
             self._tell(name)
         for waiter in [waiter for waiter in self._waiters if waiter.group in touched]:
-            group = self.find(waiter.group)
-            if group is None or self.granting.settled(group, waiter.member):
+            group, grants = self.find(waiter.group), self._grants(waiter.group)
+            if group is None or (grants is not None and grants.settled(group, waiter.member)):
                 self._ready(waiter, True)
 
     def _tell(self, name: str) -> None:
-        group = self.find(name)
-        if group is not None:
-            for member, standing in self.granting.standings(group).items():
+        group, grants = self.find(name), self._grants(name)
+        if group is not None and grants is not None and grants.ready(group):
+            for member, standing in grants.assignments(group).items():
                 self.seats.tell(name, member, standing, group.policy)
+
+    def _evict(self, group: GroupState, member: str, *, left: bool = False) -> None:
+        """A member leaves or is gone: give back its leases on all partitions. A crash may lose this; then the
+        leases time out. Partitions of its own get their next owner by their grants; this is for those that
+        are or were shared."""
+        self._evicted(group.name, member)
+        for place in group.all_places():
+            command = EvictMember(group.name, member, left=left)
+            topic_id = group.topics[place[0]].id
+            self._router.submit(TopicPartition(*place), topic_id, command, b"", _unheard, sure=False)
 
     def when_settled(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
         """Call `ready(True)` when the partitions of a group (and those of a member) are settled, or
@@ -302,7 +309,7 @@ class GroupVerbs:
         self._waiters[waiter] = None
         due_us = self._pump.clock.now_us() + SETTLE_US
         waiter.timer = self._pump.at(due_us, lambda now_us: self._ready(waiter, False))
-        self._touch(group)
+        self.touch(group)
 
     def _ready(self, waiter: _Waiter, settled: bool) -> None:
         if waiter in self._waiters:
@@ -332,9 +339,9 @@ class GroupVerbs:
         name = request.group
         if name in OWN_GROUPS:
             raise Denied(f"group {name!r} is internal")
-        strangers = self.delisting.strangers().get(name) if self.find(name) is None else None
-        if strangers:
-            self.delisting.expel(name, strangers, respond)
+        unknown = self.unknown.find().get(name) if self.find(name) is None else None
+        if unknown:
+            self.unknown.expel(name, unknown, respond)
             return
         self.must_find(name)
 
@@ -344,9 +351,10 @@ class GroupVerbs:
                 return
             for member in self.seats.members(name):
                 self.seats.leave(name, member, Refusal(NotFound.code, f"group {name!r} was deleted"))
-            self.granting.forget(name)
-            self.delisting.carry(name)
-            self.delisting.when_left(name, lambda: respond(Done(), NOTHING))
+            if self._is_leaving(name):
+                self._left.setdefault(name, []).append(lambda: respond(Done(), NOTHING))
+            else:
+                respond(Done(), NOTHING)
 
         self._command(name, DropGroup(name, request.force), dropped)
 
@@ -392,8 +400,6 @@ class GroupVerbs:
         """A topic was created, grew or was deleted: tell the groups that use it."""
         if topic == TOPIC:
             return
-        if self._topics.find(topic) is None:
-            self.granting.forget_topic(topic)
         for _, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
                 wanted = any(topic in member.topics for member in group.members.values())
@@ -401,7 +407,7 @@ class GroupVerbs:
                     resize = self._resize_of(group, [topic])
                     if resize is not None:
                         self._command(group.name, resize, lambda reply: None)
-        self.delisting.carry_all()
+        self._recheck(Recheck(topic=topic))
 
     # -- members
 
@@ -479,7 +485,7 @@ class GroupVerbs:
         if self.seats.taken(request.group, request.member, request.incarnation):
             raise _superseded(request.group, request.member)
         # First of all: once its partitions go to others, they are taken from it as from a member that died.
-        self.granting.evict(group, request.member, left=True)
+        self._evict(group, request.member, left=True)
         self._take_out(request.group, request.member, "left", lambda reply: respond(reply, NOTHING))
 
     def _gone(self, group: str, member: str, reason: str) -> None:
@@ -491,10 +497,14 @@ class GroupVerbs:
             if not isinstance(reply, Refusal) and not (found is not None and member in found.members):
                 self.seats.leave(group, member, _stranger(group, member))
                 if found is not None:
-                    self.granting.evict(found, member)
+                    self._evict(found, member)
             done(reply)
 
         self._command(group, Leave(group, member, reason), left)
+
+
+def _unheard(reply: object, parts: object) -> None:
+    """Ignore the reply."""
 
 
 def _no_member(group: str, member: str) -> Fenced:

@@ -33,7 +33,6 @@ itself. Versions begin at the time of the start, so they never repeat one from b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -43,6 +42,7 @@ from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import Heartbeat, Membership, Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.process.grant_process import PATIENCE_US, MemberAssignment
 from tailrace.ports import Gate, Respond
 
 WAIT_MS_MAX = 60_000
@@ -54,14 +54,6 @@ HUNGRY_US = 200_000
 
 Key = tuple[str, str]
 """Group and member."""
-
-
-class MemberAssignment(NamedTuple):
-    """The assignment of a member: the part of `Membership` whose changes it hears of."""
-
-    owned: list[tuple[str, int, int]]
-    revoking: list[Place]
-    state: str
 
 
 class MemberSession:
@@ -276,14 +268,18 @@ class MemberSessions:
         """Answer a heartbeat when there is something new or its time is over. An older heartbeat that still
         waits is answered now.
 
-        The wait is half a session at most, so that a member whose connection is gone does not seem alive."""
+        The wait is half a session at most, so that a member whose connection is gone does not seem alive.
+        After a start it also waits until the partitions have reported: a member that is told that it has
+        nothing gives up what it has."""
         self._answer(seat, self.membership(seat))
         wait_ms = min(heartbeat.wait_ms, WAIT_MS_MAX, seat.policy.session_ms // 2)
         places, seat.hungry = seat.hungry, []
         if places and seat.hungry_us + HUNGRY_US > self._pump.clock.now_us():
             respond(msgspec.structs.replace(self.membership(seat), hungry=places), NOTHING)
             return
-        if heartbeat.version != seat.version or wait_ms <= 0:
+        if seat.standing is None:
+            wait_ms = max(wait_ms, PATIENCE_US // 1000)
+        elif heartbeat.version != seat.version or wait_ms <= 0:
             respond(self.membership(seat), NOTHING)
             return
         seat.poll = respond

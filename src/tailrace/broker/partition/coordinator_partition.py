@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
+from tailrace.broker.runtime.process_driver import Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.state_machines import MachineKind
 from tailrace.broker.runtime.turn import Turn
@@ -17,6 +19,15 @@ from tailrace.ports import LogStore
 
 INTERNAL_BYTES = 1024 * 1024
 """Bytes written to an internal log after which segments that snapshots cover are freed."""
+
+
+class CoordinatorListeners(NamedTuple):
+    """Who hears of all coordinators."""
+
+    processes: Callable[[CoordinatorPartition], Processes]
+    """Makes the protocols of a coordinator with data partitions."""
+    reopened: Callable[[CoordinatorPartition], None]
+    """The state of this coordinator was rebuilt from the log."""
 
 
 class CoordinatorPartition(PartitionRuntime[Coordinator]):
@@ -32,13 +43,13 @@ class CoordinatorPartition(PartitionRuntime[Coordinator]):
         store: LogStore,
         pump: Pump,
         metrics: Metrics,
-        reopened: Callable[[CoordinatorPartition], None],
+        listeners: CoordinatorListeners,
         *,
         known: bool = False,
     ) -> None:
         super().__init__(name, topic, options, store, pump, metrics)
-        self._tell_reopened = reopened
-        """Called when the state was rebuilt from the log."""
+        self._listeners = listeners
+        self.processes = listeners.processes(self)
         self.open(known=known)
 
     def _wrote(self, turn: Turn) -> None:
@@ -48,7 +59,7 @@ class CoordinatorPartition(PartitionRuntime[Coordinator]):
             self.upkeep.free()
 
     def _reopened(self) -> None:
-        self._tell_reopened(self)
+        self._listeners.reopened(self)
 
     def shorten_replay(self) -> None:
         """Take a snapshot, and free the segments that snapshots cover: nobody reads this log."""

@@ -379,9 +379,9 @@ class PartitionRuntime(Generic[State]):
         while self._turns and self._turns[0].reach.entry <= entry:
             turn = self._turns.popleft()
             self.committed = turn.reach
-            self._committed(turn)
             if turn.watched:
                 self.processes.stored(turn.watched)
+            self._committed(turn)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
         """Drop the state and refuse the replies that wait; then rebuild it, or step down (see above)."""

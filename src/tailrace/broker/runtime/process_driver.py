@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.runtime.turn import refuse
@@ -29,6 +29,7 @@ from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import Buffer
 from tailrace.ports import PartitionLog, Respond
 
+P = TypeVar("P")
 LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 
 Reader = Callable[[PartitionLog, int, Any], tuple[Any, StorageFault | None]]
@@ -83,10 +84,12 @@ class ProcessKind(NamedTuple):
     make: Callable[[Any], core.Process]
     watches: frozenset[type]
     """The kinds of facts that it is told of."""
-    readers: Mapping[type, Reader]
-    failed: Callable[[], None]
-    """Counts a failure."""
     log: logging.Logger
+    readers: Mapping[type, Reader] = {}
+    failed: Callable[[], None] = lambda: None
+    """Counts a failure."""
+    tell: Callable[[str], None] = lambda what: None
+    """Tells those who wait."""
 
 
 class ProcessDriver:
@@ -102,20 +105,26 @@ class ProcessDriver:
         self._life = 0
         self._events: deque[core.Event] = deque()
         self._stepping = False
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[Hashable, Timer] = {}
         self._effects: dict[type, Callable[[Any], None]] = {
             core.Submit: self._submit,
             core.Change: self._change,
             core.Read: self._read,
             core.After: self._after,
+            core.Cancel: self._cancel,
             core.Log: self._log,
             core.Count: self._count,
+            core.Tell: self._tell_others,
         }
 
     @property
-    def alive(self) -> bool:
-        """Whether there is a process."""
-        return self._process is not None
+    def process(self) -> core.Process | None:
+        """The process; None while there is no life."""
+        return self._process
+
+    def ask(self, request: Any) -> None:
+        """Ask the process for something; nothing happens without a life, for the next one begins anew."""
+        self._tell(core.Asked(request))
 
     def begin(self, state: Any) -> None:
         """The home partition takes commands (again), and this is its state."""
@@ -137,6 +146,8 @@ class ProcessDriver:
         self._tell(core.FactsStored(facts))
 
     def _tell(self, event: core.Event) -> None:
+        if self._process is None:
+            return
         self._events.append(event)
         if self._stepping:
             return
@@ -160,7 +171,7 @@ class ProcessDriver:
     def _change(self, effect: core.Change) -> None:
         self._router.change(effect.request, partial(self._answered, self._life, effect.tag))
 
-    def _answered(self, life: int, tag: str, reply: Reply, parts: Sequence[Buffer]) -> None:
+    def _answered(self, life: int, tag: Hashable, reply: Reply, parts: Sequence[Buffer]) -> None:
         if life == self._life:
             self._tell(core.Answered(tag, reply))
 
@@ -169,7 +180,9 @@ class ProcessDriver:
         work = partial(reader, log, self._home.end_offset, effect.request)
         self._pump.threads.read(work, partial(self._found, self._life, effect.tag, log))
 
-    def _found(self, life: int, tag: str, log: PartitionLog, found: Any, error: Exception | None) -> None:
+    def _found(
+        self, life: int, tag: Hashable, log: PartitionLog, found: Any, error: Exception | None
+    ) -> None:
         if life != self._life:
             return
         if error is not None:
@@ -184,12 +197,20 @@ class ProcessDriver:
         due_us = self._pump.clock.now_us() + effect.delay_us
         self._timers[effect.tag] = self._pump.at(due_us, partial(self._due, effect.tag))
 
-    def _due(self, tag: str, now_us: int) -> None:
+    def _cancel(self, effect: core.Cancel) -> None:
+        timer = self._timers.pop(effect.tag, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _due(self, tag: Hashable, now_us: int) -> None:
         del self._timers[tag]
         self._tell(core.Due(tag))
 
     def _log(self, effect: core.Log) -> None:
         self._kind.log.log(LEVELS[effect.level], "%s", effect.text)
+
+    def _tell_others(self, effect: core.Tell) -> None:
+        self._kind.tell(effect.what)
 
     def _count(self, effect: core.Count) -> None:
         self._kind.failed()
@@ -202,6 +223,16 @@ class Processes:
         self.drivers = tuple(drivers)
         self.watches = frozenset[type]().union(*(driver.watches for driver in self.drivers))
         """The kinds of facts that some of them are told of."""
+
+    def of(self, kind: type[P]) -> P | None:
+        """The process of a class, for questions; None without a life."""
+        return next((driver.process for driver in self.drivers if isinstance(driver.process, kind)), None)
+
+    def ask(self, kind: type[core.Process], request: Any) -> None:
+        """See `ProcessDriver.ask`; asks the process of a class."""
+        for driver in self.drivers:
+            if isinstance(driver.process, kind):
+                driver.ask(request)
 
     def begin(self, state: Any) -> None:
         """See `ProcessDriver.begin`."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.model.commands import Reply
-from tailrace.core.model.internal_commands import RunLeased
+from tailrace.core.model.internal_commands import GroupHeld, RunLeased
 
 NOTHING: tuple[Any, ...] = ()
 
@@ -25,7 +25,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
 
     facts: tuple[Any, ...]
     """Facts of a partition (`core.model.facts`) or of a coordinator (`core.model.group_facts`)."""
-    reply: Reply | RunLeased
+    reply: Reply | RunLeased | GroupHeld
     keep: npt.NDArray[np.int64] | None = None
     late: npt.NDArray[np.int64] | None = None
     soft: bool = False

@@ -103,6 +103,25 @@ class Delist(msgspec.Struct, frozen=True):
     id: int | None = None
 
 
+class ReportGroup(msgspec.Struct, frozen=True):
+    """Report what the partition holds of a group; changes nothing. The reply is `GroupHeld`."""
+
+    group: str
+
+
+class GroupHeld(msgspec.Struct, frozen=True):
+    """The reply to `ReportGroup`: where the partition begins, and what it holds of the group; without a
+    `policy` it does not have the group."""
+
+    start_offset: int
+    id: int = 0
+    member: str = ""
+    generation: int = 0
+    shared: bool = False
+    paused: bool = False
+    policy: GroupPolicy | None = None
+
+
 class GrantTo(msgspec.Struct, frozen=True):
     """The coordinator gives the partition to a member ("": to none), or to all members of the group
     (`shared`), under a generation. Under a higher generation, messages leased to the owner before come back.

@@ -25,7 +25,7 @@ One batch is under way at a time, of messages of one group. Its steps, by the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -117,7 +117,7 @@ class DeadLetterProcess:
         self._group = ""
         self._rows: list[Dead] = []
         self._batch = DeadLettersRead([], [])
-        self._answered: dict[str, Callable[[Reply, Now], Sequence[Effect]]] = {
+        self._answered: dict[Hashable, Callable[[Reply, Now], Sequence[Effect]]] = {
             "sync": self._death_synced,
             "room": self._room_made,
             "append": self._appended,

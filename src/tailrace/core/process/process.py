@@ -7,9 +7,10 @@ order, and nothing else: it does no I/O, keeps no time, and knows other partitio
 
     event ──▶ step ──▶ effects
 
-    events    the life begins · facts of the home partition were stored · a command was answered ·
-              a read has ended · a delay is over
-    effects   submit a command to a partition · change a topic · read the home log · wait · log · count
+    events    the life begins · facts of the home partition were stored · somebody asks · a command was
+              answered · a read has ended · a delay is over
+    effects   submit a command to a partition · change a topic · read the home log · wait · log · count ·
+              tell those who wait
 
 A process belongs to the leader of one partition, its *home*. It is made when the home partition takes
 commands, from the state that was recovered from the log, and it dies when that state is dropped: because
@@ -43,7 +44,7 @@ arrive. An effect has a `tag`, which comes back with its answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from tailrace.core.model.catalog import Catalog
@@ -73,24 +74,30 @@ class FactsStored(NamedTuple):
 class Answered(NamedTuple):
     """The reply to a `Submit` or a `Change`."""
 
-    tag: str
+    tag: Hashable
     reply: Reply
 
 
 class Found(NamedTuple):
     """The result of a `Read`, or why there is none."""
 
-    tag: str
+    tag: Hashable
     result: Any | Refusal
+
+
+class Asked(NamedTuple):
+    """Somebody on this node asks for something that is not a decision of the home partition."""
+
+    request: Any
 
 
 class Due(NamedTuple):
     """The delay of an `After` is over."""
 
-    tag: str
+    tag: Hashable
 
 
-Event = Begun | FactsStored | Answered | Found | Due
+Event = Begun | FactsStored | Asked | Answered | Found | Due
 
 
 # ------------------------------------------------------------------------------------------------ effects
@@ -101,7 +108,7 @@ class Submit(NamedTuple):
     the target had decided by then is synced; otherwise, when it is as durable as the target's topic asks. The
     target is refused with `not_found` if its topic has another id than `topic_id` (0: any)."""
 
-    tag: str
+    tag: Hashable
     target: TopicPartition
     command: Any
     body: bytes | bytearray | memoryview = b""
@@ -112,22 +119,28 @@ class Submit(NamedTuple):
 class Change(NamedTuple):
     """Create or alter a topic, internal ones included."""
 
-    tag: str
+    tag: Hashable
     request: CreateTopic | AlterTopic
 
 
 class Read(NamedTuple):
     """Read the committed part of the home log, as the reader for requests of this type does it."""
 
-    tag: str
+    tag: Hashable
     request: Any
 
 
 class After(NamedTuple):
     """Come back after a delay."""
 
-    tag: str
+    tag: Hashable
     delay_us: int
+
+
+class Cancel(NamedTuple):
+    """Forget what was set under this tag, if anything is."""
+
+    tag: Hashable
 
 
 class Log(NamedTuple):
@@ -141,7 +154,13 @@ class Count(NamedTuple):
     """Count a failure of this kind of process, for the home topic."""
 
 
-Effect = Submit | Change | Read | After | Log | Count
+class Tell(NamedTuple):
+    """Something has changed for requests that wait on this node."""
+
+    what: str
+
+
+Effect = Submit | Change | Read | After | Cancel | Log | Count | Tell
 
 
 class Process(Protocol):

@@ -26,7 +26,7 @@ from tailrace.core.queue.frame_index import FrameIndex
 from tailrace.core.queue.hold_decision import hold
 from tailrace.core.queue.lease_decision import LeaseDecision, fenced
 from tailrace.core.queue.ledger import Ledger
-from tailrace.core.queue.ledger_stats import Dead, dead_of, figures_of, unsettled_of
+from tailrace.core.queue.ledger_stats import Dead, dead_of, figures_of, held_of, unsettled_of
 from tailrace.core.queue.row_lookup import FrameMissing, KeyLookup, RowLookup
 from tailrace.core.queue.settle_decision import MEMBER_GONE, SettleDecision, all_lost
 from tailrace.errors import Fenced, InvalidRequest, NotFound, Unavailable
@@ -61,6 +61,7 @@ class GroupQueues:
         inner.HoldRun,
         inner.Enlist,
         inner.Delist,
+        inner.ReportGroup,
         inner.GrantTo,
         inner.EvictMember,
         inner.PauseLeases,
@@ -92,6 +93,7 @@ class GroupQueues:
             inner.HoldRun: self._hold,
             inner.Enlist: self._enlist,
             inner.Delist: self._delist,
+            inner.ReportGroup: self._report,
             inner.GrantTo: self._grant,
             inner.EvictMember: self._evict,
             inner.PauseLeases: self._pause,
@@ -395,6 +397,9 @@ class GroupQueues:
         if ledger is None or command.id not in (None, ledger.id):
             return DONE
         return Decision((facts.Delisted(ledger.number, turn.now_us + ANEW_US),), Done())
+
+    def _report(self, command: inner.ReportGroup, turn: TurnInput) -> Decision:
+        return Decision(NOTHING, held_of(self._ledgers.get(command.group), self._head.start_offset))
 
     def _grant(self, command: inner.GrantTo, turn: TurnInput) -> Decision:
         ledger = self._ledgers.get(command.group)

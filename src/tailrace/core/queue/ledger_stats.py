@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tailrace.core.collections.span_map import flat
+from tailrace.core.model.internal_commands import GroupHeld
 from tailrace.core.queue.backlog import DYING
 from tailrace.core.queue.ledger import Ledger
 
@@ -22,6 +23,14 @@ class Dead(msgspec.Struct, frozen=True):
     first_us: int
     last_us: int
     member: str
+
+
+def held_of(ledger: Ledger | None, start_offset: int) -> GroupHeld:
+    """The report on a group; None: the partition does not have it."""
+    if ledger is None:
+        return GroupHeld(start_offset)
+    holding = ledger.member, ledger.generation, ledger.sharing
+    return GroupHeld(start_offset, ledger.id, *holding, ledger.paused, ledger.policy)
 
 
 def dead_of(ledger: Ledger, limit: int) -> list[Dead]:
