@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
-from tailrace.broker.groups import cron_runner
 from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.staged import staged_apply, staged_verbs
 from tailrace.core.model.queue_commands import Reopen
+from tailrace.core.process.cron_process import CronProcess
 from tailrace.core.process.dead_letter_process import DeadLetterProcess
 from tailrace.core.process.grant_process import GrantProcess
 from tailrace.core.process.process import Effect, Event, Now, Process, Submit
@@ -117,7 +117,7 @@ BUGS: dict[str, Plant] = {
     "death only written": _not_sure(DeadLetterProcess, "sync"),
     "staged batches only written": _only_written(staged_verbs._on_each),
     "staged done when written": _only_written(staged_apply.StagedApply._read),
-    "tick recorded when written": _only_written(cron_runner.CronRunner._tick),
+    "tick recorded when written": _not_sure(CronProcess, "publish"),
     "grant told when written": _not_sure(GrantProcess, "send"),
     "reopened when written": _reopened_when_written,
     "letter taken off when written": _letter_taken_off_when_written,

@@ -15,7 +15,7 @@ from tailrace.broker.deadletter.dead_letter_batch import dead_letters
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
 from tailrace.broker.delay.delay_verbs import DelayVerbs
 from tailrace.broker.gateway import Gateway, VerbPart
-from tailrace.broker.groups.cron_runner import CronRunner
+from tailrace.broker.groups.cron_verbs import CronVerbs, cron
 from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.groups.group_processes import deletions, grants
 from tailrace.broker.groups.group_reports import GroupReports, stats_of_all
@@ -96,7 +96,7 @@ class Engine:
             self.topics, self.pump, self.coordinators, self.router, self.leasing.evict
         )
         reports = GroupReports(self.topics, self.pump, self.coordination)
-        self.cron = CronRunner(self.topics, self.pump, self.coordinators)
+        self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
         parts += [
             DelayVerbs(self.topics, self.pump),
@@ -129,7 +129,6 @@ class Engine:
         self.pump.every(AGE_US, self._age)
         self.staged_writes.start()
         self.coordination.start()
-        self.cron.start()
         self.scrubbing.start()
         self.key_reading.warm()
 
@@ -143,7 +142,7 @@ class Engine:
 
     def _coordinator_processes(self, runtime: CoordinatorPartition) -> Processes:
         home, groups = TopicPartition(runtime.topic, runtime.partition), self.coordination
-        kinds = (grants(home, groups.touch), deletions(home, groups.left))
+        kinds = (grants(home, groups.touch), deletions(home, groups.left), cron(home))
         return Processes(ProcessDriver(kind, runtime, self.router, self.pump) for kind in kinds)
 
     def _overslept(self, group: str, member: str) -> None:
@@ -157,7 +156,6 @@ class Engine:
 
     def _coordinator_reopened(self, home: CoordinatorPartition) -> None:
         self.coordination.coordinator_reopened(home)
-        self.cron.start()
         self.staged_writes.resume()
 
     # -- upkeep

@@ -46,7 +46,8 @@ class Stage:
         self.at_once = False
         self.counted = 0
         self.told: list[str] = []
-        self.damage: list[Exception] = []
+        self.found_damage: list[Exception] = []
+        self.damage: Refusal | None = None
         self.catalog = Catalog()
         self.log: Any = "the log"
         self.end_offset = 7
@@ -67,7 +68,7 @@ class Stage:
         return (log, end, request), Corrupt("damage", outcome="none") if request == "damage" else None
 
     def damaged(self, error: Exception, source: Any) -> None:
-        self.damage.append(error)
+        self.found_damage.append(error)
 
     def submit(
         self, target: Any, topic_id: int, command: Any, body: Any, respond: Any, *, sure: bool
@@ -152,7 +153,7 @@ def test_a_read_ends_with_its_result_or_a_refusal(request_: str) -> None:
         assert isinstance(found.result, Refusal)
     else:
         assert found == core.Found("r", ("the log", 7, request_))
-    assert len(stage.damage) == (request_ == "damage")
+    assert len(stage.found_damage) == (request_ == "damage")
 
 
 def test_delays_end_in_time() -> None:
@@ -161,6 +162,17 @@ def test_delays_end_in_time() -> None:
     stage.later(0.9)
     assert len(stage.heard) == 1
     stage.later(0.2)
+    assert stage.heard[1:] == [core.Due("c")]
+
+
+def test_a_time_takes_the_place_of_the_one_before() -> None:
+    stage = Stage()
+    wall_us = stage.clock.wall_us()
+    stage.begin(core.AtWall("c", wall_us + 1_000_000), core.AtWall("c", wall_us + 3_000_000))
+    stage.later(2)
+    assert len(stage.heard) == 1
+    stage.clock.skew_us = 2_000_000
+    stage.later(0)
     assert stage.heard[1:] == [core.Due("c")]
 
 

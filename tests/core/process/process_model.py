@@ -18,6 +18,8 @@ from tailrace.core.model.identifiers import Refusal, TopicPartition
 from tailrace.core.process import process as core
 
 Doing = Callable[[], None]
+PATIENCE_US = 1_500_000
+"""In the end, retries by the wall clock come within this time."""
 
 
 class Broken(AssertionError):
@@ -51,11 +53,13 @@ class ProcessWorld:
         self.random = Random(seed)
         self.logs: dict[TopicPartition, ModelLog] = {}
         self.catalog = Catalog()
+        self.wall_us = 0
         self.process: core.Process | None = None
         self.healed = False
         """Whether nothing fails any more."""
         self._pending: list[tuple[TopicPartition | None, Doing]] = []
         """What is under way; each piece may come next, but commands to one partition keep their order."""
+        self._at_wall: dict[Hashable, int] = {}
         self._waiting: list[tuple[ModelLog, int, Hashable, Reply]] = []
         """Replies that wait for a sync."""
 
@@ -107,6 +111,8 @@ class ProcessWorld:
             for log in self.logs.values():
                 self.sync(log)
             if not self._pending:
+                self.pass_time(PATIENCE_US)
+            if not self._pending:
                 break
             self._do_one()
         require(not self._pending, "there is no end to it")
@@ -116,12 +122,13 @@ class ProcessWorld:
         """A life begins."""
         self._pending.clear()
         self._waiting.clear()
+        self._at_wall.clear()
         self.process = self.make()
         self.tell(core.Begun())
 
     def tell(self, event: core.Event) -> None:
         assert self.process is not None
-        for effect in self.process.step(event, core.Now(self.catalog)):
+        for effect in self.process.step(event, core.Now(self.catalog, self.wall_us)):
             self._carry_out(effect)
 
     def _step(self) -> None:
@@ -156,6 +163,13 @@ class ProcessWorld:
         for _, _, tag, reply in ready:
             self.later(core.Answered(tag, reply))
 
+    def pass_time(self, us: int) -> None:
+        """The wall clock goes on."""
+        self.wall_us += us
+        for tag in [tag for tag, wall_us in self._at_wall.items() if wall_us <= self.wall_us]:
+            del self._at_wall[tag]
+            self.later(core.Due(tag))
+
     def drop_waiting(self, log: ModelLog) -> None:
         """A log was opened again alone: nobody knows what became of the replies that waited for it."""
         lost = [item for item in self._waiting if item[0] is log]
@@ -180,6 +194,11 @@ class ProcessWorld:
                 self._pending.append((None, lambda: self._read(effect)))
             case core.After():
                 self.later(core.Due(effect.tag))
+            case core.AtWall():
+                self._at_wall[effect.tag] = effect.wall_us
+                self.pass_time(0)
+            case core.Cancel():
+                self._at_wall.pop(effect.tag, None)
             case core.Tell():
                 self.told(effect.what)
 

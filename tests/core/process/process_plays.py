@@ -78,6 +78,8 @@ def named(tag: Any) -> str:
     """A tag as plays write it."""
     if isinstance(tag, str):
         return tag
+    if hasattr(tag, "name"):
+        return f"{tag.what} {tag.name}"
     return tag.what if tag.place is None else f"{tag.what} {tag.place}"
 
 
@@ -92,6 +94,8 @@ def shown(effect: core.Effect) -> str:
             return f"{named(effect.tag)}: {told(effect.request)}"
         case core.After():
             return f"{named(effect.tag)}: after {effect.delay_us / 1e6:g} s"
+        case core.AtWall():
+            return f"{named(effect.tag)}: when the wall clock shows {effect.wall_us / 1e6:g} s"
         case core.Cancel():
             return f"{named(effect.tag)}: cancelled"
         case core.Log():
@@ -123,7 +127,7 @@ def _event(line: str, acts: Acts, tags: dict[str, Any]) -> core.Event:
         return core.Begun()
     if line.startswith("stored "):
         return core.FactsStored(eval(f"[{line.removeprefix('stored ')}]", NAMES))
-    if match := re.fullmatch(r"(\w+) due", line):
+    if match := re.fullmatch(r"(.+) due", line):
         return core.Due(tags[match[1]])
     if match := re.fullmatch(r"(\w+) found (.*)", line):
         return core.Found(tags[match[1]], acts.value(match[2]))

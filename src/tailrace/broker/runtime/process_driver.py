@@ -23,7 +23,7 @@ from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.runtime.turn import refuse
 from tailrace.core.model.catalog import Catalog
 from tailrace.core.model.commands import AlterTopic, CreateTopic, Reply
-from tailrace.core.model.identifiers import TopicPartition
+from tailrace.core.model.identifiers import Refusal, TopicPartition
 from tailrace.core.process import process as core
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import Buffer
@@ -73,6 +73,11 @@ class Home(Protocol):
         """End of the committed messages."""
         ...
 
+    @property
+    def damage(self) -> Refusal | None:
+        """Why its log cannot be relied on; None if it is well."""
+        ...
+
     def damaged(self, error: Exception, source: PartitionLog) -> None:
         """A read of its log found damage."""
         ...
@@ -112,6 +117,7 @@ class ProcessDriver:
             core.Read: self._read,
             core.After: self._after,
             core.Cancel: self._cancel,
+            core.AtWall: self._at_wall,
             core.Log: self._log,
             core.Count: self._count,
             core.Tell: self._tell_others,
@@ -155,7 +161,9 @@ class ProcessDriver:
         try:
             while self._process is not None and self._events:
                 life = self._life
-                for effect in self._process.step(self._events.popleft(), core.Now(self._router.catalog)):
+                damaged = self._home.damage is not None
+                now = core.Now(self._router.catalog, self._pump.clock.wall_us(), damaged)
+                for effect in self._process.step(self._events.popleft(), now):
                     if life == self._life:
                         self._effects[type(effect)](effect)
         finally:
@@ -195,7 +203,16 @@ class ProcessDriver:
 
     def _after(self, effect: core.After) -> None:
         due_us = self._pump.clock.now_us() + effect.delay_us
-        self._timers[effect.tag] = self._pump.at(due_us, partial(self._due, effect.tag))
+        self._set(effect.tag, self._pump.at(due_us, partial(self._due, effect.tag)))
+
+    def _at_wall(self, effect: core.AtWall) -> None:
+        self._set(effect.tag, self._pump.at_wall(effect.wall_us, partial(self._due, effect.tag)))
+
+    def _set(self, tag: Hashable, timer: Timer) -> None:
+        before = self._timers.get(tag)
+        if before is not None:
+            before.cancel()
+        self._timers[tag] = timer
 
     def _cancel(self, effect: core.Cancel) -> None:
         timer = self._timers.pop(effect.tag, None)

@@ -9,8 +9,8 @@ order, and nothing else: it does no I/O, keeps no time, and knows other partitio
 
     events    the life begins · facts of the home partition were stored · somebody asks · a command was
               answered · a read has ended · a delay is over
-    effects   submit a command to a partition · change a topic · read the home log · wait · log · count ·
-              tell those who wait
+    effects   submit a command to a partition · change a topic · read the home log · wait for a delay or for
+              the wall clock · log · count · tell those who wait
 
 A process belongs to the leader of one partition, its *home*. It is made when the home partition takes
 commands, from the state that was recovered from the log, and it dies when that state is dropped: because
@@ -56,6 +56,9 @@ class Now(NamedTuple):
     """The world at the time of a step, as far as processes may see it."""
 
     catalog: Catalog
+    wall_us: int = 0
+    damaged: bool = False
+    """Whether the home log is damaged: the state may be incomplete, and cannot be changed."""
 
 
 # ------------------------------------------------------------------------------------------------- events
@@ -92,7 +95,7 @@ class Asked(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The delay of an `After` is over."""
+    """The delay of an `After` is over, or the time of an `AtWall` has come."""
 
     tag: Hashable
 
@@ -131,10 +134,17 @@ class Read(NamedTuple):
 
 
 class After(NamedTuple):
-    """Come back after a delay."""
+    """Come back after a delay. It takes the place of what was set under this tag."""
 
     tag: Hashable
     delay_us: int
+
+
+class AtWall(NamedTuple):
+    """Come back when the wall clock shows a time. It takes the place of what was set under this tag."""
+
+    tag: Hashable
+    wall_us: int
 
 
 class Cancel(NamedTuple):
@@ -160,7 +170,7 @@ class Tell(NamedTuple):
     what: str
 
 
-Effect = Submit | Change | Read | After | Cancel | Log | Count | Tell
+Effect = Submit | Change | Read | After | AtWall | Cancel | Log | Count | Tell
 
 
 class Process(Protocol):

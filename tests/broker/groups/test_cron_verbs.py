@@ -14,8 +14,8 @@ from cronsim import CronSim
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tailrace.broker.groups.cron_runner import message_of, problems_of
 from tailrace.broker.groups.cron_times import latest_tick_us, next_tick_us
+from tailrace.broker.groups.cron_verbs import message_of, problems_of
 from tailrace.core.model.commands import AlterTopic, DeleteTopic, Done, ListTopics
 from tailrace.core.model.group_commands import DeleteSchedule, ListSchedules, PutSchedule, ScheduleList
 from tailrace.core.model.identifiers import Refusal
@@ -318,6 +318,23 @@ def test_a_full_disk_delays_a_tick_and_never_doubles_it() -> None:
     assert len(rows(broker)) == 1
     broker.pass_s(3600)
     assert len(rows(broker)) == 2
+
+
+def test_a_damaged_coordinator_publishes_nothing() -> None:
+    """What is missing in its state may be that the schedule was deleted."""
+    broker = broker_at()
+    broker.ask(PutSchedule("s", "t", "* * * * *", value=b"v"))
+    broker.pass_s(60)
+    home = broker.engine.coordinators.home("s")
+    assert home is not None
+    home.fault = Refusal("corrupt", "it is damaged")
+    broker.pass_s(180)
+    assert len(rows(broker)) == 1
+    home.fault = None
+    home.processes.end()
+    home.restart()
+    broker.pass_s(1)
+    assert len(rows(broker)) == 2, "the latest of those that were missed"
 
 
 def test_a_topic_that_is_gone_and_comes_back() -> None:

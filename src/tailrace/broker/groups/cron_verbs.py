@@ -1,27 +1,13 @@
-"""The cron runner: every tick of a recurring schedule publishes one message, exactly once.
+"""Verbs of schedules: put, delete and list them; and the messages of their ticks.
 
-    timer, at the tick ──▶ publish, synced ──▶ TickDone on the coordinator ──▶ timer for the next tick
-
-The publish is synced whatever its topic promises (`broker.runtime.assurance`), and only then recorded. If the
-broker dies between the two, the restart publishes the tick again, and the partition recognises it: a schedule
-is a producer of its own since it was put, and the tick (in seconds) is that producer's epoch, which the
-partition remembers for seven days. A repeated tick is a duplicate; a tick older than the newest is fenced.
-
-    02:00  published (epoch 02:00), the broker dies before TickDone
-    02:05  restart: the schedule still waits for 02:00 ──▶ published again ──▶ duplicate ──▶ TickDone
-
-Ticks have no dedup ids, which would take room in the topic's dedup window. After a time without a broker only
-the latest of the missed ticks is published.
-
-Ticks are times of the wall clock. If a tick was published while that clock was ahead, it is not published
-again after the clock was put back: the schedule continues after its last tick, or at once when it is deleted
-and put again.
+`core.process.cron_process` says when a tick is published.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfoNotFoundError
 
@@ -31,22 +17,25 @@ from cronsim import CronSimError
 from tailrace.broker.groups.cron_times import latest_tick_us, next_tick_us, zone_of
 from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.runtime.framing import publish_batch
-from tailrace.broker.runtime.pump import Pump, Timer
+from tailrace.broker.runtime.process_driver import ProcessKind
+from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING
 from tailrace.broker.topics import Topics
+from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.groups.cron_schedules import CronSchedule
-from tailrace.core.model.commands import Publish, Reply
+from tailrace.core.model.commands import Publish
 from tailrace.core.model.group_commands import DeleteSchedule, ListSchedules, PutSchedule, ScheduleList
 from tailrace.core.model.identifiers import (
     KEY_BYTES_MAX,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
-    Refusal,
+    TopicPartition,
     hash128,
     partition_of,
 )
-from tailrace.core.model.internal_commands import TickDone
+from tailrace.core.model.internal_commands import PublishBatch
 from tailrace.core.model.topic_options import check_name
+from tailrace.core.process.cron_process import CronProcess
 from tailrace.core.publish.publish_rules import over_limit
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format import batch
@@ -57,32 +46,23 @@ from tailrace.ports import Gate, Respond
 
 log = logging.getLogger("tailrace.cron")
 
-RETRY_US = 1_000_000
 TTL_MS_MAX = 10 * 365 * 86_400_000
 CRON_MAX = 200
 _SECOND = 1_000_000
 
 
-class CronRunner:
-    """Answers requests about schedules, and keeps the timer of each."""
+class CronVerbs:
+    """Answers requests about schedules."""
 
     def __init__(self, topics: Topics, pump: Pump, coordinators: GroupDirectory) -> None:
         self._topics = topics
         self._pump = pump
         self._coordinators = coordinators
-        self._timers: dict[str, Timer] = {}
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
             PutSchedule: self._put,
             DeleteSchedule: self._delete,
             ListSchedules: self._list,
         }
-
-    def start(self) -> None:
-        """After recovery: set the timer of every schedule; one that missed ticks publishes the latest at
-        once."""
-        for _, machine in self._coordinators.machines():
-            for name in machine.recurrences.by_name:
-                self._arm(name)
 
     def _find(self, name: str) -> CronSchedule | None:
         machine = self._coordinators.of(name)
@@ -103,22 +83,14 @@ class CronRunner:
             respond(problem, NOTHING)
             return
 
-        def put(reply: Reply, parts: Any) -> None:
-            self._arm(request.name)
-            respond(reply, NOTHING)
-
-        self._coordinators.submit(request.name, request, put)
+        self._coordinators.submit(request.name, request, respond)
 
     def _delete(self, request: DeleteSchedule, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._coordinators.require_well(request.name)
         if self._find(request.name) is None:
             raise NotFound(f"there is no schedule {request.name[:80]!r}")
 
-        def deleted(reply: Reply, parts: Any) -> None:
-            self._arm(request.name)
-            respond(reply, NOTHING)
-
-        self._coordinators.submit(request.name, request, deleted)
+        self._coordinators.submit(request.name, request, respond)
 
     def _list(self, request: ListSchedules, body: Buffer, respond: Respond, gate: Gate) -> None:
         lost = self._coordinators.lost()
@@ -141,62 +113,33 @@ class CronRunner:
         next_us = None if put.paused else next_tick_us(put, after_us)
         return {**fields, "next_us": next_us, "last_us": recurrence.last_us or None}
 
-    # -- ticks
 
-    def _arm(self, name: str, not_before_us: int = 0) -> None:
-        """Set the timer for the next tick of a schedule, whatever it was set for before."""
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
-        if self._coordinators.lost(name) is not None:
-            later_us = self._pump.clock.now_us() + RETRY_US
-            self._timers[name] = self._pump.at(later_us, lambda now_us: self._arm(name))
-            return  # The next tick is not known now.
-        recurrence = self._find(name)
-        if recurrence is None or recurrence.put.paused:
-            return
-        next_us = next_tick_us(recurrence.put, recurrence.after_us)
-        if next_us is not None:
-            due_us = max(next_us, not_before_us)
-            self._timers[name] = self._pump.at_wall(due_us, lambda wall_us: self._tick(name, wall_us))
+def cron(home: TopicPartition) -> ProcessKind:
+    """The process that publishes the ticks of a coordinator's schedules."""
+    return ProcessKind(partial(_make, home), CronProcess.WATCHES, log)
 
-    def _tick(self, name: str, wall_us: int) -> None:
-        if self._coordinators.lost(name) is not None:
-            self._arm(name)
-            return
-        recurrence = self._find(name)
-        if recurrence is None or recurrence.put.paused:
-            return
-        tick_us = latest_tick_us(recurrence.put, recurrence.after_us, wall_us)
-        host = self._topics.find(recurrence.put.topic)
-        if tick_us is None:
-            self._arm(name)
-            return
-        if host is None:
-            self._again(name, f"there is no topic {recurrence.put.topic!r}")
-            return
-        publish, body = message_of(recurrence.put, recurrence.since_us, tick_us, len(host.runtimes))
-        runtime = host.runtimes[publish.partition]
 
-        def published(reply: Reply, parts: Any) -> None:
-            if isinstance(reply, Refusal) and reply.code != "fenced":
-                self._again(name, reply.message)
-            else:  # Fenced: a later tick is there already, so this one is over.
-                self._coordinators.submit(name, TickDone(name, tick_us), recorded)
+def _make(home: TopicPartition, state: Coordinator) -> CronProcess:
+    return CronProcess(home, state.recurrences.by_name, CronTicks())
 
-        def recorded(reply: Reply, parts: Any) -> None:
-            if isinstance(reply, Refusal):
-                self._again(name, reply.message)
-            else:
-                self._arm(name)
 
-        view = measure(body, publish.columns, want_keys=runtime.options.key_index)
-        runtime.submit(publish_batch(publish, view, body), body, runtime.surely(published))
+class CronTicks:
+    """See `core.process.cron_process.Ticks`."""
 
-    def _again(self, name: str, why: str) -> None:
-        """A tick could not be published: try again later. A newer tick that comes before takes its place."""
-        log.warning("schedule %s: %s; it is tried again", name, why)
-        self._arm(name, self._pump.clock.wall_us() + RETRY_US)
+    def next_us(self, put: PutSchedule, after_us: int) -> int | None:
+        """The first tick after a time."""
+        return next_tick_us(put, after_us)
+
+    def latest_us(self, put: PutSchedule, after_us: int, now_us: int) -> int | None:
+        """The last tick in (after, now]."""
+        return latest_tick_us(put, after_us, now_us)
+
+    def message(
+        self, put: PutSchedule, since_us: int, tick_us: int, partitions: int, want_keys: bool
+    ) -> tuple[PublishBatch, Buffer]:
+        """The message of a tick, and its body."""
+        publish, body = message_of(put, since_us, tick_us, partitions)
+        return publish_batch(publish, measure(body, publish.columns, want_keys=want_keys), body), body
 
 
 def message_of(put: PutSchedule, since_us: int, tick_us: int, partitions: int) -> tuple[Publish, Buffer]:
