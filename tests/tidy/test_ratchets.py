@@ -33,9 +33,14 @@ UNTESTED_MODULES = 0
 """Modules without `test_<module>.py` that no docstring of a test file names, as `core/queue/ledger.py`."""
 NESTED_FUNCTIONS = 82
 """Functions within functions in the broker: an order of steps that is read by following callbacks."""
+FOREIGN_STATE = 11
+"""Reads of a partition's state from outside of its runtime: the runtime answers, since the partition may be
+on another node."""
 
 WIRING = ("broker/engine.py", "broker/node.py", "connect.py", "sim/worlds/", "testing/local_broker.py")
 """Where finished objects are put together, and a world turns the knobs of what it simulates."""
+OWNERS = ("broker/runtime/", "broker/partition/")
+"""Where partitions are run: the runtimes own the state."""
 NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 """Not private, in spite of their names."""
 STANDARD_LIBRARY = {"os._exit"}
@@ -157,6 +162,22 @@ def nested_functions() -> Places:
     )
 
 
+def foreign_state() -> Places:
+    """`….state` of anything but `self` in the broker, outside of `OWNERS`. A called `state()` is a verb, and
+    `life.state` is where a message of a trace is."""
+    called = {id(node.func) for _, node in nodes() if isinstance(node, ast.Call)}
+    return [
+        f"{name}:{node.lineno} {ast.unparse(node)}"
+        for name, node in nodes()
+        if name.startswith("broker/")
+        and not name.startswith(OWNERS)
+        and isinstance(node, ast.Attribute)
+        and node.attr == "state"
+        and id(node) not in called
+        and ast.unparse(node) not in ("self.state", "life.state")
+    ]
+
+
 RATCHETS: list[tuple[Callable[[], Places], int]] = [
     (private_accesses, PRIVATE_ACCESSES),
     (composer_arguments, COMPOSER_ARGUMENTS),
@@ -165,6 +186,7 @@ RATCHETS: list[tuple[Callable[[], Places], int]] = [
     (repeated_classes, REPEATED_CLASSES),
     (untested_modules, UNTESTED_MODULES),
     (nested_functions, NESTED_FUNCTIONS),
+    (foreign_state, FOREIGN_STATE),
 ]
 
 

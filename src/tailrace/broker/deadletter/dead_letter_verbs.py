@@ -56,8 +56,7 @@ class DeadLetterVerbs:
         runtime = self._topics.partition(request.topic, request.partition)
         if not 1 <= request.count_max <= COUNT_MAX:
             raise InvalidRequest(f"count_max: 1 to {COUNT_MAX}, not {request.count_max}")
-        first, end = max(request.offset, runtime.start_offset), runtime.end_offset
-        spans = runtime.state.queues.unsettled(request.group, first, end, request.count_max)
+        spans = runtime.unsettled(request.group, request.offset, request.count_max)
         # A redrive names dead letters by their offsets: after a crash these must not be other messages.
         runtime.answer(runtime.surely(respond), UnsettledFound(spans))
 

@@ -10,7 +10,7 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from tailrace.broker.metrics import Metrics
@@ -28,7 +28,8 @@ from tailrace.broker.runtime.turn import NOTHING, Decided, Reach, Turn
 from tailrace.core.collections.span_map import count, flat
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.facts import Delayed, Fact
-from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.group_options import GroupPolicy
+from tailrace.core.model.identifiers import Refusal, hash128
 from tailrace.core.model.internal_commands import Sweep
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
@@ -212,6 +213,45 @@ class QueuePartition(PartitionRuntime[Partition]):
     def lost_at(self, offset: int) -> tuple[int, int] | None:
         """The range of lost offsets around an offset; None when it is not lost."""
         return self.state.lost.range_at(offset)
+
+    def lost_next(self, offset: int) -> int:
+        """Where the next lost range from an offset on begins, at most the end."""
+        return self.state.lost.next_from(offset, self.end_offset)
+
+    # -- what requests ask about groups and keys
+
+    def policy(self, group: str) -> GroupPolicy | None:
+        """The options of a group; None if it is not here."""
+        return self.state.queues.policy(group)
+
+    def group_numbers(self) -> dict[int, str]:
+        """The names of the groups by the numbers that facts have for them."""
+        return self.state.queues.numbers()
+
+    def holders(self, group: str) -> Collection[str]:
+        """The members that have messages in flight."""
+        return self.state.queues.holders(group)
+
+    def apart(self, group: str) -> int | None:
+        """The lowest number of deliveries among messages set apart; None without any, or in a pause."""
+        return self.state.queues.apart(group)
+
+    def first_unsettled(self, group: str) -> int | None:
+        """The first offset that a group has not settled; None if it is not here."""
+        return self.state.queues.committed(group)
+
+    def unsettled(self, group: str, offset: int, count_max: int) -> list[int]:
+        """Spans of the first committed messages from an offset on that a group has not settled."""
+        first, end = max(offset, self.start_offset), self.end_offset
+        return self.state.queues.unsettled(group, first, end, count_max)
+
+    def key_rows(self, key: bytes) -> tuple[int, int, bool]:
+        """The number of messages that a key has had, decided ones included; the end that this counts up to;
+        and whether no other key shares its hash."""
+        keys = self.state.keys
+        assert keys is not None, "the topic has a key index"
+        low, high = hash128(key)
+        return keys.count(low, high), self.state.end_offset, keys.alone(low, high)
 
     # -- memory
 

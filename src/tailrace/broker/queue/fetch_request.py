@@ -189,7 +189,7 @@ class FetchRequest:
 
     def _read_cold(self, partition: int, runtime: QueuePartition, offset: int) -> None:
         log, room = runtime.log, self._bytes_max
-        end = runtime.state.lost.next_from(offset, runtime.end_offset)
+        end = runtime.lost_next(offset)
         if not self._gate.reserve(room, self.look):
             return
         self._reading = True

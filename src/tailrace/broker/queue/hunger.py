@@ -77,7 +77,7 @@ class Hunger:
             hungry = runtime.wakeups.hungry(group)
             if not hungry:
                 continue
-            for member in runtime.state.queues.holders(group):
+            for member in runtime.holders(group):
                 if len(hungry) > 1 or member not in hungry:
                     asked.setdefault(member, []).append((topic, partition))
                     found = True

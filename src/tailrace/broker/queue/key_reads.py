@@ -35,7 +35,7 @@ from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, KeyRead, ReadKey, Reply
-from tailrace.core.model.identifiers import KEY_BYTES_MAX, Refusal, hash128
+from tailrace.core.model.identifiers import KEY_BYTES_MAX, Refusal
 from tailrace.errors import InvalidRequest
 from tailrace.format.batch import stored
 from tailrace.format.frame import Buffer, Frame
@@ -140,11 +140,7 @@ class KeyRequest:
         if refusal is not None:
             self._answer(refusal, NOTHING)
             return
-        state, keys = runtime.state, runtime.state.keys
-        assert keys is not None, "the topic has a key index"
-        low, high = hash128(self._request.key)
-        self._count, self._end = keys.count(low, high), state.end_offset
-        self._alone = keys.alone(low, high)
+        self._count, self._end, self._alone = runtime.key_rows(self._request.key)
         runtime.answer(self._counted, Done())
 
     def hang_up(self) -> None:

@@ -286,7 +286,7 @@ class LeaseRequest:
         request, runtime = self.request, place.runtime
         count = self._count_left
         if self._respond is not None and count > 0 and self._bytes_left > 0:
-            policy = runtime.state.queues.policy(request.group)
+            policy = runtime.policy(request.group)
             # Where there is no policy, the partition itself refuses.
             credit = (
                 count if policy is None else self._book.credit.left(request.group, request.member, policy)
@@ -431,7 +431,7 @@ class LeaseRequest:
         found = []
         for number, place in enumerate(self._places):
             if place not in self._lone and not place.ill:
-                least = place.runtime.state.queues.apart(request.group)
+                least = place.runtime.apart(request.group)
                 if least is not None:
                     found.append((least, number))
         if not found:

@@ -151,8 +151,8 @@ class LeaseVerbs:
 
         collect = _Collected(len(runtimes), over)
         for index, runtime in enumerate(runtimes):
-            place = runtime.state.queues.committed(request.group)
-            runtime.answer(collect.taker(index), Offsets([-1 if place is None else place]))
+            first = runtime.first_unsettled(request.group)
+            runtime.answer(collect.taker(index), Offsets([-1 if first is None else first]))
 
 
 class _Collected:

@@ -46,7 +46,7 @@ class FactReads:
         runtime = self._topics.get(request.topic).runtimes[request.partition]
         if runtime.lost is not None:
             raise error_of(runtime.lost)
-        log, end_entry, groups = runtime.log, runtime.end_entry, runtime.state.queues.numbers()
+        log, end_entry, groups = runtime.log, runtime.end_entry, runtime.group_numbers()
         damage = runtime.damage
         bytes_max = min(request.bytes_max, BYTES_MAX)
 

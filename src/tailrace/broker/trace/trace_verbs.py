@@ -132,11 +132,10 @@ def time_of(id_bytes: bytes) -> int | None:
 
 def source_of(topic: str, partition: int, runtime: QueuePartition) -> SearchedPartition:
     """Capture, on the loop, what a search needs of a partition."""
-    queues = runtime.state.queues
-    numbers = queues.numbers()
+    numbers = runtime.group_numbers()
     committed: dict[int, int] = {}
     for number, name in numbers.items():
-        first = queues.committed(name)
+        first = runtime.first_unsettled(name)
         if first is not None:
             committed[number] = first
     time_us = runtime.time_us()
