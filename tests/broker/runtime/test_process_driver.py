@@ -187,3 +187,43 @@ def test_a_process_is_told_of_the_facts_that_it_watches() -> None:
     assert stage.heard == [core.Begun(), core.FactsStored([dying])]
     processes.end()
     assert stage.driver.process is None
+
+
+def test_a_request_is_answered_once_or_refused_when_the_life_ends() -> None:
+    stage = Stage()
+    processes = Processes((stage.driver,))
+    replies: list[Any] = []
+
+    def respond(reply: Any, parts: Any) -> None:
+        replies.append(reply)
+
+    processes.ask(Scripted, "too early", respond)
+    assert [reply.code for reply in replies] == ["unavailable"]
+    replies.clear()
+    stage.begin()
+    processes.ask(Scripted, "first", respond)
+    asked = stage.heard[-1]
+    assert isinstance(asked, core.Asked)
+    assert asked == core.Asked("first", asked.tag)
+    stage.effects["Asked"] = (core.Respond(asked.tag, Done()), core.Respond(asked.tag, Done()))
+    processes.ask(Scripted, "second", respond)
+    assert replies == [Done()]
+    stage.driver.end()
+    assert replies[1:] == [Refusal("unavailable", replies[1].message, "unknown")]
+
+
+def test_a_step_knows_the_steady_time() -> None:
+    stage = Stage()
+    times: list[int] = []
+
+    class Timed(Scripted):
+        def step(self, event: core.Event, now: core.Now) -> Sequence[core.Effect]:
+            times.append(now.now_us)
+            return super().step(event, now)
+
+    kind = ProcessKind(Timed, frozenset(), logging.getLogger("tailrace.test"))
+    driver = ProcessDriver(kind, stage, stage, stage.pump)
+    driver.begin(stage)
+    stage.later(3)
+    driver.ask("what time is it?")
+    assert times == [stage.clock.now_us() - 3_000_000, stage.clock.now_us()]

@@ -84,8 +84,11 @@ class ProcessWorld:
     def crashed(self) -> None:
         """The logs were cut."""
 
-    def told(self, what: str) -> None:
+    def told(self, what: Any) -> None:
         """The process has told those who wait."""
+
+    def answered(self, tag: Hashable, reply: Reply) -> None:
+        """The process has answered a request."""
 
     def happen(self) -> None:
         """Something happens by itself."""
@@ -128,7 +131,7 @@ class ProcessWorld:
 
     def tell(self, event: core.Event) -> None:
         assert self.process is not None
-        for effect in self.process.step(event, core.Now(self.catalog, self.wall_us)):
+        for effect in self.process.step(event, core.Now(self.catalog, self.wall_us, now_us=self.wall_us)):
             self._carry_out(effect)
 
     def _step(self) -> None:
@@ -199,6 +202,8 @@ class ProcessWorld:
                 self.pass_time(0)
             case core.Cancel():
                 self._at_wall.pop(effect.tag, None)
+            case core.Respond():
+                self.answered(effect.tag, effect.reply)
             case core.Tell():
                 self.told(effect.what)
 

@@ -98,6 +98,8 @@ def shown(effect: core.Effect) -> str:
             return f"{named(effect.tag)}: when the wall clock shows {effect.wall_us / 1e6:g} s"
         case core.Cancel():
             return f"{named(effect.tag)}: cancelled"
+        case core.Respond():
+            return f"{named(effect.tag)} is answered: {told(effect.reply)}"
         case core.Log():
             return f"{effect.level}: {effect.text}"
         case core.Count():

@@ -5,7 +5,8 @@
     the home calls       and the driver
     begin(state)         makes a process from the state: a life begins
     stored(facts)        tells it of facts that were stored
-    end()                forgets the process; answers that come later belong to an earlier life
+    end()                forgets the process; answers that come later belong to an earlier life, and requests
+                         that wait for an answer are refused
 
 Effects name partitions, and the `Router` finds them: on one node in a dictionary, in a cluster on a peer. An
 answer may come while the process takes a step; it waits in a queue, so that steps never nest.
@@ -20,12 +21,12 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tailrace.broker.runtime.pump import Pump, Timer
-from tailrace.broker.runtime.turn import refuse
+from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.core.model.catalog import Catalog
 from tailrace.core.model.commands import AlterTopic, CreateTopic, Reply
 from tailrace.core.model.identifiers import Refusal, TopicPartition
 from tailrace.core.process import process as core
-from tailrace.errors import Corrupt, StorageFault
+from tailrace.errors import Corrupt, StorageFault, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import PartitionLog, Respond
 
@@ -93,7 +94,7 @@ class ProcessKind(NamedTuple):
     readers: Mapping[type, Reader] = {}
     failed: Callable[[], None] = lambda: None
     """Counts a failure."""
-    tell: Callable[[str], None] = lambda what: None
+    tell: Callable[[Any], None] = lambda what: None
     """Tells those who wait."""
 
 
@@ -111,6 +112,9 @@ class ProcessDriver:
         self._events: deque[core.Event] = deque()
         self._stepping = False
         self._timers: dict[Hashable, Timer] = {}
+        self._requests: dict[Hashable, Respond] = {}
+        """Requests that wait for an answer, by the tags that they came under."""
+        self._request = 0
         self._effects: dict[type, Callable[[Any], None]] = {
             core.Submit: self._submit,
             core.Change: self._change,
@@ -118,6 +122,7 @@ class ProcessDriver:
             core.After: self._after,
             core.Cancel: self._cancel,
             core.AtWall: self._at_wall,
+            core.Respond: self._respond,
             core.Log: self._log,
             core.Count: self._count,
             core.Tell: self._tell_others,
@@ -128,9 +133,17 @@ class ProcessDriver:
         """The process; None while there is no life."""
         return self._process
 
-    def ask(self, request: Any) -> None:
-        """Ask the process for something; nothing happens without a life, for the next one begins anew."""
-        self._tell(core.Asked(request))
+    def ask(self, request: Any, respond: Respond | None = None) -> None:
+        """Ask the process for something. Without a life nothing happens, for the next one begins anew; who
+        waits for an answer is refused then."""
+        if respond is None:
+            self._tell(core.Asked(request))
+        elif self._process is None:
+            respond(_ended(), NOTHING)
+        else:
+            self._request += 1
+            self._requests[self._request] = respond
+            self._tell(core.Asked(request, self._request))
 
     def begin(self, state: Any) -> None:
         """The home partition takes commands (again), and this is its state."""
@@ -146,6 +159,9 @@ class ProcessDriver:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        requests, self._requests = self._requests, {}
+        for respond in requests.values():
+            respond(_ended(), NOTHING)
 
     def stored(self, facts: Sequence[Any]) -> None:
         """Watched facts of the home partition were stored."""
@@ -161,8 +177,8 @@ class ProcessDriver:
         try:
             while self._process is not None and self._events:
                 life = self._life
-                damaged = self._home.damage is not None
-                now = core.Now(self._router.catalog, self._pump.clock.wall_us(), damaged)
+                damaged, clock = self._home.damage is not None, self._pump.clock
+                now = core.Now(self._router.catalog, clock.wall_us(), damaged, clock.now_us())
                 for effect in self._process.step(self._events.popleft(), now):
                     if life == self._life:
                         self._effects[type(effect)](effect)
@@ -223,6 +239,11 @@ class ProcessDriver:
         del self._timers[tag]
         self._tell(core.Due(tag))
 
+    def _respond(self, effect: core.Respond) -> None:
+        respond = self._requests.pop(effect.tag, None)
+        if respond is not None:
+            respond(effect.reply, NOTHING)
+
     def _log(self, effect: core.Log) -> None:
         self._kind.log.log(LEVELS[effect.level], "%s", effect.text)
 
@@ -245,11 +266,14 @@ class Processes:
         """The process of a class, for questions; None without a life."""
         return next((driver.process for driver in self.drivers if isinstance(driver.process, kind)), None)
 
-    def ask(self, kind: type[core.Process], request: Any) -> None:
+    def ask(self, kind: type[core.Process], request: Any, respond: Respond | None = None) -> None:
         """See `ProcessDriver.ask`; asks the process of a class."""
         for driver in self.drivers:
             if isinstance(driver.process, kind):
-                driver.ask(request)
+                driver.ask(request, respond)
+                return
+        if respond is not None:
+            respond(_ended(), NOTHING)
 
     def begin(self, state: Any) -> None:
         """See `ProcessDriver.begin`."""
@@ -267,3 +291,7 @@ class Processes:
         """See `ProcessDriver.end`."""
         for driver in self.drivers:
             driver.end()
+
+
+def _ended() -> Refusal:
+    return Refusal(Unavailable.code, "the partition behind this request takes no commands now", "unknown")

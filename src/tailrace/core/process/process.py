@@ -10,7 +10,7 @@ order, and nothing else: it does no I/O, keeps no time, and knows other partitio
     events    the life begins · facts of the home partition were stored · somebody asks · a command was
               answered · a read has ended · a delay is over
     effects   submit a command to a partition · change a topic · read the home log · wait for a delay or for
-              the wall clock · log · count · tell those who wait
+              the wall clock · answer a request · log · count · tell those who wait
 
 A process belongs to the leader of one partition, its *home*. It is made when the home partition takes
 commands, from the state that was recovered from the log, and it dies when that state is dropped: because
@@ -59,6 +59,8 @@ class Now(NamedTuple):
     wall_us: int = 0
     damaged: bool = False
     """Whether the home log is damaged: the state may be incomplete, and cannot be changed."""
+    now_us: int = 0
+    """Steady time, on which the delays of `After` run."""
 
 
 # ------------------------------------------------------------------------------------------------- events
@@ -89,9 +91,12 @@ class Found(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Somebody on this node asks for something that is not a decision of the home partition."""
+    """Somebody on this node asks for something that is not a decision of the home partition. A request that
+    wants an answer has a `tag`, and gets it by `Respond`, now or later; if the life ends before, the driver
+    refuses it."""
 
     request: Any
+    tag: Hashable = None
 
 
 class Due(NamedTuple):
@@ -153,6 +158,13 @@ class Cancel(NamedTuple):
     tag: Hashable
 
 
+class Respond(NamedTuple):
+    """Answer the request that came under this tag, if nobody has answered it yet."""
+
+    tag: Hashable
+    reply: Reply
+
+
 class Log(NamedTuple):
     """Write a line to the log that people read."""
 
@@ -165,12 +177,12 @@ class Count(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """Something has changed for requests that wait on this node."""
+    """Something has changed for requests that wait on this node. What it is depends on the process."""
 
-    what: str
+    what: Any
 
 
-Effect = Submit | Change | Read | After | AtWall | Cancel | Log | Count | Tell
+Effect = Submit | Change | Read | After | AtWall | Cancel | Respond | Log | Count | Tell
 
 
 class Process(Protocol):
