@@ -6,16 +6,24 @@ reader of the output is gone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
 
 from tailrace.cli.broker_wait import WAIT_S
-from tailrace.cli.output import printable, tell
+from tailrace.cli.output import Output, printable, tell
+from tailrace.cli.parameters import Json, Timeout, Url
 from tailrace.errors import EDGES, InvalidRequest, TailraceError
 
 if TYPE_CHECKING:
     from tailrace import Client
 
+Command = TypeVar("Command", bound=Callable[..., Coroutine[Any, Any, None]])
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
 CHECK_S = 30.0
@@ -38,9 +46,9 @@ def with_client(
     url: str | None,
     timeout: float,
     work: Callable[[Client], Awaitable[None]],
-    options: Mapping[str, str] | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> None:
-    """Connect, do the work, disconnect. `options` are those that stand for fields of requests: an error about
+    """Connect, do the work, disconnect. `fields` are those of requests that options stand for: an error about
     a field names its option."""
     import asyncio
 
@@ -50,10 +58,53 @@ def with_client(
         async with connect(url, timeout=timeout, wait=WAIT_S.get()) as client:
             await work(client)
 
-    try:
+    with _options_named(fields or {}):
         asyncio.run(session())
+
+
+def client_command(
+    app: typer.Typer,
+    command_name: str | None = None,
+    *,
+    timeout: float = 30.0,
+    fields: Mapping[str, str] | None = None,
+) -> Callable[[Command], Command]:
+    """Register a command that works with a broker. The function is given a client that is not open yet and
+    the output, before its own parameters: it checks what it was given, then opens the client. --json, --url
+    and --timeout are added to its options here."""
+
+    def register(function: Command) -> Command:
+        @functools.wraps(function)
+        def command(**options: Any) -> None:
+            import asyncio
+
+            from tailrace import connect
+
+            output = Output(as_json=options.pop("json"))
+            client = connect(options.pop("url"), timeout=options.pop("timeout"), wait=WAIT_S.get())
+            with _options_named(fields or {}):
+                asyncio.run(function(client, output, **options))
+
+        del function.__annotations__["client"]  # Only type checkers import its type.
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+        for name, kind, default in (("json", Json, False), ("url", Url, None), ("timeout", Timeout, timeout)):
+            option = inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=kind)
+            parameters.append(option)
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(command_name)(command)
+        return function
+
+    return register
+
+
+@contextmanager
+def _options_named(fields: Mapping[str, str]) -> Iterator[None]:
+    """Let an error about a field of a request name the option that stands for it."""
+    try:
+        yield
     except InvalidRequest as error:
-        for field, option in (options or {}).items():
+        for field, option in fields.items():
             if error.message.startswith(f"{field}: "):
                 text = option + error.message.removeprefix(field)
                 raise InvalidRequest(text, outcome=error.outcome, **error.details) from None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
+Item = TypeVar("Item")
 SHORT_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
@@ -116,6 +117,30 @@ class Output:
     def line(self, text: str) -> None:
         """One line of text, already safe to print."""
         self._write(text + "\n", flush=self.terminal)
+
+    def result(self, record: Mapping[str, Any], text: str) -> None:
+        """What a command did: a JSON line, or a line of text that is already safe to print."""
+        if self.as_json:
+            self.record(record)
+        else:
+            self.line(text)
+
+    def listing(
+        self,
+        found: Sequence[Item],
+        record: Callable[[Item], Mapping[str, Any]],
+        headings: Sequence[str],
+        row: Callable[[Item], Sequence[Any]],
+        nothing: str,
+    ) -> None:
+        """What a command found: a JSON line for each, or a table, and a remark if there is nothing."""
+        if self.as_json:
+            for item in found:
+                self.record(record(item))
+            return
+        self.table(headings, map(row, found))
+        if not found:
+            self.note(nothing)
 
     def fields(self, fields: Iterable[str]) -> None:
         """One row of a stream: fields, already safe to print, separated by tabs."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.execution import with_client
+from tailrace.cli.execution import client_command, with_client
 from tailrace.cli.moments import iso
 from tailrace.cli.output import Output, printable, printable_bytes
 from tailrace.cli.parameters import Json, Timeout, TopicName, Url, Yes
@@ -29,65 +29,41 @@ FIELDS = {"reason": "--reason"}
 OfKey = Annotated[str | None, typer.Option("--key", help="Only those with this key.")]
 
 
-@letters.command("list")
-def list_(
+@client_command(letters, "list", fields=FIELDS)
+async def list_(
+    client: Client,
+    output: Output,
     topic: TopicName,
     *,
     group: OfGroup = None,
     reason: OfReason = None,
     key: OfKey = None,
     max_: Annotated[int, typer.Option("--max", "-n", min=1, help="Show so many at most.")] = 100,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """List the dead letters that are still there."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.dead_letters(topic).list(
             group=group, reason=reason, filter=_keyed(key), limit=max_
         )
         if not found:
             await _must_exist(client, topic)
-        if output.as_json:
-            for letter in found:
-                output.record(_record(letter))
-            return
-        rows = [
-            [
-                f"{letter.message.partition}:{letter.message.offset}",
-                f"{letter.topic}/{letter.partition}@{letter.offset}",
-                letter.group,
-                letter.reason,
-                letter.attempts,
-                letter.error[:60],
-                _value(letter)[:40],
-            ]
-            for letter in found
-        ]
-        output.table(["place", "origin", "group", "reason", "attempts", "error", "value"], rows)
-        if not found:
-            output.note("no dead letters")
-
-    with_client(url, timeout, work, FIELDS)
+        headings = ["place", "origin", "group", "reason", "attempts", "error", "value"]
+        output.listing(found, _record, headings, _row, "no dead letters")
 
 
-@letters.command()
-def show(
+@client_command(letters)
+async def show(
+    client: Client,
+    output: Output,
     topic: TopicName,
     place: Annotated[str, typer.Argument(help="PARTITION:OFFSET, as `dlq list` shows it.")],
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Show one dead letter in full."""
-    output = Output(as_json=json)
     partition, colon, offset = place.partition(":")
     if not colon or not partition.isdecimal() or not offset.isdecimal():
         raise InvalidRequest(f"{place!r} is not PARTITION:OFFSET")
 
-    async def work(client: Client) -> None:
+    async with client:
         letter = await client.dead_letters(topic).show(int(partition), int(offset))
         record = _record(letter)
         if output.as_json:
@@ -100,11 +76,11 @@ def show(
             if not name.startswith("tailrace-"):
                 output.line(f"  {printable(name)}: {printable(str(data))}")
 
-    with_client(url, timeout, work)
 
-
-@letters.command()
-def redrive(
+@client_command(letters, fields=FIELDS)
+async def redrive(
+    client: Client,
+    output: Output,
     topic: TopicName,
     *,
     group: OfGroup = None,
@@ -112,14 +88,9 @@ def redrive(
     key: OfKey = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="At most so many a second.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Send dead letters back to the group that gave them up; no other group sees them again."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         done = await client.dead_letters(topic).redrive(
             group=group, reason=reason, filter=_keyed(key), rate=rate, dry_run=dry_run
         )
@@ -151,8 +122,6 @@ def redrive(
             output.note(f"{done.failed} could not be sent back and stay where they are")
             raise typer.Exit(1)
 
-    with_client(url, timeout, work, FIELDS)
-
 
 @letters.command()
 def purge(
@@ -178,10 +147,7 @@ def purge(
         count = await client.dead_letters(topic).purge(group=group, reason=reason, filter=_keyed(key))
         if not count:
             await _must_exist(client, topic)
-        if output.as_json:
-            output.record({"topic": topic, "purged": count})
-        else:
-            output.line(f"{count} dropped")
+        output.result({"topic": topic, "purged": count}, f"{count} dropped")
 
     with_client(url, timeout, work, FIELDS)
 
@@ -198,8 +164,12 @@ def _keyed(key: str | None) -> Any:
     return lambda letter: letter.message.key == wanted
 
 
-def _value(letter: DeadLetter) -> str:
-    return "" if letter.message.value is None else printable_bytes(letter.message.value)
+def _row(letter: DeadLetter) -> list[Any]:
+    message = letter.message
+    place = f"{message.partition}:{message.offset}"
+    origin = f"{letter.topic}/{letter.partition}@{letter.offset}"
+    value = "" if message.value is None else printable_bytes(message.value)[:40]
+    return [place, origin, letter.group, letter.reason, letter.attempts, letter.error[:60], value]
 
 
 def _record(letter: DeadLetter) -> dict[str, Any]:

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.execution import with_client
+from tailrace.cli.execution import client_command
 from tailrace.cli.output import Output, printable
 from tailrace.cli.parameters import (
     GroupName,
     GroupSettings,
     IfMissing,
-    Json,
     Prefix,
     Resume,
-    Timeout,
     TopicName,
-    Url,
 )
 from tailrace.errors import InvalidRequest
 
@@ -47,140 +44,85 @@ SHOWN = (
 )
 
 
-@groups.command("list")
-def list_(
+@client_command(groups, "list")
+async def list_(
+    client: Client,
+    output: Output,
     prefix: Prefix = "",
     topic: Annotated[str | None, typer.Option("--topic", help="Only groups of this topic.")] = None,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """List groups."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.groups().list(prefix, topic=topic)
         if not found and topic is not None:
             await client.admin().describe_topic(topic)  # A name that was mistyped is told.
-        if output.as_json:
-            for group in found:
-                output.record(_record(group))
-            return
-        rows = [
-            [
-                group.name,
-                ", ".join(group.topics),
-                group.options.get("mode"),
-                group.member_count,
-                group.lag,
-                _state(group),
-            ]
-            for group in found
-        ]
-        output.table(["group", "topics", "mode", "members", "lag", "state"], rows)
-        if not found:
-            output.note("no groups yet: `tailrace consume TOPIC --group NAME` makes one")
-
-    with_client(url, timeout, work)
+        headings = ["group", "topics", "mode", "members", "lag", "state"]
+        nothing = "no groups yet: `tailrace consume TOPIC --group NAME` makes one"
+        output.listing(found, _record, headings, _row, nothing)
 
 
-@groups.command()
-def describe(group: GroupName, json: Json = False, url: Url = None, timeout: Timeout = 30.0) -> None:
+@client_command(groups)
+async def describe(client: Client, output: Output, group: GroupName) -> None:
     """Show a group: its options, its members, and its place in every partition."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.groups().describe(group)
         if output.as_json:
             output.record(_record(found))
         else:
             _show(output, found)
 
-    with_client(url, timeout, work)
 
-
-@groups.command()
-def enlist(
+@client_command(groups)
+async def enlist(
+    client: Client,
+    output: Output,
     group: GroupName,
     topic: Annotated[list[str], typer.Argument(help="Topics that it consumes.", show_default=False)],
     option: GroupSettings = None,
     if_missing: IfMissing = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Make a group before anybody connects: what is published from now on waits for it."""
     from tailrace.cli.records import GROUP_RESERVED, parse_settings
 
-    output = Output(as_json=json)
     settings = parse_settings(option, GROUP_RESERVED, "groups")
 
-    async def work(client: Client) -> None:
+    async with client:
         made = await client.groups().create(group, topic, if_missing=if_missing, **settings)
-        if output.as_json:
-            output.record(_record(made))
-        else:
-            output.line(f"group {printable(made.name)} is enlisted on {printable(', '.join(made.topics))}")
-            for warning in made.warnings:
-                output.note(f"note: {printable(warning)}")
-
-    with_client(url, timeout, work)
+        topics = printable(", ".join(made.topics))
+        output.result(_record(made), f"group {printable(made.name)} is enlisted on {topics}")
+        _warn(output, made)
 
 
-@groups.command()
-def alter(
-    group: GroupName,
-    option: GroupSettings = None,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
-) -> None:
+@client_command(groups)
+async def alter(client: Client, output: Output, group: GroupName, option: GroupSettings = None) -> None:
     """Change options of a group, all but mode and ordering; its members hear of them at once."""
     from tailrace.cli.records import GROUP_RESERVED, parse_settings
 
-    output = Output(as_json=json)
     settings = parse_settings(option, GROUP_RESERVED, "groups")
     if not settings:
         raise InvalidRequest("name at least one option that is to be changed: -o lease_ms=60000")
 
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.groups().alter(group, **settings)
-        if output.as_json:
-            output.record(_record(found))
-            return
         changed = ", ".join(f"{name} = {found.options[name]}" for name in settings)
-        output.line(f"group {printable(found.name)} has {printable(changed)}")
-        for warning in found.warnings:
-            output.note(f"note: {printable(warning)}")
-
-    with_client(url, timeout, work)
+        output.result(_record(found), f"group {printable(found.name)} has {printable(changed)}")
+        _warn(output, found)
 
 
-@groups.command()
-def pause(
-    group: GroupName,
-    resume: Resume = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
-) -> None:
+@client_command(groups)
+async def pause(client: Client, output: Output, group: GroupName, resume: Resume = False) -> None:
     """Stop deliveries to a whole group, or go on with them; its members stay."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         admin = client.groups()
         await (admin.resume(group) if resume else admin.pause(group))
         state = "resumed" if resume else "paused"
-        if output.as_json:
-            output.record({"group": group, "state": state})
-        else:
-            output.line(f"group {printable(group)} is {state}")
-
-    with_client(url, timeout, work)
+        output.result({"group": group, "state": state}, f"group {printable(group)} is {state}")
 
 
-@groups.command()
-def reset(
+@client_command(groups, fields={"offsets": "--to"})
+async def reset(
+    client: Client,
+    output: Output,
     group: GroupName,
     topic: TopicName,
     *,
@@ -191,67 +133,41 @@ def reset(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Force = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Move a group on one topic. Its leases, attempts and back-offs there are dropped."""
     from datetime import UTC, datetime
 
     from tailrace.cli.moments import parse_point
 
-    output = Output(as_json=json)
     point = parse_point(to, datetime.now(UTC), "--to")
     if partition and not isinstance(point, int):
         raise InvalidRequest("--partition goes with an offset; other points are found for every partition")
 
-    async def work(client: Client) -> None:
+    async with client:
         target: Any = point
         if isinstance(point, int):
             count = len((await client.admin().describe_topic(topic)).partitions)
             target = dict.fromkeys(partition or range(count), point)
         plan = await client.groups().reset(group, topic, target, dry_run=dry_run, force=force)
+        moves = [(number, before, after) for number, (before, after) in sorted(plan.changes.items())]
         if output.as_json:
-            output.record(
-                {
-                    "group": group,
-                    "topic": topic,
-                    "done": plan.done,
-                    "changes": [
-                        {"partition": number, "before": before, "after": after}
-                        for number, (before, after) in sorted(plan.changes.items())
-                    ],
-                }
-            )
+            changes = [dict(zip(("partition", "before", "after"), move, strict=True)) for move in moves]
+            output.record({"group": group, "topic": topic, "done": plan.done, "changes": changes})
             return
-        rows = [
-            [number, before, after, after - before]
-            for number, (before, after) in sorted(plan.changes.items())
-        ]
+        rows = [[number, before, after, after - before] for number, before, after in moves]
         output.table(["partition", "committed", "to", "change"], rows)
         if plan.done:
             output.note(f"group {printable(group)} is reset on {printable(topic)}")
         else:
             output.note("nothing was changed: leave --dry-run out to do it")
 
-    with_client(url, timeout, work, {"offsets": "--to"})
 
-
-@groups.command()
-def delete(
-    group: GroupName, force: Force = False, json: Json = False, url: Url = None, timeout: Timeout = 30.0
-) -> None:
+@client_command(groups)
+async def delete(client: Client, output: Output, group: GroupName, force: Force = False) -> None:
     """Forget a group and its state on every topic."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         await client.groups().delete(group, force=force)
-        if output.as_json:
-            output.record({"group": group, "state": "deleted"})
-        else:
-            output.line(f"group {printable(group)} is deleted")
-
-    with_client(url, timeout, work)
+        output.result({"group": group, "state": "deleted"}, f"group {printable(group)} is deleted")
 
 
 def _record(group: Group) -> dict[str, Any]:
@@ -285,6 +201,11 @@ def _time(time_us: int) -> str | None:
     return iso(moment(time_us)) if time_us else None
 
 
+def _row(group: Group) -> list[Any]:
+    topics, mode = ", ".join(group.topics), group.options.get("mode")
+    return [group.name, topics, mode, group.member_count, group.lag, _state(group)]
+
+
 def _state(group: Group) -> str | None:
     if not group.known:
         return "unknown"
@@ -314,5 +235,9 @@ def _show(output: Output, group: Group) -> None:
     shown = [{**row, "member": "(shared)" if row["shared"] else row["member"]} for row in group.partitions]
     rows = [[None if row[field] == "" else row[field] for _, field in SHOWN] for row in shown]
     output.table([heading for heading, _ in SHOWN], rows, title="partitions")
+    _warn(output, group)
+
+
+def _warn(output: Output, group: Group) -> None:
     for warning in group.warnings:
         output.note(f"note: {printable(warning)}")

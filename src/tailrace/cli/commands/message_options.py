@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.execution import with_client
+from tailrace.cli.execution import client_command
 from tailrace.cli.output import Output
-from tailrace.cli.parameters import Json, MessagesMax, Timeout, TopicName, Url
+from tailrace.cli.parameters import MessagesMax, TopicName
 from tailrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -51,8 +51,10 @@ ExpectKeySequence = Annotated[
 ]
 
 
-@messages.command()
-def publish(
+@client_command(messages)
+async def publish(
+    client: Client,
+    output: Output,
     topic: TopicName,
     values: Values = None,
     *,
@@ -67,9 +69,6 @@ def publish(
     dedup_id: DedupId = None,
     expect_sequence: ExpectSequence = None,
     expect_key_sequence: ExpectKeySequence = None,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Publish messages."""
     from datetime import UTC, datetime
@@ -78,7 +77,6 @@ def publish(
     from tailrace.cli.moments import parse_lifetime, parse_moment, parse_span
     from tailrace.cli.records import parse_headers
 
-    output = Output(as_json=json)
     if delay is not None and deliver_at is not None:
         raise InvalidRequest("pass one of --delay and --deliver-at")
     given = {
@@ -106,15 +104,15 @@ def publish(
         raise InvalidRequest(f"{flags} go with exactly one VALUE")
     items = _argument_items(arguments, shared) if arguments else _input_items(shared, jsonl=jsonl)
 
-    async def work(client: Client) -> None:
+    async with client:
         with publish.Results(output, streamed=not arguments) as results:
             await publish.publish_all(client, topic, items, results)
 
-    with_client(url, timeout, work)
 
-
-@messages.command()
-def read(
+@client_command(messages)
+async def read(
+    client: Client,
+    output: Output,
     topic: TopicName,
     *,
     start: Annotated[
@@ -130,9 +128,6 @@ def read(
         bool, typer.Option("--follow", "-f", help="Wait for new messages until Ctrl-C.")
     ] = False,
     max_: MessagesMax = None,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Print messages of a topic, without taking them from anybody."""
     from datetime import UTC, datetime
@@ -140,7 +135,6 @@ def read(
     from tailrace.cli.commands import read
     from tailrace.cli.moments import check_order, parse_point
 
-    output = Output(as_json=json)
     if follow and to is not None:
         raise InvalidRequest("--follow has no end, so --to cannot go with it")
     now = datetime.now(UTC)
@@ -154,10 +148,8 @@ def read(
     )
     check_order(wanted.start, wanted.end, ("--from", "--to"))
 
-    async def work(client: Client) -> None:
+    async with client:
         await read.print_messages(client, wanted, output)
-
-    with_client(url, timeout, work)
 
 
 def _raw(text: str) -> bytes:

@@ -8,10 +8,10 @@ from uuid import UUID
 import typer
 
 from tailrace.cli.commands.message_options import Header, Ttl
-from tailrace.cli.execution import with_client
+from tailrace.cli.execution import client_command
 from tailrace.cli.moments import iso
 from tailrace.cli.output import Output, printable, printable_bytes
-from tailrace.cli.parameters import Json, Prefix, Resume, Timeout, TopicName, Url
+from tailrace.cli.parameters import Prefix, Resume, TopicName
 from tailrace.cli.records import bytes_field, parse_headers
 from tailrace.errors import InvalidRequest, NotFound
 
@@ -25,8 +25,10 @@ delayed = typer.Typer(no_args_is_help=True, help="Delayed messages that wait for
 ScheduleName = Annotated[str, typer.Argument(help="Name of the schedule.", show_default=False)]
 
 
-@recurring.command()
-def put(
+@client_command(recurring, fields={"schedule: zone": "--zone", "schedule: ttl_ms": "--ttl, in ms"})
+async def put(
+    client: Client,
+    output: Output,
     name: ScheduleName,
     topic: TopicName,
     cron: Annotated[str, typer.Argument(help="Cron expression, such as '0 3 * * *'.", show_default=False)],
@@ -39,17 +41,13 @@ def put(
         int, typer.Option("--priority", min=0, max=4, help="0 critical ... 4 background.")
     ] = 2,
     ttl: Ttl = None,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Create or replace a schedule."""
     from tailrace.cli.moments import parse_lifetime
 
-    output = Output(as_json=json)
     seconds = None if ttl is None else parse_lifetime(ttl, "--ttl").total_seconds()
 
-    async def work(client: Client) -> None:
+    async with client:
         schedules = client.schedules()
         await schedules.put(
             name,
@@ -63,135 +61,66 @@ def put(
             ttl=seconds,
         )
         made = next(found for found in await schedules.list(name) if found.name == name)
-        if output.as_json:
-            output.record(_record(made))
-        else:
-            next_time = "-" if made.next_time is None else iso(made.next_time)
-            output.line(f"schedule {printable(name)} publishes next at {next_time}")
-
-    with_client(url, timeout, work, {"schedule: zone": "--zone", "schedule: ttl_ms": "--ttl, in ms"})
+        next_time = "-" if made.next_time is None else iso(made.next_time)
+        output.result(_record(made), f"schedule {printable(name)} publishes next at {next_time}")
 
 
-@recurring.command("list")
-def list_(
-    prefix: Prefix = "",
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
-) -> None:
+@client_command(recurring, "list")
+async def list_(client: Client, output: Output, prefix: Prefix = "") -> None:
     """List schedules and their next ticks."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.schedules().list(prefix)
-        if output.as_json:
-            for schedule in found:
-                output.record(_record(schedule))
-            return
-        rows = [
-            [
-                schedule.name,
-                schedule.topic,
-                schedule.cron,
-                schedule.zone,
-                None if schedule.next_time is None else iso(schedule.next_time),
-                "paused" if schedule.paused else None,
-            ]
-            for schedule in found
-        ]
-        output.table(["schedule", "topic", "cron", "zone", "next", "state"], rows)
-        if not found:
-            output.note("no schedules: `tailrace schedule put` makes one")
-
-    with_client(url, timeout, work)
+        headings = ["schedule", "topic", "cron", "zone", "next", "state"]
+        output.listing(found, _record, headings, _row, "no schedules: `tailrace schedule put` makes one")
 
 
-@recurring.command()
-def pause(
-    name: ScheduleName,
-    resume: Resume = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
-) -> None:
+@client_command(recurring)
+async def pause(client: Client, output: Output, name: ScheduleName, resume: Resume = False) -> None:
     """Let a schedule rest, or go on; ticks that passed meanwhile are not made up for."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         schedules = client.schedules()
         await (schedules.resume(name) if resume else schedules.pause(name))
         _told(output, name, "resumed" if resume else "paused")
 
-    with_client(url, timeout, work)
 
-
-@recurring.command()
-def delete(name: ScheduleName, json: Json = False, url: Url = None, timeout: Timeout = 30.0) -> None:
+@client_command(recurring)
+async def delete(client: Client, output: Output, name: ScheduleName) -> None:
     """Remove a schedule."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         await client.schedules().delete(name)
         _told(output, name, "deleted")
 
-    with_client(url, timeout, work)
-
 
 def _told(output: Output, name: str, state: str) -> None:
-    if output.as_json:
-        output.record({"schedule": name, "state": state})
-    else:
-        output.line(f"schedule {printable(name)} is {state}")
+    output.result({"schedule": name, "state": state}, f"schedule {printable(name)} is {state}")
 
 
-@delayed.command("list")
-def list_delayed(
+@client_command(delayed, "list")
+async def list_delayed(
+    client: Client,
+    output: Output,
     topic: TopicName,
     *,
     max_: Annotated[int, typer.Option("--max", "-n", min=1, max=1000, help="Show so many at most.")] = 100,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """List delayed messages, the next due first."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.scheduled(topic, limit=max_)
-        if output.as_json:
-            for message in found:
-                output.record(_delayed_record(message))
-            return
-        rows = [
-            [
-                iso(message.deliver_at),
-                message.partition,
-                str(UUID(bytes=message.id_bytes)),
-                "" if message.key is None else printable_bytes(message.key),
-                "" if message.value is None else printable_bytes(message.value)[:60],
-            ]
-            for message in found
-        ]
-        output.table(["due", "partition", "id", "key", "value"], rows)
-        if not found:
-            output.note("nothing waits")
-
-    with_client(url, timeout, work)
+        headings = ["due", "partition", "id", "key", "value"]
+        output.listing(found, _delayed_record, headings, _delayed_row, "nothing waits")
 
 
-@delayed.command()
-def cancel(
+@client_command(delayed)
+async def cancel(
+    client: Client,
+    output: Output,
     topic: TopicName,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids, as `delayed list` shows them.")],
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Cancel delayed messages: they are never appended."""
-    output = Output(as_json=json)
     wanted = [_id(text) for text in ids]
 
-    async def work(client: Client) -> None:
+    async with client:
         missing = []
         for number in wanted:
             done = await client.cancel_id(topic, number)
@@ -204,8 +133,6 @@ def cancel(
         if missing:
             hint = f"`tailrace trace {topic} ID` shows what became of it"
             raise NotFound(f"not waiting on {topic}: {', '.join(missing)}", hint=hint)
-
-    with_client(url, timeout, work)
 
 
 def _id(text: str) -> UUID:
@@ -230,6 +157,18 @@ def _record(schedule: Schedule) -> dict[str, Any]:
         **bytes_field("value", schedule.value),
         "headers": [{"name": name, **bytes_field("value", value)} for name, value in schedule.headers],
     }
+
+
+def _row(schedule: Schedule) -> list[Any]:
+    next_time = None if schedule.next_time is None else iso(schedule.next_time)
+    state = "paused" if schedule.paused else None
+    return [schedule.name, schedule.topic, schedule.cron, schedule.zone, next_time, state]
+
+
+def _delayed_row(message: Scheduled) -> list[Any]:
+    key = "" if message.key is None else printable_bytes(message.key)
+    value = "" if message.value is None else printable_bytes(message.value)[:60]
+    return [iso(message.deliver_at), message.partition, str(UUID(bytes=message.id_bytes)), key, value]
 
 
 def _delayed_record(message: Scheduled) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.execution import with_client
+from tailrace.cli.execution import client_command, with_client
 from tailrace.cli.output import Output, printable
 from tailrace.cli.parameters import (
     IfMissing,
@@ -28,111 +28,71 @@ if TYPE_CHECKING:
 topics = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.")
 
 
-@topics.command()
-def create(
+@client_command(topics)
+async def create(
+    client: Client,
+    output: Output,
     name: TopicName,
     partitions: Partitions = None,
     option: Settings = None,
     if_missing: IfMissing = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Create a topic."""
-    output = Output(as_json=json)
     settings = _settings(partitions, option)
 
-    async def work(client: Client) -> None:
+    async with client:
         topic = await client.admin().create_topic(name, if_missing=if_missing, **settings)
-        if output.as_json:
-            output.record(_record(topic))
-        else:
-            output.line(f"topic {printable(topic.name)} is there, with {_count(topic)} partitions")
-
-    with_client(url, timeout, work)
+        output.result(
+            _record(topic), f"topic {printable(topic.name)} is there, with {_count(topic)} partitions"
+        )
 
 
-@topics.command("list")
-def list_(
+@client_command(topics, "list")
+async def list_(
+    client: Client,
+    output: Output,
     prefix: Prefix = "",
     internal: Annotated[
         bool, typer.Option("--internal", help="Show the broker's own topics as well.")
     ] = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """List topics."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.admin().list_topics(prefix=prefix, internal=internal)
-        if output.as_json:
-            for topic in found:
-                output.record(_record(topic))
-            return
-        columns = ["topic", "partitions", "durability", "storage", "retention"]
-        rows = [
-            [
-                topic.name,
-                _count(topic),
-                topic.options.get("durability"),
-                topic.options.get("storage"),
-                _retention(topic.options),
-            ]
-            for topic in found
-        ]
-        output.table(columns, rows)
-        if not found:
-            output.note("no topics yet: `tailrace topic create NAME` makes one")
-
-    with_client(url, timeout, work)
+        headings = ["topic", "partitions", "durability", "storage", "retention"]
+        output.listing(
+            found, _record, headings, _row, "no topics yet: `tailrace topic create NAME` makes one"
+        )
 
 
-@topics.command()
-def describe(name: TopicName, json: Json = False, url: Url = None, timeout: Timeout = 30.0) -> None:
+@client_command(topics)
+async def describe(client: Client, output: Output, name: TopicName) -> None:
     """Show a topic, its options and its partitions."""
-    output = Output(as_json=json)
-
-    async def work(client: Client) -> None:
+    async with client:
         topic = await client.admin().describe_topic(name)
-        if output.as_json:
-            output.record(_record(topic))
-        else:
-            _show(output, topic)
-
-    with_client(url, timeout, work)
+        _show(output, topic)
 
 
-@topics.command()
-def alter(
-    name: TopicName,
-    partitions: Partitions = None,
-    option: Settings = None,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
+@client_command(topics)
+async def alter(
+    client: Client, output: Output, name: TopicName, partitions: Partitions = None, option: Settings = None
 ) -> None:
     """Change options of a topic; partitions can only be added."""
-    output = Output(as_json=json)
     settings = _settings(partitions, option)
     if not settings:
         raise InvalidRequest("nothing to change: pass --option KEY=VALUE or --partitions N")
 
-    async def work(client: Client) -> None:
+    async with client:
         admin = client.admin()
         await admin.alter_topic(name, **settings)
         topic = await admin.describe_topic(name)
-        if output.as_json:
-            output.record(_record(topic))
-        else:
-            _show(output, topic)
-
-    with_client(url, timeout, work)
+        _show(output, topic)
 
 
-@topics.command()
-def trim(
+@client_command(topics, fields={"offset": "--to-offset"})
+async def trim(
+    client: Client,
+    output: Output,
     name: TopicName,
     partition: Annotated[
         int | None, typer.Option("--partition", min=0, help="The partition; with --to-time all without it.")
@@ -143,23 +103,19 @@ def trim(
     to_time: Annotated[
         str | None, typer.Option("--to-time", help="Drop what is older than this time (ISO 8601, or -7d).")
     ] = None,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 30.0,
 ) -> None:
     """Drop the oldest messages of a topic, for good."""
     from datetime import UTC, datetime
 
     from tailrace.cli.moments import parse_moment
 
-    output = Output(as_json=json)
     if (to_offset is None) == (to_time is None):
         raise InvalidRequest("pass one of --to-offset and --to-time")
     if to_offset is not None and partition is None:
         raise InvalidRequest("--to-offset needs --partition: offsets count per partition")
     moment = None if to_time is None else parse_moment(to_time, datetime.now(UTC), "--to-time")
 
-    async def work(client: Client) -> None:
+    async with client:
         admin = client.admin()
         if moment is None:
             targets = {partition or 0: to_offset or 0}
@@ -172,12 +128,7 @@ def trim(
         for number, offset in targets.items():
             await admin.trim_topic(name, number, offset)
         topic = await admin.describe_topic(name)
-        if output.as_json:
-            output.record(_record(topic))
-        else:
-            _show(output, topic)
-
-    with_client(url, timeout, work, {"offset": "--to-offset"})
+        _show(output, topic)
 
 
 @topics.command()
@@ -199,10 +150,7 @@ def delete(
 
     async def work(client: Client) -> None:
         await client.admin().delete_topic(name)
-        if output.as_json:
-            output.record({"deleted": name})
-        else:
-            output.line(f"topic {printable(name)} is deleted")
+        output.result({"deleted": name}, f"topic {printable(name)} is deleted")
 
     with_client(url, timeout, work)
 
@@ -238,6 +186,12 @@ def _record(topic: Topic) -> dict[str, Any]:
     }
 
 
+def _row(topic: Topic) -> list[Any]:
+    options = topic.options
+    durability, storage = options.get("durability"), options.get("storage")
+    return [topic.name, _count(topic), durability, storage, _retention(options)]
+
+
 def _count(topic: Topic) -> int:
     return int(topic.options["partitions"])
 
@@ -257,6 +211,9 @@ def _retention(options: dict[str, Any]) -> str:
 
 
 def _show(output: Output, topic: Topic) -> None:
+    if output.as_json:
+        output.record(_record(topic))
+        return
     output.pairs({"topic": topic.name, "id": topic.id, **topic.options})
     output.line("")
     columns = ["partition", "start_offset", "end_offset", "bytes", "segments", "fault"]

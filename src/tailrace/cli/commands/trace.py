@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.execution import with_client
+from tailrace.cli.execution import client_command
 from tailrace.cli.moments import check_order, iso, parse_moment
 from tailrace.cli.output import Output
-from tailrace.cli.parameters import Json, Timeout, TopicName, Url
+from tailrace.cli.parameters import TopicName
 from tailrace.cli.records import bytes_field
 from tailrace.errors import InvalidRequest, NotFound
 
@@ -26,8 +26,10 @@ _PLACE = re.compile(r"([0-9]{1,5}):([0-9]{1,18})")
 tracing = typer.Typer()
 
 
-@tracing.command()
-def trace(
+@client_command(tracing, timeout=60.0, fields={"status": "--status", "until": "--until"})
+async def trace(
+    client: Client,
+    output: Output,
     topic: TopicName,
     message: Annotated[
         str | None,
@@ -48,9 +50,6 @@ def trace(
     full: Annotated[
         bool, typer.Option("--full", help="Search everything: for ids that were not made by Tailrace.")
     ] = False,
-    json: Json = False,
-    url: Url = None,
-    timeout: Timeout = 60.0,
 ) -> None:
     """Show the life of a message as a timeline: what happened to it, when, and at whose hands."""
     from datetime import UTC, datetime
@@ -68,9 +67,8 @@ def trace(
     check_order(wanted["since"], wanted["until"], ("--since", "--until"))
     if message is not None and any(option is not None for option in (key, since, until)):
         raise InvalidRequest("--key, --since and --until search for messages: leave them out, or MESSAGE")
-    output = Output(as_json=json)
 
-    async def work(client: Client) -> None:
+    async with client:
         found = await client.trace(topic, **wanted)
         if not len(found) and message is not None:
             raise NotFound(f"{topic} has no message {message}", hint=None)
@@ -85,8 +83,6 @@ def trace(
             output.note("there is more: narrow the search, or raise --max")
         elif not len(found):
             output.note("nothing found")
-
-    with_client(url, timeout, work, {"status": "--status", "until": "--until"})
 
 
 def _detail(name: str, value: Any) -> tuple[str, Any]:
