@@ -7,7 +7,7 @@ Covers `sim/delivery_history.py`, `sim/network.py`, `sim/actors/sim_auditors.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from tailrace.broker.deadletter import dead_letter_batch
-from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.partition import frame_cache
 from tailrace.broker.runtime.maintenance import Maintenance
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
@@ -33,6 +32,8 @@ from tailrace.core.model.queue_commands import Ack, Settled
 from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.partition_clock import PartitionClock
 from tailrace.core.process.dead_letter_process import DeadLetterProcess
+from tailrace.core.process.process import Begun, Effect, Event, Now
+from tailrace.core.process.session_process import SessionProcess
 from tailrace.core.queue import lease_decision, ledger, settle_decision
 from tailrace.core.queue.group_queues import GroupQueues
 from tailrace.core.queue.ledger import Ledger
@@ -301,15 +302,13 @@ def _the_clocks_take_the_timer_from_each_other(monkeypatch: pytest.MonkeyPatch) 
 def _members_of_the_last_run_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that starts watches only over those who show themselves to it: who died before keeps what it
     had, and the group stands still."""
-    start = GroupVerbs.start
+    step = SessionProcess.step
 
-    def starting(self: GroupVerbs) -> None:
-        start(self)
-        for seat in self.seats._seats.values():
-            assert seat.timer is not None
-            seat.timer.cancel()
+    def stepping(self: SessionProcess, event: Event, now: Now) -> Sequence[Effect]:
+        effects = step(self, event, now)
+        return () if isinstance(event, Begun) else effects
 
-    monkeypatch.setattr(GroupVerbs, "start", starting)
+    monkeypatch.setattr(SessionProcess, "step", stepping)
 
 
 def _a_trim_outlives_its_record(monkeypatch: pytest.MonkeyPatch) -> None:

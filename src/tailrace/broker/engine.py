@@ -17,7 +17,7 @@ from tailrace.broker.delay.delay_verbs import DelayVerbs
 from tailrace.broker.gateway import Gateway, VerbPart
 from tailrace.broker.groups.cron_verbs import CronVerbs, cron
 from tailrace.broker.groups.group_directory import GroupDirectory
-from tailrace.broker.groups.group_processes import deletions, grants
+from tailrace.broker.groups.group_processes import deletions, grants, sessions
 from tailrace.broker.groups.group_reports import GroupReports, stats_of_all
 from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.local_router import LocalRouter
@@ -92,9 +92,7 @@ class Engine:
         self.router = LocalRouter(self.topics)
         self.coordinators = GroupDirectory(self.topics)
         self.staged_writes = StagedVerbs(self.topics, self.pump, self.coordinators)
-        self.coordination = GroupVerbs(
-            self.topics, self.pump, self.coordinators, self.router, self.leasing.evict
-        )
+        self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
@@ -142,14 +140,19 @@ class Engine:
 
     def _coordinator_processes(self, runtime: CoordinatorPartition) -> Processes:
         home, groups = TopicPartition(runtime.topic, runtime.partition), self.coordination
-        kinds = (grants(home, groups.touch), deletions(home, groups.left), cron(home))
+        kinds = (
+            sessions(home, groups.sessions.told),
+            grants(home, groups.touch),
+            deletions(home, groups.left),
+            cron(home),
+        )
         return Processes(ProcessDriver(kind, runtime, self.router, self.pump) for kind in kinds)
 
     def _overslept(self, group: str, member: str) -> None:
         self.leasing.overslept(group, member)
 
     def _hungry(self, group: str, member: str, places: list[Place]) -> None:
-        self.coordination.seats.hungry(group, member, places)
+        self.coordination.sessions.hungry(group, member, places)
 
     def _reopened(self, queue: QueuePartition) -> None:
         self.coordination.reopened(queue)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.core.model import commands, facts, identifiers, queue_commands
+from tailrace.core.model.group_commands import Membership
 from tailrace.core.model.internal_commands import PublishBatch
 from tailrace.core.process import process as core
 from tailrace.core.queue.ledger_stats import Dead
@@ -59,6 +60,10 @@ def told(value: Any) -> str:
     if isinstance(value, PublishBatch):
         keys = "" if value.view.keys is None else ", with keys"
         return f"a batch of {value.view.count}{keys}"
+    if isinstance(value, Membership):
+        owned = " ".join(f"{topic}/{number}" for topic, number, _ in value.owned) or "nothing"
+        hungry = "".join(f", others wait for {topic}/{number}" for topic, number in value.hungry)
+        return f"{value.state} with {owned}, version {value.version}{hungry}"
     if isinstance(value, Dead):
         return f"message {value.offset}"
     if isinstance(value, msgspec.Struct):
@@ -80,6 +85,8 @@ def named(tag: Any) -> str:
         return tag
     if hasattr(tag, "name"):
         return f"{tag.what} {tag.name}"
+    if hasattr(tag, "member"):
+        return f"{tag.what} {tag.member}" + ("" if tag.place is None else f" on {tag.place}")
     return tag.what if tag.place is None else f"{tag.what} {tag.place}"
 
 
@@ -105,7 +112,8 @@ def shown(effect: core.Effect) -> str:
         case core.Count():
             return "a failure is counted"
         case core.Tell():
-            return f"those who wait for {effect.what} are told"
+            what = effect.what
+            return f"those who wait for {what} are told" if isinstance(what, str) else f"told: {what}"
 
 
 def run(text: str, acts: Acts) -> str:

@@ -193,15 +193,15 @@ class GroupReports:
     def _members(self, group: GroupState) -> list[dict[str, Any]]:
         rows = []
         for member in group.members.values():
-            seat = self._coordination.seats.get(group.name, member.id)
-            owned = [] if seat is None or seat.standing is None else seat.standing.owned
+            session = self._coordination.sessions.get(group.name, member.id)
+            owned = [] if session is None or session.assignment is None else session.assignment.owned
             rows.append(
                 {
                     "member": member.id,
                     "client": member.client,
                     "owned": [[topic, number] for topic, number, _ in owned],
                     "since_us": member.joined_us,
-                    "last_seen_us": 0 if seat is None else seat.seen_us,
+                    "last_seen_us": 0 if session is None else session.seen_us,
                 }
             )
         return rows

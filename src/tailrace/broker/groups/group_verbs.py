@@ -3,12 +3,16 @@
 A request becomes a command to the group's coordinator. When the decision is durable, the process of grants
 (`core.process.grant_process`) brings the data partitions to it, and `MemberSessions` tells the members. A
 member hears of a partition only after the partition knows the member, so that its first lease is not refused.
+
+A verb is read from top to bottom: it checks, submits a command, and names the method that goes on with the
+reply. What a verb has to remember between its steps is bound to these methods.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 from tailrace.broker.groups.group_directory import GroupDirectory
@@ -16,20 +20,18 @@ from tailrace.broker.groups.member_sessions import MemberSessions, Presence
 from tailrace.broker.groups.unknown_groups import UnknownGroups
 from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
 from tailrace.broker.partition.queue_partition import QueuePartition
-from tailrace.broker.runtime.process_driver import Router
 from tailrace.broker.runtime.pump import Pump, Timer
-from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.broker.runtime.turn import NOTHING, error_of, refuse
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model import group_commands as verbs
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.group_options import GroupPolicy, parse_policy, warnings_of
-from tailrace.core.model.identifiers import Refusal, TopicPartition
+from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import (
     ChangeOptions,
     ConfirmReleased,
     DropGroup,
-    EvictMember,
     Join,
     Leave,
     MakeGroup,
@@ -42,7 +44,8 @@ from tailrace.core.model.internal_topic import TOPIC, home_of
 from tailrace.core.model.topic_options import NAME_MAX, check_name
 from tailrace.core.process.deletion_process import DeletionProcess
 from tailrace.core.process.grant_process import GrantProcess, Recheck
-from tailrace.errors import Denied, Fenced, InvalidRequest, NotFound, TailraceError, Timeout, Unavailable
+from tailrace.core.process.session_process import no_member
+from tailrace.errors import Denied, InvalidRequest, NotFound, TailraceError, Timeout, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, Respond
 
@@ -75,15 +78,12 @@ class GroupVerbs:
         topics: Topics,
         pump: Pump,
         coordinators: GroupDirectory,
-        router: Router,
         evicted: Callable[[str, str], None],
     ) -> None:
         self._topics = topics
         self._pump = pump
-        self._router = router
         self.coordinators = coordinators
-        self.seats = MemberSessions(pump, self._gone)
-        self._evicted = evicted
+        self.sessions = MemberSessions(coordinators, self.settle, evicted)
         self.unknown = UnknownGroups(topics, coordinators)
         self._left: dict[str, list[Callable[[], None]]] = {}
         self._touched: dict[str, None] = {}
@@ -101,17 +101,14 @@ class GroupVerbs:
         }
 
     def start(self) -> None:
-        """After recovery: bring every partition to what the coordinators decided, and give every member a
-        whole session to show itself."""
+        """After recovery: tell the groups of topics that have changed, and watch the time for the others."""
         for _, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values():
-                for member in group.members:
-                    self.seats.take(group.name, member, group.policy)
                 resize = self._resize_of(group, group.topics)
                 if resize is None:
                     self.settle(group.name)
                 else:
-                    self._command(group.name, resize, lambda reply: None)
+                    self._command(group.name, resize, _unheard)
         self.unknown.report()
 
     def reopened(self, queue: QueuePartition) -> None:
@@ -120,12 +117,9 @@ class GroupVerbs:
         self._recheck(Recheck(topic=queue.topic, partition=queue.partition))
 
     def coordinator_reopened(self, reopened: CoordinatorPartition) -> None:
-        """A coordinator was rebuilt from its log: begin a session for each member that has none."""
+        """A coordinator was rebuilt from its log: watch the time for its groups, and tell their members."""
         for home, machine in self.coordinators.machines():
             for group in machine.groups.by_name.values() if home is reopened else ():
-                for member in group.members:
-                    if self.seats.get(group.name, member) is None:
-                        self.seats.take(group.name, member, group.policy)
                 self.settle(group.name)
 
     def _recheck(self, recheck: Recheck) -> None:
@@ -146,7 +140,7 @@ class GroupVerbs:
 
     def close(self) -> None:
         """Answer everything that waits."""
-        self.seats.close()
+        self.sessions.close()
         for waiter in list(self._waiters):
             self._ready(waiter, False)
 
@@ -216,28 +210,20 @@ class GroupVerbs:
 
     def _command(self, group: str, command: Any, done: Callable[[Reply], None]) -> None:
         """Submit a command to a group's coordinator; when it is durable, `settle`, then call `done`."""
+        self.coordinators.submit(group, command, partial(self._decided, group, done))
 
-        def answered(reply: Reply, parts: Any) -> None:
-            # A refusal changes nothing; after a failure of storage, see `reopened`.
-            if not isinstance(reply, Refusal):
-                self.settle(group)
-            done(reply)
-
-        self.coordinators.submit(group, command, answered)
+    def _decided(self, group: str, done: Callable[[Reply], None], reply: Reply, parts: Any) -> None:
+        # A refusal changes nothing; after a failure of storage, see `reopened`.
+        if not isinstance(reply, Refusal):
+            self.settle(group)
+        done(reply)
 
     def _after_leaving(self, group: str, action: Callable[[], None], respond: Respond) -> None:
         """Act now, or when the partitions have forgotten a deleted group of the same name."""
-        if not self._is_leaving(group):
+        if self._is_leaving(group):
+            self._left.setdefault(group, []).append(partial(_act_late, action, respond))
+        else:
             action()
-            return
-
-        def later() -> None:
-            try:
-                action()
-            except TailraceError as error:
-                respond(refuse(error), NOTHING)
-
-        self._left.setdefault(group, []).append(later)
 
     def _is_leaving(self, group: str) -> bool:
         home = self.coordinators.home(group)
@@ -262,13 +248,13 @@ class GroupVerbs:
         if due_us is not None and (timer is None or timer.action is None or timer.due_us > due_us):
             if timer is not None:
                 timer.cancel()
-            self._timers[group] = self._pump.at(due_us, lambda now_us: self._pass_time(group))
+            self._timers[group] = self._pump.at(due_us, partial(self._pass_time, group))
         self.touch(group)
 
-    def _pass_time(self, group: str) -> None:
+    def _pass_time(self, group: str, now_us: int) -> None:
         self._timers.pop(group, None)
         if self.find(group) is not None:
-            self._command(group, PassTime(group), lambda reply: None)
+            self._command(group, PassTime(group), _unheard)
 
     def touch(self, group: str) -> None:
         """A group changed: look at its members in the next turn, once."""
@@ -289,18 +275,7 @@ class GroupVerbs:
     def _tell(self, name: str) -> None:
         group, grants = self.find(name), self._grants(name)
         if group is not None and grants is not None and grants.ready(group):
-            for member, standing in grants.assignments(group).items():
-                self.seats.tell(name, member, standing, group.policy)
-
-    def _evict(self, group: GroupState, member: str, *, left: bool = False) -> None:
-        """A member leaves or is gone: give back its leases on all partitions. A crash may lose this; then the
-        leases time out. Partitions of its own get their next owner by their grants; this is for those that
-        are or were shared."""
-        self._evicted(group.name, member)
-        for place in group.all_places():
-            command = EvictMember(group.name, member, left=left)
-            topic_id = group.topics[place[0]].id
-            self._router.submit(TopicPartition(*place), topic_id, command, b"", _unheard, sure=False)
+            self.sessions.tell(name, grants.assignments(group))
 
     def when_settled(self, group: str, member: str | None, ready: Callable[[bool], None]) -> None:
         """Call `ready(True)` when the partitions of a group (and those of a member) are settled, or
@@ -308,8 +283,11 @@ class GroupVerbs:
         waiter = _Waiter(group, member, ready)
         self._waiters[waiter] = None
         due_us = self._pump.clock.now_us() + SETTLE_US
-        waiter.timer = self._pump.at(due_us, lambda now_us: self._ready(waiter, False))
+        waiter.timer = self._pump.at(due_us, partial(self._too_late, waiter))
         self.touch(group)
+
+    def _too_late(self, waiter: _Waiter, now_us: int) -> None:
+        self._ready(waiter, False)
 
     def _ready(self, waiter: _Waiter, settled: bool) -> None:
         if waiter in self._waiters:
@@ -321,19 +299,46 @@ class GroupVerbs:
     # -- administration
 
     def _create(self, request: verbs.CreateGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
-        sizes = self._sizes(request.group, request.topics)
-        policy = parse_policy(request.options, request.group)
+        name, sizes = request.group, self._sizes(request.group, request.topics)
+        policy = parse_policy(request.options, name)
         if isinstance(policy, Refusal):
             respond(policy, NOTHING)
             return
-        command = MakeGroup(request.group, policy, sizes, request.if_missing, self._ids(sizes))
-        created = self.find(request.group) is None
-        made = self._then_settled(
-            request.group,
-            respond,
-            lambda settled: self._answer_info(request.group, settled, respond, created=created),
-        )
-        self._after_leaving(request.group, lambda: self._command(request.group, command, made), respond)
+        command = MakeGroup(name, policy, sizes, request.if_missing, self._ids(sizes))
+        answer = partial(self._answer_info, name, respond, created=self.find(name) is None)
+        make = partial(self._command, name, command, partial(self._when_known, name, respond, answer))
+        self._after_leaving(name, make, respond)
+
+    def _pause(self, request: verbs.PauseGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name = request.group
+        self.must_find(name)
+        paused = partial(self._when_known, name, respond, partial(_answer_done, respond))
+        self._command(name, SetPaused(name, request.paused), paused)
+
+    def _alter(self, request: verbs.AlterGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
+        name = request.group
+        if name in OWN_GROUPS:
+            raise Denied(f"group {name!r} is internal")
+        self.must_find(name)
+        if not request.options:
+            raise InvalidRequest("options: name at least one that is to be changed")
+        altered = partial(self._when_known, name, respond, partial(self._answer_info, name, respond))
+        self._command(name, ChangeOptions(name, request.options), altered)
+
+    def _when_known(self, name: str, respond: Respond, answer: Callable[[bool], None], reply: Reply) -> None:
+        """Pass a refusal on; otherwise answer when every partition knows it, or when that takes too long."""
+        if isinstance(reply, Refusal):
+            respond(reply, NOTHING)
+        else:
+            self.when_settled(name, None, answer)
+
+    def _answer_info(self, name: str, respond: Respond, settled: bool, **fields: Any) -> None:
+        """Answer with a group that every partition knows by now, or with a timeout."""
+        group = self.find(name)
+        if group is None or not settled:
+            respond(_unsettled(), NOTHING)
+        else:
+            respond(info_of(group, **fields), NOTHING)
 
     def _delete(self, request: verbs.DeleteGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
         name = request.group
@@ -344,57 +349,16 @@ class GroupVerbs:
             self.unknown.expel(name, unknown, respond)
             return
         self.must_find(name)
+        self._command(name, DropGroup(name, request.force), partial(self._dropped, name, respond))
 
-        def dropped(reply: Reply) -> None:
-            if isinstance(reply, Refusal):
-                respond(reply, NOTHING)
-                return
-            for member in self.seats.members(name):
-                self.seats.leave(name, member, Refusal(NotFound.code, f"group {name!r} was deleted"))
-            if self._is_leaving(name):
-                self._left.setdefault(name, []).append(lambda: respond(Done(), NOTHING))
-            else:
-                respond(Done(), NOTHING)
-
-        self._command(name, DropGroup(name, request.force), dropped)
-
-    def _pause(self, request: verbs.PauseGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
-        self.must_find(request.group)
-        paused = self._then_settled(
-            request.group, respond, lambda settled: respond(Done() if settled else _unsettled(), NOTHING)
-        )
-        self._command(request.group, SetPaused(request.group, request.paused), paused)
-
-    def _alter(self, request: verbs.AlterGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
-        name = request.group
-        if name in OWN_GROUPS:
-            raise Denied(f"group {name!r} is internal")
-        self.must_find(name)
-        if not request.options:
-            raise InvalidRequest("options: name at least one that is to be changed")
-        changed = self._then_settled(name, respond, lambda settled: self._answer_info(name, settled, respond))
-        self._command(name, ChangeOptions(name, request.options), changed)
-
-    def _then_settled(
-        self, name: str, respond: Respond, answer: Callable[[bool], None]
-    ) -> Callable[[Reply], None]:
-        """Pass a refusal on; otherwise answer when every partition knows it, or when that takes too long."""
-
-        def decided(reply: Reply) -> None:
-            if isinstance(reply, Refusal):
-                respond(reply, NOTHING)
-            else:
-                self.when_settled(name, None, answer)
-
-        return decided
-
-    def _answer_info(self, name: str, settled: bool, respond: Respond, **fields: Any) -> None:
-        """Answer with a group that every partition knows by now, or with a timeout."""
-        group = self.find(name)
-        if group is None or not settled:
-            respond(_unsettled(), NOTHING)
+    def _dropped(self, name: str, respond: Respond, reply: Reply) -> None:
+        """Pass a refusal on; otherwise answer when the partitions have forgotten the group."""
+        if isinstance(reply, Refusal):
+            respond(reply, NOTHING)
+        elif self._is_leaving(name):
+            self._left.setdefault(name, []).append(partial(respond, Done(), NOTHING))
         else:
-            respond(info_of(group, **fields), NOTHING)
+            respond(Done(), NOTHING)
 
     def topic_changed(self, topic: str) -> None:
         """A topic was created, grew or was deleted: tell the groups that use it."""
@@ -406,7 +370,7 @@ class GroupVerbs:
                 if wanted or topic in group.topics:
                     resize = self._resize_of(group, [topic])
                     if resize is not None:
-                        self._command(group.name, resize, lambda reply: None)
+                        self._command(group.name, resize, _unheard)
         self._recheck(Recheck(topic=topic))
 
     # -- members
@@ -420,110 +384,90 @@ class GroupVerbs:
             respond(policy, NOTHING)
             return
         name, member = request.group, request.member
-        if request.again and self.seats.taken(name, member, request.incarnation):
-            raise _superseded(name, member)
-        client = request.client[:NAME_MAX]
-        ids = self._ids(sizes)
+        name, member = request.group, request.member
+        if request.again:
+            self._refuse_superseded(name, member, request.incarnation)
+        client, ids = request.client[:NAME_MAX], self._ids(sizes)
         command = Join(name, member, sizes, policy, request.options, request.wait, client, ids)
+        joined = partial(self._joined, request, respond, self.sessions.arrival(gate))
+        self._after_leaving(name, partial(self._command, name, command, joined), respond)
 
-        presence = Presence(gate)
+    def _joined(self, request: verbs.JoinGroup, respond: Respond, presence: Presence, reply: Reply) -> None:
+        """The membership is durable: the consumer takes the session, and is answered when it has its part."""
+        name, member = request.group, request.member
+        group = self.find(name)
+        if isinstance(reply, Refusal):
+            presence.leave()
+            respond(reply, NOTHING)
+        elif group is None or member not in group.members:
+            presence.leave()
+            respond(no_member(name, member), NOTHING)  # Deleted or taken out meanwhile.
+        else:
+            self.sessions.joined(name, member, request.incarnation, presence)
+            self.when_settled(name, member, partial(self._answer_join, name, member, respond))
 
-        def joined(reply: Reply) -> None:
-            group = self.find(name)
-            if isinstance(reply, Refusal):
-                presence.leave()
-                respond(reply, NOTHING)
-            elif group is None or member not in group.members:
-                presence.leave()
-                respond(_stranger(name, member), NOTHING)  # Deleted or taken out meanwhile.
-            else:
-                other = self.seats.taken(name, member, request.incarnation)
-                seat = self.seats.take(name, member, group.policy)
-                if other:
-                    self.seats.hand_over(seat, request.incarnation, refuse(_superseded(name, member)))
-                    self._evicted(name, member)
-                seat.incarnation = request.incarnation
-                self.seats.present(name, member, seat, presence)
-                self.when_settled(name, member, answer)
-
-        def answer(settled: bool) -> None:
-            seat = self.seats.get(name, member)
-            respond(_stranger(name, member) if seat is None else self.seats.membership(seat), NOTHING)
-
-        self._after_leaving(name, lambda: self._command(name, command, joined), respond)
+    def _answer_join(self, name: str, member: str, respond: Respond, settled: bool) -> None:
+        session = self.sessions.get(name, member)
+        respond(no_member(name, member) if session is None else session.membership, NOTHING)
 
     def _heartbeat(self, request: verbs.Heartbeat, body: Buffer, respond: Respond, gate: Gate) -> None:
         name, member = request.group, request.member
-        group = self.must_find(name)
-        if self.seats.get(name, member) is None:
-            raise _no_member(name, member)
-        if self.seats.taken(name, member, request.incarnation):
-            raise _superseded(name, member)
-        seat = self.seats.take(name, member, group.policy)
-        seat.incarnation = seat.incarnation or request.incarnation  # After a start it is not known.
-        if seat.presence is None or not seat.presence.on(gate):
-            self.seats.present(name, member, seat, Presence(gate))
-
-        def poll(reply: Reply) -> None:
-            seat = self.seats.get(name, member)
-            if isinstance(reply, Refusal):
-                respond(reply, NOTHING)
-            elif seat is None:
-                respond(_stranger(name, member), NOTHING)
-            else:
-                if request.released:
-                    self._tell(name)  # So that the answer does not name partitions that were just given up.
-                self.seats.poll(seat, request, respond)
-
+        self.must_find(name)
+        if self.sessions.get(name, member) is None:
+            raise error_of(no_member(name, member))
+        self._refuse_superseded(name, member, request.incarnation)
+        self.sessions.show(name, member, request.incarnation, gate)
         if request.released:
-            self._command(name, ConfirmReleased(name, member, request.released), poll)
+            command = ConfirmReleased(name, member, request.released)
+            self._command(name, command, partial(self._released, request, respond))
         else:
-            poll(Done())
+            self.sessions.poll(request, respond)
+
+    def _released(self, request: verbs.Heartbeat, respond: Respond, reply: Reply) -> None:
+        if isinstance(reply, Refusal):
+            respond(reply, NOTHING)
+        else:
+            self._tell(request.group)  # So that the answer does not name partitions that were just given up.
+            self.sessions.poll(request, respond)
+
+    def _refuse_superseded(self, name: str, member: str, incarnation: str) -> None:
+        refusal = self.sessions.superseded(name, member, incarnation)
+        if refusal is not None:
+            raise error_of(refusal)
 
     def _leave(self, request: verbs.LeaveGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
-        group = self.must_find(request.group)
-        if self.seats.taken(request.group, request.member, request.incarnation):
-            raise _superseded(request.group, request.member)
+        name, member = request.group, request.member
+        self.must_find(name)
+        self._refuse_superseded(name, member, request.incarnation)
         # First of all: once its partitions go to others, they are taken from it as from a member that died.
-        self._evict(group, request.member, left=True)
-        self._take_out(request.group, request.member, "left", lambda reply: respond(reply, NOTHING))
-
-    def _gone(self, group: str, member: str, reason: str) -> None:
-        self._take_out(group, member, reason, lambda reply: None)
-
-    def _take_out(self, group: str, member: str, reason: str, done: Callable[[Reply], None]) -> None:
-        def left(reply: Reply) -> None:
-            found = self.find(group)
-            if not isinstance(reply, Refusal) and not (found is not None and member in found.members):
-                self.seats.leave(group, member, _stranger(group, member))
-                if found is not None:
-                    self._evict(found, member)
-            done(reply)
-
-        self._command(group, Leave(group, member, reason), left)
+        self.sessions.leaves(name, member)
+        self._command(name, Leave(name, member), partial(_pass_on, respond))
 
 
-def _unheard(reply: object, parts: object) -> None:
+def _unheard(reply: Reply) -> None:
     """Ignore the reply."""
 
 
-def _no_member(group: str, member: str) -> Fenced:
-    return Fenced(f"{member[:80]!r} is no member of group {group!r} any more: join again")
+def _pass_on(respond: Respond, reply: Reply) -> None:
+    respond(reply, NOTHING)
 
 
-def _superseded(group: str, member: str) -> Fenced:
-    text = f"another consumer has joined group {group!r} as {member[:80]!r}, and has taken over"
-    return Fenced(f"{text}: each consumer needs a name of its own", superseded=True)
+def _act_late(action: Callable[[], None], respond: Respond) -> None:
+    """Do what a verb would have done at once; what it raises is its answer."""
+    try:
+        action()
+    except TailraceError as error:
+        respond(refuse(error), NOTHING)
+
+
+def _answer_done(respond: Respond, settled: bool) -> None:
+    respond(Done() if settled else _unsettled(), NOTHING)
 
 
 def _unsettled() -> Refusal:
     """The answer when a decision has not reached every partition in time."""
     text = "not every partition has the group as it is now; it goes on by itself"
     return refuse(Timeout(text, outcome="unknown"))
-
-
-def _stranger(group: str, member: str) -> Refusal:
-    return refuse(_no_member(group, member))
 
 
 def info_of(group: GroupState, **fields: Any) -> verbs.GroupInfo:
