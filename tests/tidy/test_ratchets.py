@@ -23,7 +23,7 @@ PRIVATE_ACCESSES = 0
 """Uses of another object's private members: whoever needs one asks for a verb instead."""
 COMPOSER_ARGUMENTS = 3
 """Objects that are given the object that makes them: parts get the values that they need."""
-DISTANT_ASSIGNMENTS = 23
+DISTANT_ASSIGNMENTS = 14
 """Assignments through two dots (`a.b.c = …`) outside of `WIRING`: state is changed by its owner."""
 TYPE_ONLY_IMPORTS = 0
 """Imports behind TYPE_CHECKING inside one package: two modules that need each other's types are one."""
@@ -31,7 +31,7 @@ REPEATED_CLASSES = 0
 """Class names that occur twice, but for public names that several public packages export."""
 UNTESTED_MODULES = 0
 """Modules without `test_<module>.py` that no docstring of a test file names, as `core/queue/ledger.py`."""
-NESTED_FUNCTIONS = 70
+NESTED_FUNCTIONS = 34
 """Functions within functions in the broker: an order of steps that is read by following callbacks."""
 FOREIGN_STATE = 11
 """Reads of a partition's state from outside of its runtime: the runtime answers, since the partition may be

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from tailrace.broker.deadletter.dead_letter_batch import dead_letters
@@ -30,6 +31,7 @@ from tailrace.broker.queue.lease_verbs import LeaseVerbs
 from tailrace.broker.runtime.process_driver import ProcessDriver, Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.replay_debt import ReplayBounds, due
+from tailrace.broker.runtime.turn import Countdown
 from tailrace.broker.staged.staged_verbs import StagedVerbs
 from tailrace.broker.topics import Topics, kept_text
 from tailrace.broker.trace.fact_reads import FactReads
@@ -222,18 +224,7 @@ class Engine:
 
     def _close_partitions(self, closed: Callable[[], None]) -> None:
         runtimes = list(self.topics.runtimes())
-        waiting = len(runtimes)
-        if not waiting:
-            closed()
-
-        def one_less(result: object, error: Exception | None) -> None:
-            nonlocal waiting
-            if error is not None:
-                log.error("closing a log failed, its tail will be checked at the next start: %s", error)
-            waiting -= 1
-            if not waiting:
-                closed()
-
+        one_less = partial(_closed, Countdown(len(runtimes), closed))
         for runtime in runtimes:
             try:
                 runtime.close(one_less)
@@ -245,3 +236,10 @@ class Engine:
         self.pump.threads.close()
         for store in self.stores.values():
             store.close()
+
+
+def _closed(all_closed: Countdown, result: object, error: Exception | None) -> None:
+    """A log was closed."""
+    if error is not None:
+        log.error("closing a log failed, its tail will be checked at the next start: %s", error)
+    all_closed.one()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from tailrace.broker.metrics import Metrics
@@ -17,7 +18,6 @@ from tailrace.broker.queue.time_lookup import locate
 from tailrace.broker.runtime.framing import publish_batch
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, refuse
-from tailrace.broker.topic_host import TopicHost
 from tailrace.broker.topics import Topics
 from tailrace.broker.upkeep.space_watch import SpaceWatch
 from tailrace.core.model.commands import (
@@ -45,7 +45,7 @@ from tailrace.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.format.small import measure
-from tailrace.ports import Gate, Respond, Verb
+from tailrace.ports import Gate, PartitionLog, Respond, Verb
 
 log = logging.getLogger("tailrace.gateway")
 FETCH_PARTITIONS_MAX = 10_000
@@ -116,12 +116,12 @@ class Gateway:
             job.expire(0)
 
     def _counted(self, respond: Respond) -> Respond:
-        def count(reply: Reply, parts: Any) -> None:
-            if type(reply) is Refusal:
-                self._metrics.refused(reply.code)
-            respond(reply, parts)
+        return partial(self._count, respond)
 
-        return count
+    def _count(self, respond: Respond, reply: Reply, parts: Any) -> None:
+        if type(reply) is Refusal:
+            self._metrics.refused(reply.code)
+        respond(reply, parts)
 
     # -- messages
 
@@ -163,21 +163,9 @@ class Gateway:
         elif request.timestamp_us < 0:
             raise InvalidRequest(f"timestamp_us: a time, {EARLIEST} or {LATEST}, not {request.timestamp_us}")
         else:
-            self._find_time(host, request.timestamp_us, respond)
-
-    def _find_time(self, host: TopicHost[QueuePartition], timestamp_us: int, respond: Respond) -> None:
-        runtimes = [(s.log, s.start_offset, s.end_offset, s.latest_offset) for s in host.runtimes]
-
-        def work() -> object:
-            found = [locate(log, start, end, timestamp_us) for log, start, end, _ in runtimes]
-            return [
-                at if at < end else latest for at, (_, _, end, latest) in zip(found, runtimes, strict=True)
-            ]
-
-        def done(result: Any, error: Exception | None) -> None:
-            respond(Offsets(result) if error is None else refuse(error), NOTHING)
-
-        self._pump.threads.read(work, done)
+            spans = [(s.log, s.start_offset, s.end_offset, s.latest_offset) for s in host.runtimes]
+            work = partial(_located, spans, request.timestamp_us)
+            self._pump.threads.read(work, partial(_tell_offsets, respond))
 
     def _claim(self, request: ClaimProducer, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._topics.partition(request.topic, request.partition).submit(request, b"", respond)
@@ -186,13 +174,7 @@ class Gateway:
         runtime = self._topics.partition(request.topic, request.partition)
         if request.offset > runtime.end_offset:
             raise InvalidRequest(f"offset: {request.offset} is beyond the end, {runtime.end_offset}")
-
-        def trimmed(reply: Reply, parts: Any) -> None:
-            respond(reply, parts)
-            if type(reply) is not Refusal:
-                runtime.upkeep.free()
-
-        runtime.submit(request, b"", trimmed)
+        runtime.submit(request, b"", partial(_trimmed, runtime, respond))
 
     # -- catalog
 
@@ -212,3 +194,19 @@ class VerbPart(Protocol):
     """A part of the broker that answers some kinds of requests."""
 
     verbs: dict[type[Any], Verb]
+
+
+def _located(spans: list[tuple[PartitionLog, int, int, int]], timestamp_us: int) -> list[int]:
+    """The offsets of a time in several logs, given with start, end and latest offset; blocking."""
+    found = [(locate(log, start, end, timestamp_us), end, latest) for log, start, end, latest in spans]
+    return [at if at < end else latest for at, end, latest in found]
+
+
+def _tell_offsets(respond: Respond, found: Any, error: Exception | None) -> None:
+    respond(Offsets(found) if error is None else refuse(error), NOTHING)
+
+
+def _trimmed(runtime: QueuePartition, respond: Respond, reply: Reply, parts: Any) -> None:
+    respond(reply, parts)
+    if type(reply) is not Refusal:
+        runtime.upkeep.free()

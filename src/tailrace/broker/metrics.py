@@ -204,6 +204,23 @@ class Metrics(Collector):
         """A partition was quarantined while the broker ran."""
         self.damages += 1
 
+    def scrubbed(self, nbytes: int) -> None:
+        """The scrub has read and checked bytes."""
+        self.scrubbed_bytes += nbytes
+
+    def scrub_found_damage(self) -> None:
+        """The scrub found a damaged place."""
+        self.scrub_damages += 1
+
+    def scrub_ended(self, ended_us: int) -> None:
+        """The last periodic scrub was through at this time; 0: never."""
+        self.scrub_ended_us = ended_us
+
+    def storage(self, *, full: bool, low: bool, free_bytes: int, total_bytes: int) -> None:
+        """The space of the data folder is known anew."""
+        self.storage_full, self.storage_low = int(full), int(low)
+        self.storage_free_bytes, self.storage_total_bytes = free_bytes, total_bytes
+
     def forget(self, topic: str) -> None:
         """A topic was deleted: end its series."""
         self._topics.pop(topic, None)

@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -150,13 +151,7 @@ class Node:
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
         pool = pa.default_memory_pool()
-        trim_heap = heap_trimmer()
-
-        def release() -> None:
-            pool.release_unused()
-            trim_heap()
-
-        spare = SparePages(release, loop.time())
+        spare = SparePages(partial(_release, pool, heap_trimmer()), loop.time())
         while True:
             before = loop.time()
             await asyncio.sleep(LAG_S)
@@ -179,6 +174,11 @@ class Node:
         await self._host.close()
 
 
+def _release(pool: pa.MemoryPool, trim_heap: Callable[[], None]) -> None:
+    pool.release_unused()
+    trim_heap()
+
+
 def _progress(name: str, done: int, total: int) -> None:
     if total >= 20 and done % (total // 10) == 0:
         log.info("recovered %d of %d partitions", done, total)
@@ -190,19 +190,19 @@ async def serve(options: ServerOptions, *, ready: Callable[[Node], None] | None 
     await node.start()
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-
-    def signalled() -> None:
-        if stopping.is_set():
-            raise SystemExit(1)
-        stopping.set()
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+        loop.add_signal_handler(number, _signalled, stopping)
     if ready is not None:
         ready(node)
     await stopping.wait()
     log.info("stopping")
     await node.stop()
+
+
+def _signalled(stopping: asyncio.Event) -> None:
+    if stopping.is_set():
+        raise SystemExit(1)
+    stopping.set()
 
 
 class EmbeddedVerbs:

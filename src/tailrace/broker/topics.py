@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from tailrace.broker.partition.frame_cache import COLD_BYTES_TOTAL
 from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
-from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.broker.runtime.turn import NOTHING, Countdown, refuse
 from tailrace.broker.topic_host import AnyHost, Kind, TopicHost, grown
 from tailrace.core.model import catalog as core
 from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
@@ -119,21 +120,16 @@ class Topics:
                 log.error("%s: %s", NOT_REMOVED, error)
         self._take_stock()
         total = sum(entry.options.partitions for entry in self.catalog.topics.values())
-        count = 0
-
-        def opened(runtime: Kind) -> Kind:
-            nonlocal count
-            count += 1
-            progress(f"{runtime.topic}/{runtime.partition}", count, total)
-            return runtime
-
+        told = _Told(progress, total)
         for entry in self.catalog.topics.values():
             numbers = range(entry.options.partitions)
             if entry.name == GROUPS:
-                coordinators = [opened(self._coordinates(entry, number, known=True)) for number in numbers]
+                coordinators = [
+                    told.opened(self._coordinates(entry, number, known=True)) for number in numbers
+                ]
                 self._groups = TopicHost(entry, coordinators)
             else:
-                queues = [opened(self._queue(entry, number, known=True)) for number in numbers]
+                queues = [told.opened(self._queue(entry, number, known=True)) for number in numbers]
                 self._hosts[entry.name] = TopicHost(entry, queues)
         self._share_memory(self.queues())
 
@@ -334,7 +330,7 @@ class Topics:
         made = [making]
         if not isinstance(request, AlterTopic):
             made += self._others(making)
-        self._pump.threads.run(self, lambda: self._prepare(made), self._finisher(made))
+        self._pump.threads.run(self, lambda: self._prepare(made), partial(self._finish, made))
 
     def _others(self, first: TopicCreation) -> list[TopicCreation]:
         """The changes of the same kind that wait behind one, creations or deletions: they are made with it
@@ -465,24 +461,21 @@ class Topics:
             names = ", ".join(repr(making.entry.name) for making in made)
             log.error("topic %s: a failed change could not be taken back yet: %s", names, error)
 
-    def _finisher(self, made: list[TopicCreation]) -> Callable[[Any, Exception | None], None]:
-        def finish(result: Any, error: Exception | None) -> None:
-            self._changing = False
-            if error is not None:
-                self._failed(made, error)
-            else:
-                self.catalog = result
-                replies = [self._install(making) for making in made]
-                self._share_memory(queue for making in made for queue in making.queues)
-                for making, reply in zip(made, replies, strict=True):
-                    new: list[PartitionRuntime[Any]] = [*making.queues, *making.coordinators]
-                    for runtime in new:
-                        runtime.start()
-                    making.respond(reply, NOTHING)
-                    self._changed(making.entry.name)
-            self._next()
-
-        return finish
+    def _finish(self, made: list[TopicCreation], result: Any, error: Exception | None) -> None:
+        self._changing = False
+        if error is not None:
+            self._failed(made, error)
+        else:
+            self.catalog = result
+            replies = [self._install(making) for making in made]
+            self._share_memory(queue for making in made for queue in making.queues)
+            for making, reply in zip(made, replies, strict=True):
+                new: list[PartitionRuntime[Any]] = [*making.queues, *making.coordinators]
+                for runtime in new:
+                    runtime.start()
+                making.respond(reply, NOTHING)
+                self._changed(making.entry.name)
+        self._next()
 
     def _failed(self, made: list[TopicCreation], error: Exception) -> None:
         """Nothing was changed. Try topics of one change again one by one: a problem with one of them does not
@@ -514,19 +507,16 @@ class Topics:
 
     def _drop(self, host: TopicHost[QueuePartition]) -> None:
         """Close the logs of a deleted topic in their own order, then remove them."""
-        waiting = len(host.runtimes)
+        closed = Countdown(len(host.runtimes), partial(self._dropped, host))
+        for runtime in host.runtimes:
+            runtime.retire(closed.one)
+
+    def _dropped(self, host: TopicHost[QueuePartition]) -> None:
+        """The logs of a deleted topic are closed."""
         folder = host.info.folder
         removal = next(removal for removal in self.catalog.removing if removal.folder == folder)
-
-        def closed(result: object, error: Exception | None) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                self._retired += host.runtimes
-                self.change(removal, lambda reply, parts: None)
-
-        for runtime in host.runtimes:
-            runtime.retire(closed)
+        self._retired += host.runtimes
+        self.change(removal, lambda reply, parts: None)
 
     def _remove(self, catalog: core.Catalog, removals: Iterable[core.Removal]) -> core.Catalog:
         """Delete the data of deleted topics; blocking. Stores and returns the catalog without those that are
@@ -554,6 +544,20 @@ class Topics:
         else:
             log.error("%s: %s", NOT_REMOVED, error)
         self._next()
+
+
+class _Told:
+    """Tells of partitions as they are opened at the start."""
+
+    def __init__(self, progress: Callable[[str, int, int], None], total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._count = 0
+
+    def opened(self, runtime: Kind) -> Kind:
+        self._count += 1
+        self._progress(f"{runtime.topic}/{runtime.partition}", self._count, self._total)
+        return runtime
 
 
 def _reported(runtime: Kind) -> Kind:

@@ -1,7 +1,7 @@
 """One partition at work: replies wait for durability, failures drop what was speculative.
 
 Also covers `broker/runtime/framing.py`, `broker/runtime/recovery.py`, `broker/runtime/state_machines.py`,
-`broker/runtime/log_writer.py` and `broker/runtime/turn.py`.
+`broker/runtime/partition_kind.py`, `broker/runtime/log_writer.py` and `broker/runtime/turn.py`.
 """
 
 from pathlib import Path

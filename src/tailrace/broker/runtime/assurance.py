@@ -35,6 +35,7 @@ back. `docs/formats.md` lists all moves and their order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tailrace.broker.runtime.turn import NOTHING, NOWHERE, Reach, refuse
@@ -92,16 +93,15 @@ class Assurance:
 
     def surely(self, respond: Respond) -> Respond:
         """A receiver that passes a reply on when everything decided by then is synced; refusals at once."""
+        return partial(self._answered, respond)
 
-        def answered(reply: Any, parts: Any) -> None:
-            decided = self._decided()
-            if type(reply) is Refusal or not self._promises or self.synced.entry >= decided:
-                respond(reply, parts)
-            else:
-                self._waiting.append((decided, respond, reply))
-                self._go_on()
-
-        return answered
+    def _answered(self, respond: Respond, reply: Any, parts: Any) -> None:
+        decided = self._decided()
+        if type(reply) is Refusal or not self._promises or self.synced.entry >= decided:
+            respond(reply, parts)
+        else:
+            self._waiting.append((decided, respond, reply))
+            self._go_on()
 
     def _go_on(self) -> None:
         """Release the replies whose entries are synced; begin a flush if it helps any of the others."""
@@ -123,16 +123,17 @@ class Assurance:
 
     def flush(self, over: Over) -> None:
         """Sync what is written, beside the appends, which do not wait for it."""
-        written, failures = self.written, self.failures
+        synced = partial(self._log_synced, over, self.written, self.failures)
+        self._threads.run(self._flusher, self._log().flush, synced)
 
-        def done(result: object, error: Exception | None) -> None:
-            if error is not None:
-                self._failed(error)  # What waits may be on the disk all the same.
-            elif failures == self.failures:
-                self.synced = max(self.synced, written)
-            over(error)
-
-        self._threads.run(self._flusher, self._log().flush, done)
+    def _log_synced(
+        self, over: Over, written: Reach, failures: int, result: object, error: Exception | None
+    ) -> None:
+        if error is not None:
+            self._failed(error)  # What waits may be on the disk all the same.
+        elif failures == self.failures:
+            self.synced = max(self.synced, written)
+        over(error)
 
     def cut(self) -> None:
         """Storage failed: what is under way says nothing about what is written from now on."""

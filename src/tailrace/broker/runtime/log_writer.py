@@ -67,9 +67,8 @@ class LogWriter:
     def run(self, log: PartitionLog, work: Callable[[], object], done: Finished) -> None:
         """Do other work on the log, in order with the writes."""
         self._outstanding += 1
+        self._pump.threads.run(log, work, partial(self._finished, done))
 
-        def finished(result: Any, error: Exception | None) -> None:
-            self._outstanding -= 1
-            done(result, error)
-
-        self._pump.threads.run(log, work, finished)
+    def _finished(self, done: Finished, result: Any, error: Exception | None) -> None:
+        self._outstanding -= 1
+        done(result, error)

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.runtime.assurance import Assurance
@@ -45,6 +46,29 @@ class Captured(NamedTuple):
     """Oldest entry with a delayed or staged message that the state refers to."""
     encode: Callable[[], Sequence[Buffer]]
     """Takes a while, and may run on any thread."""
+
+
+class _Saving(NamedTuple):
+    """A snapshot under way, and what is owed again if it fails."""
+
+    captured: Captured
+    failures: int
+    """How often storage had failed when the snapshot began."""
+    debt: ReplayDebt
+    owed_us: float
+    owed_bytes: int
+
+
+def _store(captured: Captured) -> int:
+    """Encode and store a snapshot, on a storage thread: with many unsettled messages this takes a while.
+    Returns its size."""
+    chunks = captured.encode()
+    captured.log.save_snapshot(Snapshot(captured.entry, captured.end_offset, chunks))
+    return sum(len(chunk) for chunk in chunks)
+
+
+def _nothing() -> None:
+    """Done in order with the appends, so that it ends when those before it have ended."""
 
 
 class Maintenance:
@@ -146,13 +170,14 @@ class Maintenance:
         """Store a snapshot of the state as of now; then call `over`, whether it succeeded or not. If a
         snapshot is under way already, `over` is called at its end.
 
-        The steps: freeze the state on the loop; wait until the frames of all its facts are written; sync
-        them; encode and store the snapshot. The last two steps run beside the appends.
+        The steps: freeze the state on the loop; wait until the frames of all its facts are written
+        (`_written`); sync them (`_synced`); encode and store the snapshot (`_stored`). The last two steps run
+        beside the appends.
         """
         if self._over:
             self._over.append(over)
             return
-        clock, assurance, debt, size = self._pump.clock, self._assurance, self.debt, 0
+        clock, debt = self._pump.clock, self.debt
         begun_us = clock.now_us()
         try:
             captured = self._capture()
@@ -167,40 +192,35 @@ class Maintenance:
             return
         self._over.append(over)
         self._metrics.snapshot_taken((clock.now_us() - begun_us) / 1e6)
-        failures, owed_us, owed_bytes = assurance.failures, debt.us, debt.bytes
+        saving = _Saving(captured, self._assurance.failures, debt, debt.us, debt.bytes)
         debt.pay(begun_us)
+        self._in_order(_nothing, partial(self._written, saving))
 
-        def store() -> None:
-            nonlocal size
-            chunks = captured.encode()  # Not on the loop: with many unsettled messages this takes a while.
-            size = sum(len(chunk) for chunk in chunks)
-            captured.log.save_snapshot(Snapshot(captured.entry, captured.end_offset, chunks))
+    def _written(self, saving: _Saving, result: object, error: Exception | None) -> None:
+        self._flush(partial(self._synced, saving))
 
-        def appended(result: object, error: Exception | None) -> None:
-            self._flush(flushed)
+    def _synced(self, saving: _Saving, error: Exception | None) -> None:
+        if error is None and saving.failures == self._assurance.failures:
+            self._pump.threads.run(
+                self._saver, partial(_store, saving.captured), partial(self._stored, saving)
+            )
+        else:  # Storage failed: part of the state in the snapshot may have been dropped.
+            self._missed(saving)
 
-        def flushed(error: Exception | None) -> None:
-            if error is None and failures == assurance.failures:
-                self._pump.threads.run(self._saver, store, saved)
-            else:
-                missed()  # Storage failed: part of the state in the snapshot may have been dropped.
+    def _stored(self, saving: _Saving, size: Any, error: Exception | None) -> None:
+        self.done(size, error)
+        if error is not None:
+            self._missed(saving)
+            return
+        self._floor, self._stored_start = saving.captured.floor, saving.captured.start_offset
+        saving.debt.stored(size)
+        self._end_saving()
 
-        def saved(result: object, error: Exception | None) -> None:
-            self.done(result, error)
-            if error is not None:
-                missed()
-                return
-            self._floor, self._stored_start = captured.floor, captured.start_offset
-            debt.snapshot_bytes = size
-            self._saved()
+    def _missed(self, saving: _Saving) -> None:
+        saving.debt.owe(saving.owed_us, saving.owed_bytes, self._pump.clock.now_us())
+        self._end_saving()
 
-        def missed() -> None:
-            debt.owe(owed_us, owed_bytes, clock.now_us())
-            self._saved()
-
-        self._in_order(lambda: None, appended)  # After the writes of all facts in the state.
-
-    def _saved(self) -> None:
+    def _end_saving(self) -> None:
         waiting, self._over = self._over, []
         for action in waiting:
             action()

@@ -27,14 +27,14 @@ below is as durable as the topic asks, may be read, and releases the replies tha
 node the first calls the second.
 
 The runtime knows frames and facts. What a partition does with its messages or its groups is added by its two
-kinds, in `broker.partition`: they override the methods below *for the kinds of partitions*.
+kinds, in `broker.partition`: they override the methods of `partition_kind`, and extend some here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic
 
@@ -45,6 +45,7 @@ from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.runtime.framing import TurnFrames
 from tailrace.broker.runtime.log_writer import LogWriter
 from tailrace.broker.runtime.maintenance import Captured, Maintenance
+from tailrace.broker.runtime.partition_kind import PartitionKind
 from tailrace.broker.runtime.process_driver import Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.recovery import Rebuilt, rebuild
@@ -68,7 +69,7 @@ FULL_RETRY_US = 1_000_000
 _ILL = frozenset((Corrupt.code, StorageFault.code))
 
 
-class PartitionRuntime(Generic[State]):
+class PartitionRuntime(PartitionKind, Generic[State]):
     """A partition at work. All methods run on the pump's thread. Its kinds call `open` when they are made."""
 
     machine: MachineKind[State]
@@ -167,33 +168,18 @@ class PartitionRuntime(Generic[State]):
     def _record_loss(self) -> None:
         """Append the fact of an accepted loss, before all other commands. When it is synced, whatever the
         topic promises, storage may forget its own note of the loss."""
+        self.submit(RecordLoss(list(self.rebuilt.lost)), b"", self.surely(self._loss_recorded))
 
-        def recorded(reply: Reply, parts: object) -> None:
-            if type(reply) is Refusal:
-                return  # Storage failed: the next opening does it.
+    def _loss_recorded(self, reply: Reply, parts: object) -> None:
+        if type(reply) is not Refusal:  # Else storage failed: the next opening does it.
             self.rebuilt.lost.clear()
-            self.run_in_order(self.log.loss_recorded, noted)
+            self.run_in_order(self.log.loss_recorded, self._loss_forgotten)
 
-        def noted(result: object, error: Exception | None) -> None:
-            if error is not None:
-                self.fail(error)
+    def _loss_forgotten(self, result: object, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(error)
 
-        self.submit(RecordLoss(list(self.rebuilt.lost)), b"", self.surely(recorded))
-
-    # -- for the kinds of partitions
-
-    def _started(self) -> None:
-        """Commands are taken (again)."""
-
-    def load(self, offset: int, loaded: Callable[[Exception | None], None]) -> None:
-        """A decision needs the frame that holds an offset: read it into the cache, then call `loaded`."""
-        raise NotImplementedError
-
-    def _decided(self, turn: Turn, decided: Decided) -> None:
-        """Facts of a turn were applied; they are not stored yet."""
-
-    def _turned(self) -> None:
-        """A turn is over, and its replies to soft decisions are out."""
+    # -- what the kinds of partitions extend
 
     def _committed(self, turn: Turn) -> None:
         """A turn is committed: its replies leave."""
@@ -212,23 +198,6 @@ class PartitionRuntime(Generic[State]):
     def _hide(self, reach: Reach) -> None:
         """Committed messages behind a point cannot be read any more, because their sync failed."""
         self.committed = reach
-
-    def _ended(self) -> None:
-        """Nothing of this state can be settled any more: it is given up, or the partition is damaged."""
-
-    def _look_again(self) -> None:
-        """The state was replaced or dropped: requests that wait look again."""
-
-    def _reopened(self) -> None:
-        """The state was rebuilt from the log, and commands are taken again: tell the node."""
-
-    def missed(self, spans: Sequence[int]) -> dict[str, int]:
-        """By group: the number of messages of these offsets that it has not settled."""
-        return {}
-
-    def lowest_entry(self) -> int | None:
-        """The oldest entry outside of the readable log that the state refers to; None without any."""
-        return None
 
     # -- commands
 
@@ -397,7 +366,8 @@ class PartitionRuntime(Generic[State]):
             self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
             self.lost = self._full()
             self._drop_state(self.assurance.written)
-            self._reopen()
+            if not self.reopening:
+                self.reopen(self.open_log, self._reopened_full)
         elif isinstance(error, Corrupt):
             self.damaged(error, self.log)
             self.lost = self.fault
@@ -438,6 +408,13 @@ class PartitionRuntime(Generic[State]):
         self._go_on()
         self._look_again()
 
+    def reopen(self, opening: Callable[[], object], opened: Finished) -> None:
+        """Close the log, behind everything that was begun before, and open it again by `opening`, which may
+        block; no commands are taken meanwhile."""
+        self.reopening = True
+        work = partial(_closed_first, self.log, opening)
+        self.upkeep.after_saving(partial(self.run_in_order, work, opened))
+
     def open_log(self) -> tuple[PartitionLog, Rebuilt[State]]:
         """Open the log again and rebuild the state from it; blocking."""
         log = self._take_log(known=True)
@@ -447,7 +424,7 @@ class PartitionRuntime(Generic[State]):
             log.close()
             raise
 
-    def take_over(self, log: PartitionLog, rebuilt: Rebuilt[State]) -> bool:
+    def _take_over(self, log: PartitionLog, rebuilt: Rebuilt[State]) -> bool:
         """Continue on a log that was opened again; false when the topic was deleted meanwhile."""
         old, threads = self.log, self.pump.threads
         self.pump.at(self.pump.clock.now_us() + FULL_RETRY_US, lambda now_us: threads.forget(old))
@@ -465,33 +442,36 @@ class PartitionRuntime(Generic[State]):
         if self._inbox:
             self.pump.ready(self)
 
-    def _reopen(self) -> None:
-        if not self.reopening:
-            self.reopening = True
-            self._open_again()
-
-    def _open_again(self) -> None:
-        def work() -> object:
-            self.log.close()
-            return self.open_log()
-
-        def done(result: Any, error: Exception | None) -> None:
+    def _reopened_full(self, result: Any, error: Exception | None) -> None:
+        """The log was opened again after a write found no space."""
+        if isinstance(error, Full):
             later_us = self.pump.clock.now_us() + FULL_RETRY_US
-            if isinstance(error, Full):
-                self.pump.at(later_us, lambda now_us: self._open_again())
-                return
-            self.reopening = False
-            if error is not None:
-                self._step_down(refuse(error))
-                return
-            failed = self.fault
-            if not self.take_over(*result):
-                return
-            self.lost = failed  # A sync failed as well: only a restart can tell what it left behind.
-            self._look_again()
-            self.pump.at(self._full_until_us, lambda now_us: self.restart())
+            self.pump.at(later_us, lambda now_us: self.reopen(self.open_log, self._reopened_full))
+            return
+        self.reopening = False
+        if error is not None:
+            self._step_down(refuse(error))
+            return
+        failed = self.fault
+        if not self._take_over(*result):
+            return
+        self.lost = failed  # A sync failed as well: only a restart can tell what it left behind.
+        self._look_again()
+        self.pump.at(self._full_until_us, lambda now_us: self.restart())
 
-        self.upkeep.after_saving(lambda: self.run_in_order(work, done))
+    def mended(self, log: PartitionLog, rebuilt: Rebuilt[State]) -> None:
+        """The log was opened again without its damage: continue on it, if its topic is still there."""
+        self.reopening = False
+        if self.gone is None:
+            self.fault = None
+        if self._take_over(log, rebuilt) and self.fault is None:
+            self.restart()
+            self.upkeep.save_snapshot()  # So that no replay has to cross a gap: it would know less.
+
+    def not_mended(self, error: Exception) -> None:
+        """The log cannot be opened any more."""
+        self.reopening = False
+        self.fault = refuse(error)
 
     def restart(self) -> None:
         """Take commands again, and tell the node that the state is another one."""
@@ -598,3 +578,8 @@ class PartitionRuntime(Generic[State]):
         self.pump.threads.forget(self.log)
         self.assurance.forget()
         self.upkeep.forget()
+
+
+def _closed_first(log: PartitionLog, opening: Callable[[], object]) -> object:
+    log.close()
+    return opening()

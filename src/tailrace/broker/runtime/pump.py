@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from tailrace.ports import Clock, Threads
@@ -97,6 +98,10 @@ class Pump:
         """Whether `wake` was called since the last turn."""
         self._timers = _Timers()
         self._wall_timers = _Timers()
+
+    def refuse_messages(self, full: bool) -> None:
+        """From now on the disk is full, or is so no more."""
+        self.full = full
 
     def ready(self, member: Turnable) -> None:
         """Give a member its turn soon. The member must not ask twice before it."""
@@ -176,12 +181,11 @@ class Pump:
 
     def every(self, period_us: int, action: Callable[[int], None]) -> None:
         """Call `action(now_us)` once in every period, for ever."""
+        self.at(self.clock.now_us() + period_us, partial(self._again, period_us, action))
 
-        def again(now_us: int) -> None:
-            self.at(now_us + period_us, again)
-            action(now_us)
-
-        self.at(self.clock.now_us() + period_us, again)
+    def _again(self, period_us: int, action: Callable[[int], None], now_us: int) -> None:
+        self.at(now_us + period_us, partial(self._again, period_us, action))
+        action(now_us)
 
     def next_deadline_us(self) -> int | None:
         """Steady time at which `tick` is due next; None when no timer is set."""

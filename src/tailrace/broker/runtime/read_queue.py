@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tailrace.broker.runtime.pump import Pump
@@ -45,15 +46,12 @@ class ReadQueue:
                 respond(refuse(error), NOTHING)
                 continue
             self._running = True
-            self._pump.threads.read(work, self._ender(respond))
+            self._pump.threads.read(work, partial(self._ended, respond))
 
-    def _ender(self, respond: Respond) -> Callable[[Any, Exception | None], None]:
-        def done(result: Any, error: Exception | None) -> None:
-            self._running = False
-            if error is None:
-                respond(*result)
-            else:
-                respond(refuse(error), NOTHING)
-            self._next()
-
-        return done
+    def _ended(self, respond: Respond, result: Any, error: Exception | None) -> None:
+        self._running = False
+        if error is None:
+            respond(*result)
+        else:
+            respond(refuse(error), NOTHING)
+        self._next()

@@ -129,7 +129,7 @@ def _restored(
     snapshot = recovery.snapshot
     if snapshot is None:
         return True
-    rebuilt.debt.snapshot_bytes = sum(len(chunk) for chunk in snapshot.chunks)
+    rebuilt.debt.stored(sum(len(chunk) for chunk in snapshot.chunks))
     try:
         rebuilt.state = machine.restore(options, snapshot.chunks)
         restored_end = rebuilt.state.end_offset

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
-from tailrace.broker.runtime.recovery import accept
-from tailrace.broker.runtime.turn import refuse
-from tailrace.ports import Losses
+from tailrace.broker.runtime.recovery import Rebuilt, accept
+from tailrace.ports import Losses, PartitionLog
 
 Over = Callable[[Losses | None, Exception | None], None]
 
@@ -22,28 +22,23 @@ def find_losses(runtime: PartitionRuntime[Any], over: Over) -> None:
 def accept_loss(runtime: PartitionRuntime[Any], over: Over) -> None:
     """Give up the damaged frames and open the log again. `over` is called when the partition takes commands,
     or is back in its old state. The first fact appended then records the loss."""
-    runtime.reopening = True
+    runtime.reopen(partial(_open_without, runtime), partial(_opened, runtime, over))
 
-    def work() -> object:
-        runtime.log.close()
-        try:
-            return accept(runtime.store, runtime.name, runtime.rebuilt, runtime.open_log)
-        except Exception as error:
-            return *runtime.open_log(), error
 
-    def done(result: Any, error: Exception | None) -> None:
-        runtime.reopening = False
-        if error is not None:  # The log cannot be opened any more.
-            runtime.fault = refuse(error)
-            over(None, error)
-            return
-        log, rebuilt, losses = result
-        if runtime.gone is None:
-            runtime.fault = None
-        if runtime.take_over(log, rebuilt) and runtime.fault is None:
-            runtime.restart()
-            runtime.upkeep.save_snapshot()  # So that no replay has to cross the gap: it would know less.
-        failed = isinstance(losses, Exception)
-        over(None if failed else losses, losses if failed else None)
+def _open_without(runtime: PartitionRuntime[Any]) -> tuple[PartitionLog, Rebuilt[Any], Losses | Exception]:
+    """Open the closed log without its damaged frames, or as it is if that fails; blocking."""
+    try:
+        return accept(runtime.store, runtime.name, runtime.rebuilt, runtime.open_log)
+    except Exception as error:
+        return *runtime.open_log(), error
 
-    runtime.upkeep.after_saving(lambda: runtime.run_in_order(work, done))
+
+def _opened(runtime: PartitionRuntime[Any], over: Over, result: Any, error: Exception | None) -> None:
+    if error is not None:
+        runtime.not_mended(error)
+        over(None, error)
+        return
+    log, rebuilt, losses = result
+    runtime.mended(log, rebuilt)
+    failed = isinstance(losses, Exception)
+    over(None if failed else losses, losses if failed else None)

@@ -85,6 +85,10 @@ class ReplayDebt:
         self.bytes = 0
         self.rest_until_us = now_us + REST_US
 
+    def stored(self, snapshot_bytes: int) -> None:
+        """The newest snapshot, which is stored, has this size."""
+        self.snapshot_bytes = snapshot_bytes
+
     def owe(self, us: float, size: int, now_us: int) -> None:
         """The snapshot failed: the frames that it would have covered count again."""
         self.us += us

@@ -23,6 +23,22 @@ def together(topic: str, refusals: Mapping[int, Refusal]) -> Refusal | None:
     return Refusal(first.code, text, first.outcome, {**first.details, "partitions": list(refusals)})
 
 
+class Countdown:
+    """Calls `over` when each of some pieces of work has called `one`; at once if there are none."""
+
+    def __init__(self, count: int, over: Callable[[], None]) -> None:
+        self._left = count
+        self._over = over
+        if not count:
+            over()
+
+    def one(self, *told: object) -> None:
+        """One more piece of work has ended."""
+        self._left -= 1
+        if not self._left:
+            self._over()
+
+
 Item = tuple[Any, Buffer, Respond]
 """A command (of `core.model`, or a `Late` one), its body, and the receiver of its reply."""
 Decided = list[tuple[Any, Sequence[Any], bool]]

@@ -8,6 +8,7 @@ fact leaves the file `loss`, and the next start appends the fact.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,9 +18,7 @@ from tailrace.broker.runtime.repair import accept_loss, find_losses
 from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
 from tailrace.core.collections.span_map import flat
-from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.damage_commands import AcceptLoss, LossReport
-from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import NotFound, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, Losses, Respond
@@ -39,33 +38,44 @@ class LossAcceptance:
             return
         if runtime.reopening:
             raise Unavailable(f"{runtime.topic}/{runtime.partition} is being opened; try again in a moment")
+        _Acceptance(runtime, request, respond).begin()
 
-        def found(losses: Losses | None, error: Exception | None) -> None:
-            if losses is None:
-                respond(refuse(error or NotFound("nothing was found")), NOTHING)
-                return
-            report = _report(runtime, losses)
-            if request.dry_run:
-                respond(report, NOTHING)
-            else:
-                accept_loss(runtime, accepted(report))
 
-        def accepted(plan: LossReport) -> Callable[[Losses | None, Exception | None], None]:
-            def over(losses: Losses | None, error: Exception | None) -> None:
-                if losses is None:
-                    respond(refuse(error or NotFound("nothing was found")), NOTHING)
-                    return
-                fault = None if runtime.fault is None else runtime.fault.message
-                report = LossReport(_rows(losses), plan.groups, losses.kept, runtime.fault is None, fault)
+class _Acceptance:
+    """One request: find the losses, repair and rebuild, answer when the fact of the loss is durable."""
 
-                def durable(reply: Reply, parts: Any) -> None:
-                    respond(reply if isinstance(reply, Refusal) else report, NOTHING)
+    def __init__(self, runtime: PartitionRuntime[Any], request: AcceptLoss, respond: Respond) -> None:
+        self._runtime = runtime
+        self._request = request
+        self._respond = respond
 
-                runtime.answer(durable, Done()) if runtime.fault is None else respond(report, NOTHING)
+    def begin(self) -> None:
+        find_losses(self._runtime, self._found)
 
-            return over
+    def _found(self, losses: Losses | None, error: Exception | None) -> None:
+        if losses is None:
+            self._failed(error)
+            return
+        report = _report(self._runtime, losses)
+        if self._request.dry_run:
+            self._respond(report, NOTHING)
+        else:
+            accept_loss(self._runtime, partial(self._rebuilt, report.groups))
 
-        find_losses(runtime, found)
+    def _rebuilt(self, groups: list[dict[str, Any]], losses: Losses | None, error: Exception | None) -> None:
+        if losses is None:
+            self._failed(error)
+            return
+        fault = self._runtime.fault
+        why = None if fault is None else fault.message
+        report = LossReport(_rows(losses), groups, losses.kept, fault is None, why)
+        if fault is None:
+            self._runtime.answer(self._respond, report)
+        else:
+            self._respond(report, NOTHING)
+
+    def _failed(self, error: Exception | None) -> None:
+        self._respond(refuse(error or NotFound("nothing was found")), NOTHING)
 
 
 def _report(runtime: PartitionRuntime[Any], losses: Losses) -> LossReport:

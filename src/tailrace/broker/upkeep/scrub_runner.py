@@ -99,7 +99,7 @@ class ScrubRunner:
         except (StorageFault, msgspec.MsgspecError) as error:
             log.error("how far the scrub was cannot be read, it begins anew: %s", error)
             note = Note()
-        self._metrics.scrub_ended_us = note.ended_us
+        self._metrics.scrub_ended(note.ended_us)
         if not self._period_us:
             return
         now_us = self._pump.clock.now_us()
@@ -174,7 +174,7 @@ class ScrubRunner:
             runtime = self._next(job)
             if runtime is not None:
                 work = partial(runtime.log.scrub, job.entry, STEP_BYTES)
-                self._pump.threads.read(work, self._reader(job, runtime))
+                self._pump.threads.read(work, partial(self._read, job, runtime))
                 return
             self._end(self._jobs.pop(0))
         self._busy = False
@@ -197,24 +197,21 @@ class ScrubRunner:
         if job.periodic and job.names:
             self._note(job)
 
-    def _reader(self, job: _Job, runtime: PartitionRuntime[Any]) -> Callable[[Any, Exception | None], None]:
-        def done(result: Any, error: Exception | None) -> None:
-            read = 0
-            if error is not None:
-                self._damage(job, f"{runtime.topic}/{runtime.partition}: {refuse(error).message}")
-                self._through(job)
-            else:
-                read = self._took(job, runtime, result)
-            rate = PERIODIC_BYTES_PER_S if job.periodic else ASKED_BYTES_PER_S
-            pause_us = 1 + read * 1_000_000 // rate
-            self._pump.at(self._pump.clock.now_us() + pause_us, lambda now_us: self._step())
-
-        return done
+    def _read(self, job: _Job, runtime: PartitionRuntime[Any], result: Any, error: Exception | None) -> None:
+        read = 0
+        if error is not None:
+            self._damage(job, f"{runtime.topic}/{runtime.partition}: {refuse(error).message}")
+            self._through(job)
+        else:
+            read = self._took(job, runtime, result)
+        rate = PERIODIC_BYTES_PER_S if job.periodic else ASKED_BYTES_PER_S
+        pause_us = 1 + read * 1_000_000 // rate
+        self._pump.at(self._pump.clock.now_us() + pause_us, lambda now_us: self._step())
 
     def _took(self, job: _Job, runtime: PartitionRuntime[Any], found: Scrubbed) -> int:
         job.bytes += found.bytes
         job.unnoted += found.bytes
-        self._metrics.scrubbed_bytes += found.bytes
+        self._metrics.scrubbed(found.bytes)
         for problem in found.problems:
             self._damage(job, f"{runtime.topic}/{runtime.partition}: {problem}")
         if found.next_entry is None:
@@ -228,7 +225,7 @@ class ScrubRunner:
     def _damage(self, job: _Job, text: str) -> None:
         log.error("the scrub found damage: %s", text)
         job.damage.append(text)
-        self._metrics.scrub_damages += 1
+        self._metrics.scrub_found_damage()
 
     def _note(self, job: _Job) -> None:
         job.unnoted = 0
@@ -243,7 +240,7 @@ class ScrubRunner:
             del self._ended[next(iter(self._ended))]
         if not job.periodic:
             return
-        self._metrics.scrub_ended_us = now_us
+        self._metrics.scrub_ended(now_us)
         self._save(Note(job.begun_us, now_us))
         log.info("the scrub read %d bytes, and found damage in %d places", job.bytes, len(job.damage))
         if self._period_us:
@@ -251,9 +248,9 @@ class ScrubRunner:
 
     def _save(self, note: Note) -> None:
         raw = msgspec.json.encode(note)
+        self._pump.threads.run(self, lambda: self._store.save_note(NOTE, raw), _noted)
 
-        def done(result: object, error: Exception | None) -> None:
-            if error is not None:  # Harmless: after a restart the scrub begins anew.
-                log.error("how far the scrub is cannot be noted: %s", error)
 
-        self._pump.threads.run(self, lambda: self._store.save_note(NOTE, raw), done)
+def _noted(result: object, error: Exception | None) -> None:
+    if error is not None:  # Harmless: after a restart the scrub begins anew.
+        log.error("how far the scrub is cannot be noted: %s", error)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tailrace.broker.metrics import Metrics
@@ -78,18 +79,17 @@ class SpaceWatch:
         if not self._pump.full:
             self._measure_now()
             self._begin()
-
-        def released(result: Any, error: Exception | None) -> None:
-            if error is not None:
-                log.error("the reserve cannot be let go: %s", error)
-            self._pump.at(self._pump.clock.now_us() + CHECK_US, again)
-
-        def again(now_us: int) -> None:
-            self._releasing = False
-
         self._releasing = True
-        self._pump.threads.run(self, self._gauge.release, released)
+        self._pump.threads.run(self, self._gauge.release, self._released)
         self._check()
+
+    def _released(self, result: object, error: Exception | None) -> None:
+        if error is not None:
+            log.error("the reserve cannot be let go: %s", error)
+        self._pump.at(self._pump.clock.now_us() + CHECK_US, self._may_release)
+
+    def _may_release(self, now_us: int) -> None:
+        self._releasing = False
 
     def _measure_now(self) -> None:
         assert self._gauge is not None
@@ -99,10 +99,10 @@ class SpaceWatch:
             log.error("the room of the data folder cannot be told: %s", error)
 
     def _begin(self) -> None:
-        self._pump.full = True
+        self._pump.refuse_messages(True)
         self._since_us = self._pump.clock.now_us()
         self._freed_us = 0
-        self._metrics.storage_full = 1
+        self._measured()
         log.error("%s", self.trouble)
 
     @property
@@ -142,33 +142,26 @@ class SpaceWatch:
             self._freed_us = now_us
             self._free()
         late = self._pump.full and now_us - self._since_us >= FULL_US_MIN
+        self._pump.threads.run(self, partial(_look, gauge, late), self._looked)
 
-        def work() -> tuple[Room, bool]:
-            room = gauge.measure()
-            return room, late and room.free_bytes >= RESUME * room.reserve_bytes and gauge.hold()
-
-        def done(result: Any, error: Exception | None) -> None:
-            self._checking = False
-            if error is not None:
-                log.error("the room of the data folder cannot be told: %s", error)
-                return
-            room, over = result
-            self._note(room)
-            if over:
-                self._end()
-
-        self._pump.threads.run(self, work, done)
+    def _looked(self, found: Any, error: Exception | None) -> None:
+        self._checking = False
+        if error is not None:
+            log.error("the room of the data folder cannot be told: %s", error)
+            return
+        room, over = found
+        self._note(room)
+        if over:
+            self._end()
 
     def _end(self) -> None:
-        self._pump.full = False
-        self._metrics.storage_full = 0
+        self._pump.refuse_messages(False)
+        self._measured()
         seconds = (self._pump.clock.now_us() - self._since_us) / 1e6
         log.warning("there is space again (%s): publishing goes on after %.0f s", self._text(), seconds)
 
     def _note(self, room: Room) -> None:
         self._room = room
-        metrics = self._metrics
-        metrics.storage_free_bytes, metrics.storage_total_bytes = room.free_bytes, room.total_bytes
         limit = min(self._low_bytes, room.total_bytes // LOW_SHARE)
         if not self._low and room.free_bytes < limit:
             self._low = True
@@ -177,4 +170,16 @@ class SpaceWatch:
         elif self._low and room.free_bytes > limit + limit // 10:
             self._low = False
             log.info("space is not low any more: %s", self._text())
-        metrics.storage_low = int(self._low)
+        self._measured()
+
+    def _measured(self) -> None:
+        room = self._room
+        self._metrics.storage(
+            full=self._pump.full, low=self._low, free_bytes=room.free_bytes, total_bytes=room.total_bytes
+        )
+
+
+def _look(gauge: SpaceGauge, late: bool) -> tuple[Room, bool]:
+    """The room of the data folder, and whether a full disk is full no more; blocking."""
+    room = gauge.measure()
+    return room, late and room.free_bytes >= RESUME * room.reserve_bytes and gauge.hold()
