@@ -17,10 +17,9 @@ or above the floor, and the number of ids that count is a difference of two tota
     just before 10 s, y              still a duplicate of 101
     at 10 s, y                       floor 102: y is kept. z is still a duplicate of 102. 1 id counts.
 
-Nothing is deleted entry by entry. New entries go to the young table. When every entry of the old table is
-below the floor, the old table is dropped, the young one becomes the old one, and a new one is begun. So
-memory is bounded by the ids of about two windows. An id that was taken again after its window may be in both
-tables: the later offset counts.
+Nothing is deleted entry by entry: the table ages when every entry of its old half is below the floor (see
+`aging_table`). So memory is bounded by the ids of about two windows. An id that was taken again after its
+window may be there twice: the later offset counts.
 """
 
 from __future__ import annotations
@@ -34,12 +33,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.collections.hash_table import Buffer, HashTable, Numbers, group_rows, present_rows
+from tailrace.core.collections.aging_table import AgingTable
+from tailrace.core.collections.hash_table import Buffer, Numbers, group_rows, present_rows
 from tailrace.core.model.identifiers import Hashes, Refusal
 from tailrace.errors import Overloaded, TooLarge
 
 ROTATE_MIN = 1024
-"""A young table with fewer entries is not worth a rotation."""
+"""A table with fewer young entries is not worth aging."""
 
 _COMPACT_MIN = 1024
 
@@ -75,12 +75,11 @@ class DedupWindow:
     __slots__ = (
         "_firsts",
         "_head",
-        "_old",
         "_split",
+        "_table",
         "_times",
         "_total",
         "_totals",
-        "_young",
         "entries_max",
         "window_us",
     )
@@ -92,8 +91,8 @@ class DedupWindow:
         self._times, self._firsts, self._totals = array("q"), array("q"), array("q")
         self._head = 0
         self._total = 0
-        self._young, self._old = HashTable(), HashTable()
-        self._split = 0  # Every offset in the old table is below, every one in the young table at or above.
+        self._table = AgingTable()
+        self._split = 0  # Every old offset is below, every young one at or above.
 
     def _head_at(self, time_us: int) -> int:
         return bisect_right(self._times, time_us - self.window_us, self._head)
@@ -104,11 +103,6 @@ class DedupWindow:
 
     def _live_from(self, head: int) -> int:
         return self._total - self._totals[head] if head < len(self._totals) else 0
-
-    def _lookup(self, ids: Hashes) -> Numbers:
-        found = self._young.get_many(ids)
-        # An id may be in both when it came again after its window: the later one counts.
-        return np.maximum(found, self._old.get_many(ids)) if len(self._old) else found
 
     def find(
         self,
@@ -130,7 +124,7 @@ class DedupWindow:
         given = ids[present]
         head = self._head_at(time_us)
         if head < len(self._firsts):
-            first = self._lookup(given)
+            first = self._table.get_many(given)
             known = first >= self._firsts[head]
         else:
             first, known = np.zeros(len(given), np.int64), np.zeros(len(given), np.bool_)
@@ -162,13 +156,13 @@ class DedupWindow:
         head = self._head_at(time_us)
         if head == len(self._firsts):
             return np.zeros(len(given), np.bool_)
-        return self._lookup(given) >= self._firsts[head]
+        return self._table.get_many(given) >= self._firsts[head]
 
     def places(self, ids: Hashes) -> Numbers:
         """The first offset of each id; -1 for ids that are not remembered."""
         found = np.full(len(ids), -1, np.int64)
         given = present_rows(ids)
-        found[given] = self._lookup(ids[given])
+        found[given] = self._table.get_many(ids[given])
         return found
 
     def times(self, ids: Hashes) -> Numbers:
@@ -207,7 +201,7 @@ class DedupWindow:
         given = present_rows(ids)
         found = np.full(len(ids), -1, np.int64)
         if len(given):
-            found[given] = self._lookup(ids[given])
+            found[given] = self._table.get_many(ids[given])
             found[found >= base_offset + count] = -1  # The id was forgotten, and came again.
         offsets = found.tolist()
         duplicates, following = [], base_offset
@@ -226,7 +220,7 @@ class DedupWindow:
         if not len(present):
             return
         self._expire(base_offset, time_us)
-        self._young.put_many(ids[present], present + base_offset)
+        self._table.put_many(ids[present], present + base_offset)
         self._times.append(time_us)
         self._firsts.append(base_offset)
         self._totals.append(self._total)
@@ -235,8 +229,8 @@ class DedupWindow:
     def _expire(self, next_offset: int, time_us: int) -> None:
         head = self._head = self._head_at(time_us)
         floor = self._firsts[head] if head < len(self._firsts) else next_offset
-        if len(self._young) >= ROTATE_MIN and (not len(self._old) or floor >= self._split):
-            self._old, self._young = self._young, HashTable()
+        if self._table.young >= ROTATE_MIN and (not self._table.old or floor >= self._split):
+            self._table.age()
             self._split = next_offset
         if head > _COMPACT_MIN and head * 2 > len(self._times):
             for column in (self._times, self._firsts, self._totals):
@@ -247,15 +241,14 @@ class DedupWindow:
         """Copies for a snapshot, without expired lines."""
         numbers = array("q", (self._total, self._split))
         lines = [column[self._head :].tobytes() for column in (self._times, self._firsts, self._totals)]
-        return [numbers.tobytes(), *lines, *self._young.buffers(), *self._old.buffers()]
+        return [numbers.tobytes(), *lines, *self._table.buffers()]
 
     def load(self, buffers: Sequence[Buffer]) -> None:
         """Restore the state from `buffers`."""
-        numbers, *lines, young, old = buffers
-        self._total, self._split = _numbers(numbers)
-        self._times, self._firsts, self._totals = map(_numbers, lines)
+        self._total, self._split = _numbers(buffers[0])
+        self._times, self._firsts, self._totals = map(_numbers, buffers[1:4])
         self._head = 0
-        self._young, self._old = HashTable.from_buffers([young]), HashTable.from_buffers([old])
+        self._table.load(buffers[4:])
 
     def verify(self) -> None:
         """Assert the invariants."""
@@ -263,9 +256,8 @@ class DedupWindow:
         assert 0 <= self._head <= len(self._times)
         for column in (self._times, self._firsts, self._totals):
             assert list(column) == sorted(column), "times, offsets and totals grow together"
-        self._young.check()
-        self._old.check()
-        assert self._live_from(self._head) <= len(self._young) + len(self._old), "a living id is lost"
+        self._table.check()
+        assert self._live_from(self._head) <= len(self._table), "a living id is lost"
 
 
 def _numbers(data: Buffer) -> array[int]:

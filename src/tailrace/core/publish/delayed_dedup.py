@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailrace.core.collections.hash_table import Buffer, HashTable, Numbers, present_rows
+from tailrace.core.collections.aging_table import AgingTable
+from tailrace.core.collections.hash_table import Buffer, Numbers, present_rows
 from tailrace.core.model.identifiers import Hashes
 from tailrace.core.publish.dedup import DedupWindow, Mask
 
@@ -25,17 +26,16 @@ snapshots."""
 class DelayedDedup:
     """Ids of delayed messages, and the offsets of those that were released."""
 
-    __slots__ = ("_lines", "_old", "_turned_us", "_young", "waiting")
+    __slots__ = ("_lines", "_offsets", "_turned_us", "waiting")
 
     def __init__(self, window_ms: int, entries_max: int) -> None:
         self.waiting = DedupWindow(window_ms, entries_max)
         """Ids by ref. Those of released and cancelled messages continue to count."""
-        # Offsets of released messages. When a window has passed since the young table was begun, it becomes
-        # the old one, and the old one is forgotten: no id in it counts any more.
-        self._young, self._old = HashTable(), HashTable()
+        self._offsets = AgingTable()
+        """Offsets of released messages. It ages once in a window: no old id counts any more then."""
         self._turned_us = 0
         self._lines = array("q")
-        """First offset and time of each release of which the tables have offsets."""
+        """First offset and time of each release whose offsets are remembered."""
 
     def live(self, time_us: int) -> int:
         """The number of ids that count at a time."""
@@ -56,7 +56,7 @@ class DelayedDedup:
         rows = np.flatnonzero(refs >= 0)
         if len(rows) and self._lines:
             names = _named(ids[rows], refs[rows])
-            offsets = np.maximum(self._young.get_many(names), self._old.get_many(names))
+            offsets = self._offsets.get_many(names)
             lines = np.array(self._lines, np.int64).reshape(-1, 2)
             released_us = lines[lines[:, 0].searchsorted(offsets, "right") - 1, 1]
             found[rows] = np.where(released_us <= time_us, offsets, -1)
@@ -75,8 +75,9 @@ class DelayedDedup:
             return
         if time_us - self._turned_us >= self.waiting.window_us:
             del self._lines[: 2 * bisect_left(self._lines[1::2], self._turned_us)]
-            self._old, self._young, self._turned_us = self._young, HashTable(), time_us
-        self._young.put_many(_named(ids[rows], refs[rows]), rows + base_offset)
+            self._offsets.age()
+            self._turned_us = time_us
+        self._offsets.put_many(_named(ids[rows], refs[rows]), rows + base_offset)
         self._lines.extend((base_offset, time_us))
 
     def buffers(self) -> list[bytes]:
@@ -84,28 +85,26 @@ class DelayedDedup:
         landed: list[bytes] = []
         if self._lines:
             numbers = array("q", (self._turned_us, *self._lines))
-            landed = [numbers.tobytes(), *self._young.buffers(), *self._old.buffers()]
+            landed = [numbers.tobytes(), *self._offsets.buffers()]
         return [*self.waiting.buffers(), *landed]
 
     def load(self, buffers: Sequence[Buffer]) -> None:
         """Restore the state from `buffers`."""
         self.waiting.load(buffers[:WINDOW_BUFFERS])
         if len(buffers) > WINDOW_BUFFERS:
-            numbers, young, old = buffers[WINDOW_BUFFERS:]
             lines = array("q")
-            lines.frombytes(numbers)
+            lines.frombytes(buffers[WINDOW_BUFFERS])
             self._turned_us, self._lines = lines[0], lines[1:]
-            self._young, self._old = HashTable.from_buffers([young]), HashTable.from_buffers([old])
+            self._offsets.load(buffers[WINDOW_BUFFERS + 1 :])
 
     def landed(self) -> int:
         """The number of offsets of released messages that are remembered."""
-        return len(self._young) + len(self._old)
+        return len(self._offsets)
 
     def verify(self) -> None:
         """Assert the invariants."""
         self.waiting.verify()
-        self._young.check()
-        self._old.check()
+        self._offsets.check()
         for column in (self._lines[::2], self._lines[1::2]):
             assert list(column) == sorted(column), "offsets and times of releases grow together"
         assert bool(self._lines) == bool(self.landed())
