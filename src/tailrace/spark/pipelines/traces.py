@@ -271,7 +271,7 @@ class Analysis:
                 F.min(when("delivered")).alias("delivered"),
                 F.max(ended).alias("settled"),
                 F.max_by("event", ended).alias("outcome"),
-                F.max(when("reopened")).alias("reopened"),
+                F.max(when("redriven")).alias("redriven"),
                 number("delivered").alias("deliveries"),
                 number("nacked", "expired").alias("failures"),
                 F.max_by("member", when("delivered")).alias("member"),
@@ -290,12 +290,12 @@ class Analysis:
             return (reset["offset"] <= F.col("offset")) & (reset["time"] >= F.col("settled"))
 
         nothing = F.lit(False)
-        again = F.coalesce(F.col("reopened") >= F.col("settled"), nothing)
+        again = F.coalesce(F.col("redriven") >= F.col("settled"), nothing)
         again = again | F.coalesce(F.exists("resets", undone), nothing)
         journeys = journeys.withColumn("again", again)
         for name in ("settled", "outcome"):
             journeys = journeys.withColumn(name, F.when(~F.col("again"), F.col(name)))
-        journeys = journeys.drop("reopened", "resets", "again")
+        journeys = journeys.drop("redriven", "resets", "again")
         return journeys.join(messages.drop("seen"), PLACE, "left")
 
     # -- figures

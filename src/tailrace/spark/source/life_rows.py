@@ -1,20 +1,28 @@
 """Facts as rows: one for each message and event, expanded from the spans that facts name.
 
-Facts come in the order of the log of one partition. What a fact does not say itself (who held a lease that
-ended, how often a message was delivered before) is remembered from the facts before it: offsets in flight,
-and counters of messages that failed. So it is known as far as the walk goes back, and null otherwise.
+What a fact does not say itself is told by `tailrace.core.trace.trace_fold`. So it is known as far as the walk
+goes back, and null otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.core.model import facts as f
+from tailrace.core.trace.trace_fold import (
+    NO_OFFSETS,
+    NOBODY,
+    Counts,
+    GroupTrace,
+    Offsets,
+    TraceEvent,
+    TraceFold,
+)
 from tailrace.format.schema import TIME
 
 LIFECYCLE = pa.schema(
@@ -46,119 +54,21 @@ EVENTS = (
     "dead_lettered",
     "lapsed",
     "settled",
-    "reopened",
+    "redriven",
     "reset",
     "committed",
     "collected",
 )
-LEASES_MAX = 100_000
-"""Leases of a group that are remembered; where the end of one got lost in a crash, it would stay for ever."""
-
-Offsets = npt.NDArray[np.int64]
-Counts = npt.NDArray[np.int32]
-_NOBODY = -1
 
 
-class _Rows(NamedTuple):
-    """Rows of one fact: the offsets (-1: none), what is the same for all, and the counters of each."""
-
-    offsets: Offsets
-    event: str
-    time_us: int
-    group: str | None = None
-    member: str | None = None
-    lease: int | None = None
-    deliveries: Counts | None = None
-    failures: Counts | None = None
-    reason: str | None = None
-    error: str | None = None
-    due_us: int | None = None
-
-
-class _Group:
-    """What is remembered of a group."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.holder: dict[int, int] = {}
-        """The lease of each offset in flight."""
-        self.leases: dict[int, tuple[str, Offsets]] = {}
-        """Member and offsets as they were leased."""
-        self.tries: dict[int, tuple[int, int]] = {}
-        """Deliveries and failures of messages that came back."""
-        self.dying: dict[int, str] = {}
-        self.cursor: int | None = None
-
-    def clear(self) -> None:
-        """It starts anew."""
-        for known in (self.holder, self.leases, self.tries, self.dying):
-            known.clear()
-
-    def member(self, lease: int) -> str | None:
-        """Who has, or had, a lease."""
-        known = self.leases.get(lease)
-        return None if known is None else known[0]
-
-    def leased(self, lease: int, member: str, offsets: Offsets) -> None:
-        """Messages are in flight."""
-        self.leases[lease] = member, offsets
-        if len(self.leases) > LEASES_MAX:
-            del self.leases[next(iter(self.leases))]
-        self.holder.update(dict.fromkeys(offsets.tolist(), lease))
-        for offset in self.tries.keys() & offsets.tolist() if self.tries else ():
-            deliveries, failures = self.tries[offset]
-            self.tries[offset] = deliveries + 1, failures
-
-    def left(
-        self, offsets: Offsets, *, back: bool = False, failed: bool = False, undone: bool = False
-    ) -> None:
-        """Messages are in flight no more; those that come back are counted from now on, without the last
-        delivery where it is undone."""
-        for offset in offsets.tolist():
-            held = self.holder.pop(offset, None) is not None
-            if back:
-                deliveries, failures = self.tries.get(offset, (int(held or failed), 0))
-                self.tries[offset] = max(0, deliveries - undone), failures + failed
-
-    def settled(self, offsets: Offsets) -> None:
-        """Messages are through."""
-        self.left(offsets)
-        if self.tries:
-            for offset in offsets.tolist():
-                self.tries.pop(offset, None)
-
-    def held(self, lease: int) -> Offsets:
-        """What is left of a lease."""
-        known = self.leases.get(lease)
-        if known is None:
-            return _none()
-        return np.array([at for at in known[1].tolist() if self.holder.get(at) == lease], np.int64)
-
-    def holders(self, offsets: Offsets) -> list[tuple[int, Offsets]]:
-        """Offsets by the lease that they are in, -1 for none; in order as far as that goes."""
-        found: dict[int, list[int]] = {}
-        for offset in offsets.tolist():
-            found.setdefault(self.holder.get(offset, _NOBODY), []).append(offset)
-        return [(lease, np.array(some, np.int64)) for lease, some in found.items()]
-
-    def counts(self, offsets: Offsets) -> tuple[Counts, Counts]:
-        """Deliveries and failures of messages that were delivered at least once."""
-        if not self.tries:
-            return np.ones(len(offsets), np.int32), np.zeros(len(offsets), np.int32)
-        pairs = [self.tries.get(offset, (1, 0)) for offset in offsets.tolist()]
-        both = np.array(pairs, np.int32).reshape(-1, 2)
-        return both[:, 0], both[:, 1]
-
-
-class LifeRows:
+class LifeRows(TraceFold):
     """Gathers the rows of one partition; `take` gives them as batches."""
 
     def __init__(self, topic: str, partition: int) -> None:
+        super().__init__({})
         self._topic = topic
         self._partition = partition
-        self._names: dict[int, str] = {}
-        self._groups: dict[int, _Group] = {}
-        self._rows: list[_Rows] = []
+        self._rows: list[TraceEvent] = []
         self._first: int | None = None
         """The first offset whose whole life is seen."""
         self._start: int | None = None
@@ -166,27 +76,10 @@ class LifeRows:
         self._time_us = 0
         self.count = 0
         """Rows that were gathered."""
-        self._do: dict[type, Callable[[Any, _Group], None]] = {
-            f.Enlisted: self._enlisted,
-            f.Granted: self._granted,
-            f.Leased: self._leased,
-            f.LeaseExtended: self._extended,
-            f.LeaseExpired: self._expired,
-            f.Acked: self._acked,
-            f.Nacked: self._nacked,
-            f.GivenBack: self._given_back,
-            f.Dying: self._dying,
-            f.Buried: self._buried,
-            f.Lapsed: self._lapsed,
-            f.OffsetsSettled: self._settled,
-            f.CursorMoved: self._cursor_moved,
-            f.GroupReset: self._reset,
-            f.Reopened: self._reopened,
-        }
 
     # ------------------------------------------------------------------------------------------ what happens
 
-    def know(self, names: dict[int, str]) -> None:
+    def know(self, names: Mapping[int, str]) -> None:
         """Groups of today by number; facts may name more."""
         self._names = {**names, **self._names}
 
@@ -195,137 +88,50 @@ class LifeRows:
         if self._first is None:
             self._first = base
         self._time_us = max(self._time_us, time_us)
-        self._add(_Rows(np.arange(base, base + span), "appended", time_us))
+        self.told(TraceEvent(np.arange(base, base + span), "appended", time_us))
 
     def fact(self, fact: Any, frame_time_us: int) -> None:
         """A fact; the time of its frame is for those that have none of their own."""
         self._time_us = max(self._time_us, frame_time_us)
         if isinstance(fact, f.Trimmed):
             self._trimmed(fact)
-        elif isinstance(fact, f.Delisted):
-            self._groups.pop(fact.group, None)
-        elif (do := self._do.get(type(fact))) is not None:
-            do(fact, self._group(fact.group))
+        else:
+            self._apply(fact)
 
-    def _group(self, number: int) -> _Group:
-        group = self._groups.get(number)
-        if group is None:
-            group = self._groups[number] = _Group(self._names.get(number, f"#{number}"))
-        return group
+    def chosen(self, spans: list[int]) -> Offsets:
+        """See `TraceFold.chosen`: all of them."""
+        return expand(spans)
 
-    def _add(self, rows: _Rows) -> None:
-        if len(rows.offsets):
-            self._rows.append(rows)
-            self.count += len(rows.offsets)
+    def told(self, event: TraceEvent) -> None:
+        """See `TraceFold.told`."""
+        self._rows.append(event)
+        self.count += len(event.offsets)
 
-    def _events(self, event: str, fact: Any, group: _Group, offsets: Offsets, **more: Any) -> None:
-        """Rows about messages that were delivered, with their counters."""
-        deliveries, failures = group.counts(offsets)
-        known = {"deliveries": deliveries, "failures": failures, **more}
-        self._add(_Rows(offsets, event, fact.time_us, group.name, **known))
-
-    def _enlisted(self, fact: f.Enlisted, group: _Group) -> None:
-        group.name = self._names[fact.group] = fact.name
+    def _enlisted(self, fact: f.Enlisted, group: GroupTrace) -> None:
+        super()._enlisted(fact, group)
         if group.cursor is None:
             group.cursor = fact.start
 
-    def _granted(self, fact: f.Granted, group: _Group) -> None:
-        if not fact.kept:
-            offsets = np.array(sorted(group.holder), np.int64)
-            self._back(fact, group, offsets, "reassigned")
-
-    def _leased(self, fact: f.Leased, group: _Group) -> None:
-        offsets = expand(fact.spans)
-        group.leased(fact.lease, fact.member, offsets)
-        lease = {"member": fact.member, "lease": fact.lease, "due_us": fact.deadline_us}
-        self._events("delivered", fact, group, offsets, **lease)
-
-    def _extended(self, fact: f.LeaseExtended, group: _Group) -> None:
+    def _extended(self, fact: f.LeaseExtended, group: GroupTrace) -> None:
         for lease in fact.leases:  # One row for a lease: a lease of many messages may be extended often.
-            rows = _Rows(
-                np.array([_NOBODY]), "extended", fact.time_us, group.name, group.member(lease), lease
-            )
-            self._add(rows._replace(due_us=fact.deadline_us))
+            known = {"member": group.member(lease), "lease": lease, "due_us": fact.deadline_us}
+            self._tell("extended", fact, group, np.array([NOBODY]), **known)
 
-    def _expired(self, fact: f.LeaseExpired, group: _Group) -> None:
-        offsets, member = group.held(fact.lease), group.member(fact.lease)
-        group.left(offsets, back=True, failed=True)
-        group.leases.pop(fact.lease, None)
-        self._events("expired", fact, group, offsets, member=member, lease=fact.lease)
-
-    def _acked(self, fact: f.Acked, group: _Group) -> None:
-        for lease, spans in fact.leases:
-            offsets = expand(spans)
-            self._events("acked", fact, group, offsets, member=group.member(lease), lease=lease)
-            group.settled(offsets)
-            known = group.leases.get(lease)
-            if known is not None and len(known[1]) <= len(offsets):
-                del group.leases[lease]
-
-    def _nacked(self, fact: f.Nacked, group: _Group) -> None:
-        offsets = expand(fact.spans)
-        group.left(offsets, back=True, failed=True)
-        due_us = fact.time_us + fact.delay_us if fact.delay_us >= 0 else None
-        more = {"error": fact.error or None, "due_us": due_us}
-        self._events(
-            "nacked", fact, group, offsets, member=group.member(fact.lease), lease=fact.lease, **more
-        )
-
-    def _given_back(self, fact: f.GivenBack, group: _Group) -> None:
-        self._back(fact, group, expand(fact.spans), "unstarted" if fact.unstarted else None)
-
-    def _back(self, fact: Any, group: _Group, offsets: Offsets, reason: str | None) -> None:
-        for lease, some in group.holders(offsets):
-            group.left(some, back=True, undone=reason == "unstarted")
-            self._events("given_back", fact, group, some, reason=reason, **_holder(group, lease))
-
-    def _dying(self, fact: f.Dying, group: _Group) -> None:
-        failed = fact.reason == "max_attempts"
-        for lease, some in group.holders(expand(fact.spans)):
-            group.left(some, back=True, failed=failed)
-            group.dying.update(dict.fromkeys(some.tolist(), fact.reason))
-            why = {"reason": fact.reason, "error": fact.error or None}
-            self._events("dying", fact, group, some, **why, **_holder(group, lease))
-
-    def _buried(self, fact: f.Buried, group: _Group) -> None:
-        offsets = expand(fact.spans)
-        reasons: dict[str | None, list[int]] = {}
-        for offset in offsets.tolist():
-            reasons.setdefault(group.dying.pop(offset, None), []).append(offset)
-        for reason, some in reasons.items():
-            self._events("dead_lettered", fact, group, np.array(some, np.int64), reason=reason)
-        group.settled(offsets)
-
-    def _lapsed(self, fact: f.Lapsed, group: _Group) -> None:
-        offsets = expand(fact.spans)
-        self._add(_Rows(offsets, "lapsed", fact.time_us, group.name, reason="expired"))
-        group.settled(offsets)
-
-    def _settled(self, fact: f.OffsetsSettled, group: _Group) -> None:
-        offsets = expand(fact.spans)
-        self._add(_Rows(offsets, "settled", fact.time_us, group.name, reason="operator"))
-        group.settled(offsets)
-
-    def _cursor_moved(self, fact: f.CursorMoved, group: _Group) -> None:
+    def _cursor_moved(self, fact: f.CursorMoved, group: GroupTrace) -> None:
         if group.cursor is not None:
             offsets = np.arange(group.cursor, fact.offset)
-            self._add(_Rows(offsets, "committed", fact.time_us, group.name, fact.member))
+            self._tell("committed", fact, group, offsets, member=fact.member)
         group.cursor = fact.offset
 
-    def _reset(self, fact: f.GroupReset, group: _Group) -> None:
+    def _reset(self, fact: f.GroupReset, group: GroupTrace) -> None:
         group.clear()
         group.cursor = fact.offset
-        self._add(_Rows(np.array([fact.offset]), "reset", fact.time_us, group.name))
-
-    def _reopened(self, fact: f.Reopened, group: _Group) -> None:
-        offsets = expand(fact.spans)
-        self._add(_Rows(offsets, "reopened", fact.time_us, group.name))
-        group.settled(offsets)
+        self._tell("reset", fact, group, np.array([fact.offset]))
 
     def _trimmed(self, fact: f.Trimmed) -> None:
         start = self._first if self._start is None else self._start
-        if start is not None:
-            self._add(_Rows(np.arange(start, fact.offset), "collected", self._time_us))
+        if start is not None and start < fact.offset:
+            self.told(TraceEvent(np.arange(start, fact.offset), "collected", self._time_us))
         self._start = fact.offset
 
     # -------------------------------------------------------------------------------------------- as batches
@@ -335,7 +141,7 @@ class LifeRows:
         rows, self._rows, self.count = self._rows, [], 0
         counts = np.array([len(some.offsets) for some in rows], np.int64)
         total = int(counts.sum())
-        offsets = np.concatenate([some.offsets for some in rows]) if rows else _none()
+        offsets = np.concatenate([some.offsets for some in rows]) if rows else NO_OFFSETS
         known = np.zeros(total, np.bool_) if self._first is None else offsets >= self._first
         columns = {
             "topic": pa.repeat(pa.scalar(self._topic), total),
@@ -347,7 +153,8 @@ class LifeRows:
             "failures": _each([some.failures for some in rows], counts, known),
             "due": _times([some.due_us for some in rows], counts),
         }
-        for name in ("group", "event", "member", "reason", "error"):
+        columns["group"] = _texts([None if some.group is None else some.group.name for some in rows], counts)
+        for name in ("event", "member", "reason", "error"):
             columns[name] = _texts([getattr(some, name) for some in rows], counts)
         return pa.RecordBatch.from_arrays([columns[name] for name in LIFECYCLE.names], schema=LIFECYCLE)
 
@@ -361,14 +168,6 @@ def expand(spans: list[int]) -> Offsets:
     before = np.cumsum(lengths) - lengths
     result: Offsets = np.arange(int(lengths.sum())) + np.repeat(pairs[:, 0] - before, lengths)
     return result
-
-
-def _holder(group: _Group, lease: int) -> dict[str, Any]:
-    return {} if lease == _NOBODY else {"member": group.member(lease), "lease": lease}
-
-
-def _none() -> Offsets:
-    return np.empty(0, np.int64)
 
 
 def _numbers(values: list[int | None], counts: Offsets) -> pa.Array:
