@@ -78,7 +78,7 @@ class Engine:
         self.pump = Pump(clock, threads, wake, arm, lambda: self.space.filled())
         self.space = SpaceWatch(self.pump, self.metrics, gauge, free_bytes_low, self._give_back)
         self.stores = stores
-        credit = CreditWaiters(self.pump)
+        credit = CreditWaiters(self.pump).process
         self.topics = Topics(
             stores,
             coordinator,

@@ -1,6 +1,6 @@
 """Who is woken, how what is free is split, what credit there is, and that no wake-up is lost.
 
-Also covers `broker/partition/credit_waiters.py` and `core/credit.py`.
+Also covers `broker/partition/credit_waiters.py` and `core/queue/in_flight.py`.
 """
 
 import random
@@ -421,7 +421,7 @@ def recount(broker: QueueEngine, group: str) -> Counter[str]:
 
 
 def counted(broker: QueueEngine, group: str) -> Counter[str]:
-    flights = broker.engine.leasing.book.credit.flights.find(group)
+    flights = broker.engine.leasing.book.credit.find(group)
     if flights is None:
         return Counter()
     assert flights.total == sum(flights.by_member.values())
@@ -502,7 +502,9 @@ def unserved(broker: QueueEngine) -> list[str]:
             runtime = broker.runtime(request.topic, partition)
             policy = runtime.state.queues.policy(request.group)
             assert policy is not None
-            credit = broker.engine.leasing.book.credit.left(request.group, request.member, policy)
+            credit = broker.engine.leasing.book.credit.left(
+                request.group, request.member, policy.in_flight_max, policy.group_in_flight_max
+            )
             if credit <= 0 or job._parked or job._pace is not None or not job._begun:
                 continue
             command = LeaseRun(

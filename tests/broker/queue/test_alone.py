@@ -55,7 +55,7 @@ def test_who_had_no_credit_to_ask_for_one_alone_asks_for_everything_later() -> N
     broker = make(partitions=1, assignment="shared", ordering="none", in_flight_max=1, group_in_flight_max=1)
     suspected(broker, b"a")
     waiting = begin(broker, "waits")
-    flights = broker.engine.leasing.book.credit.flights.find("g")
+    flights = broker.engine.leasing.book.credit.find("g")
     assert flights is not None
     flights.add("other", 1)  # On another topic, say.
     broker.settle()
@@ -79,16 +79,15 @@ class Short:
 def test_credit_that_a_member_may_not_use_is_for_others() -> None:
     broker = make(partitions=1, assignment="shared", ordering="none", in_flight_max=1, group_in_flight_max=2)
     broker.send(b"a", b"b")
-    policy, credit = broker.runtime().state.queues.policy("g"), broker.engine.leasing.book.credit
-    assert policy is not None
+    credit = broker.engine.leasing.book.credit
     (mine,) = broker.lease(member="one")
     (other,) = broker.lease(member="two")
     shorts = [Short(), Short()]
-    credit.wait("g", "three", policy, shorts[0])
-    credit.wait("g", "four", policy, shorts[1])
+    credit.wait("g", "three", shorts[0], 1, 2)
+    credit.wait("g", "four", shorts[1], 1, 2)
     broker.ack(other)
     assert [short.told for short in shorts] == [1, 0]
-    credit.wait("g", "one", policy, shorts[0])  # Its member has enough by now.
+    credit.wait("g", "one", shorts[0], 1, 2)  # Its member has enough by now.
     broker.settle()
     assert [short.told for short in shorts] == [1, 1]
     broker.ack(mine)

@@ -144,7 +144,7 @@ class World:
                 queues = place.runtime.state.queues
                 policy = queues.policy("g")
                 assert policy is not None
-                credit = book.credit.left("g", place.member, policy)
+                credit = book.credit.left("g", place.member, policy.in_flight_max, policy.group_in_flight_max)
                 if credit <= 0:
                     continue
                 for alone in (False, True):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.partition.credit_waiters import CreditWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiter
 from tailrace.broker.partition.delay_release import NEAR_BYTES, DelayRelease, ReleaseTells
 from tailrace.broker.partition.frame_cache import COLD_BYTES, ColdFrames, FrameCache
 from tailrace.broker.partition.hot_tail import HotTail
@@ -33,6 +33,7 @@ from tailrace.core.model.identifiers import Refusal, hash128
 from tailrace.core.model.internal_commands import Sweep
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
+from tailrace.core.process.credit_process import CreditProcess
 from tailrace.errors import Corrupt
 from tailrace.format import codec, frame
 from tailrace.format.frame import Buffer
@@ -46,7 +47,7 @@ COLLECT_BYTES = 64 * 1024 * 1024
 class QueueListeners(NamedTuple):
     """Who hears of the queues of all partitions."""
 
-    credit: CreditWaiters
+    credit: CreditProcess[CreditWaiter]
     """Counts messages in flight over all partitions."""
     processes: Callable[[QueuePartition], Processes]
     """Makes the protocols of a partition with others."""
@@ -115,7 +116,7 @@ class QueuePartition(PartitionRuntime[Partition]):
     def _started(self) -> None:
         """Commands are taken (again): set timers, resume unfinished work."""
         if self.fault is None:
-            self.state.queues.count_in(self._listeners.credit.flights)
+            self.state.queues.count_in(self._listeners.credit)
         self.wakeups.arm()
         self.wakeups.wake_all()
         self.releases.start(self.state, self.log, self.entry)

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.broker.partition.credit_waiters import CreditWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiter
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.topics import Topics
 from tailrace.core.model.group_commands import Place
+from tailrace.core.process.credit_process import CreditProcess
 
 FIRST_US = 10_000
 """Wait of a request before others hear of it; mostly it gets a message sooner."""
@@ -33,7 +34,7 @@ Tell = Callable[[str, str, list[Place]], None]
 class Hunger:
     """Finds members that hold messages while others of their group wait."""
 
-    def __init__(self, topics: Topics, pump: Pump, credit: CreditWaiters, tell: Tell) -> None:
+    def __init__(self, topics: Topics, pump: Pump, credit: CreditProcess[CreditWaiter], tell: Tell) -> None:
         self._topics = topics
         self._pump = pump
         self._credit = credit
@@ -58,13 +59,13 @@ class Hunger:
         recent_us = now_us - AGAIN_US
         self._looked_us = {name: time_us for name, time_us in self._looked_us.items() if time_us > recent_us}
         self._looked_us[group] = now_us
-        flights = self._credit.flights.find(group)
-        if flights is None:
+        credit = self._credit.find(group)
+        if credit is None:
             return
         asked: dict[str, list[Place]] = {}
         still = [topic for topic in topics if self._find(group, topic, asked)]
         for member, places in asked.items():
-            if flights.by_member.get(member, 0) >= HELD_MIN:
+            if credit.by_member.get(member, 0) >= HELD_MIN:
                 self._tell(group, member, places)
         for topic in still:
             self.waits(group, topic)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.partition.credit_waiters import CreditWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiter
 from tailrace.broker.queue.hunger import Hunger
 from tailrace.broker.runtime.pump import Pump
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import Lease
+from tailrace.core.process.credit_process import CreditProcess
 from tailrace.ports import Gate
 
 _SERVED_MAX = 10_000
@@ -51,7 +52,7 @@ class LeaseBook:
         self,
         pump: Pump,
         metrics: Metrics,
-        credit: CreditWaiters,
+        credit: CreditProcess[CreditWaiter],
         hunger: Hunger,
         entropy: Callable[[int], bytes],
     ) -> None:

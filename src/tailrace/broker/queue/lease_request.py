@@ -288,9 +288,11 @@ class LeaseRequest:
         if self._respond is not None and count > 0 and self._bytes_left > 0:
             policy = runtime.policy(request.group)
             # Where there is no policy, the partition itself refuses.
-            credit = (
-                count if policy is None else self._book.credit.left(request.group, request.member, policy)
-            )
+            credit = count
+            if policy is not None:
+                credit = self._book.credit.left(
+                    request.group, request.member, policy.in_flight_max, policy.group_in_flight_max
+                )
             if credit > 0:
                 place.asked_us = self._pump.clock.now_us()
                 sharers = runtime.wakeups.sharers(request.group, place)
@@ -452,7 +454,9 @@ class LeaseRequest:
         self._short, self._by_credit = None, False
         for place in self._places:
             self._leave_line(place)
-        self._book.credit.wait(self.request.group, self.request.member, policy, self)
+        self._book.credit.wait(
+            self.request.group, self.request.member, self, policy.in_flight_max, policy.group_in_flight_max
+        )
 
     def _asks_on(self) -> bool:
         """Ask partitions that were left out, if the others had less than it seemed; true when some question

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tailrace.broker.metrics import Metrics
-from tailrace.broker.partition.credit_waiters import CreditWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiter
 from tailrace.broker.queue.hunger import Hunger, Tell
 from tailrace.broker.queue.lease_book import LeaseBook
 from tailrace.broker.queue.lease_request import LeaseRequest
@@ -29,6 +29,7 @@ from tailrace.core.model.queue_commands import (
     Nack,
     RejectMessages,
 )
+from tailrace.core.process.credit_process import CreditProcess
 from tailrace.core.queue.lease_decision import LEASE_MS_MAX
 from tailrace.core.selection.lanes import LANES
 from tailrace.errors import Fenced, InvalidRequest
@@ -50,7 +51,7 @@ class LeaseVerbs:
         topics: Topics,
         pump: Pump,
         metrics: Metrics,
-        credit: CreditWaiters,
+        credit: CreditProcess[CreditWaiter],
         tell: Tell,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:

@@ -9,7 +9,6 @@ import msgspec
 
 from tailrace.core.collections.hash_table import Buffer
 from tailrace.core.collections.span_map import count, flat, pairs, without
-from tailrace.core.credit import Flights
 from tailrace.core.log_head import LogHead
 from tailrace.core.lost_offsets import LostOffsets
 from tailrace.core.model import facts
@@ -24,6 +23,7 @@ from tailrace.core.queue import ledger_snapshot
 from tailrace.core.queue.command_rules import problem_with
 from tailrace.core.queue.frame_index import FrameIndex
 from tailrace.core.queue.hold_decision import hold
+from tailrace.core.queue.in_flight import GroupSums
 from tailrace.core.queue.lease_decision import LeaseDecision, fenced
 from tailrace.core.queue.ledger import Ledger
 from tailrace.core.queue.ledger_stats import Dead, dead_of, figures_of, held_of, unsettled_of
@@ -78,7 +78,7 @@ class GroupQueues:
         self._ledgers: dict[str, Ledger] = {}
         self._by_number: dict[int, Ledger] = {}
         self._next_number = 1
-        self._flights: Flights | None = None
+        self._sums: GroupSums | None = None
         self.traits = FrameIndex()
         self._originals = RowLookup(self.traits)
         self._decide: dict[type, Callable[[Any, TurnInput], Decision]] = {
@@ -490,8 +490,8 @@ class GroupQueues:
         elif kind is facts.Delisted:
             ledger = self._by_number.pop(fact.group)
             del self._ledgers[ledger.name]
-            if self._flights is not None:
-                self._flights.count_out(ledger.name, ledger.in_flight)
+            if self._sums is not None:
+                self._sums.count_out(ledger.name, ledger.in_flight)
         else:
             ledger = self._by_number[fact.group]
             self._apply[kind](ledger, fact)
@@ -530,22 +530,22 @@ class GroupQueues:
         ledger.id = fact.id
         self._ledgers[fact.name] = self._by_number[fact.group] = ledger
         self._next_number = max(self._next_number, fact.group + 1)
-        if self._flights is not None:
-            self._flights.count_in(ledger.name, ledger.in_flight)
+        if self._sums is not None:
+            self._sums.count_in(ledger.name, ledger.in_flight)
 
-    def count_in(self, flights: Flights) -> None:
+    def count_in(self, sums: GroupSums) -> None:
         """Make messages in flight part of the sums over all partitions, from now on."""
-        self._flights = flights
+        self._sums = sums
         for ledger in self._ledgers.values():
-            flights.count_in(ledger.name, ledger.in_flight)
+            sums.count_in(ledger.name, ledger.in_flight)
 
     def count_out(self) -> None:
         """Take messages in flight out of the sums: this state is replaced, or the partition is out of
         service."""
-        flights, self._flights = self._flights, None
-        if flights is not None:
+        sums, self._sums = self._sums, None
+        if sums is not None:
             for ledger in self._ledgers.values():
-                flights.count_out(ledger.name, ledger.in_flight)
+                sums.count_out(ledger.name, ledger.in_flight)
 
     def appended(self, fact: facts.Appended) -> None:
         """A batch was appended: remember its columns for leasing."""

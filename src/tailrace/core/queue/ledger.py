@@ -42,11 +42,11 @@ import msgspec
 from tailrace.core.collections.span_map import Runs, SpanSet, count, flat, pairs
 from tailrace.core.collections.string_pool import StringPool
 from tailrace.core.core_tuning import FEW_BOUNDS, NEAR
-from tailrace.core.credit import InFlight
 from tailrace.core.model import facts
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.queue.apart import Apart
 from tailrace.core.queue.backlog import BACK, DYING, Backlog
+from tailrace.core.queue.in_flight import InFlight
 from tailrace.core.queue.leases import GroupLeases, KeyRuns, LiveLease
 from tailrace.core.selection.row_selector import RowSelector
 
