@@ -37,6 +37,7 @@ from tailrace.core.model.group_commands import (
     LeaveGroup,
     ListGroups,
     Membership,
+    PauseGroup,
     ResetGroup,
 )
 from tailrace.core.model.identifiers import Refusal
@@ -485,6 +486,27 @@ def test_a_coordinator_that_fails_refuses_its_groups_only() -> None:
     group.broker.restart()
     group.broker.settle()
     assert len(group.broker.ask(DescribeGroup("g")).members) == 1
+
+
+def test_a_group_whose_coordinator_is_opened_again_is_not_unknown() -> None:
+    """Its partitions would forget it, and it could not be deleted properly any more."""
+    group = Members(1)
+    group.join("a")
+    broker, home = group.broker, coordinators(group)[home_of("g")]
+    assert isinstance(home.log, MemoryLog)
+    home.log.fail_next(Full("no space", outcome="none"))
+    broker.threads.holding = True
+    broker.submit(PauseGroup("g", paused=True))
+    broker.threads.run_held(1)
+    broker.settle()
+    assert home.lost is not None
+    deleted = broker.submit(DeleteGroup("g", force=True))
+    broker.threads.holding = False
+    broker.threads.run_held()
+    broker.pass_s(2)
+    assert deleted[0][0].code == "full"
+    assert broker.engine.coordination.unknown.find() == {}
+    assert group.partitions()[0]["member"] == "a"
 
 
 class CountedWrites:

@@ -65,8 +65,8 @@ class CronVerbs:
         }
 
     def _find(self, name: str) -> CronSchedule | None:
-        machine = self._coordinators.of(name)
-        return None if machine is None else machine.recurrences.by_name.get(name)
+        home = self._coordinators.home(name)
+        return None if home is None else home.schedule(name)
 
     # -- verbs
 
@@ -98,20 +98,20 @@ class CronVerbs:
             respond(lost, NOTHING)
             return
         found = [
-            recurrence
-            for _, machine in self._coordinators.machines()
-            for name, recurrence in machine.recurrences.by_name.items()
-            if name.startswith(request.prefix)
+            schedule
+            for home in self._coordinators.runtimes()
+            for schedule in home.schedules()
+            if schedule.put.name.startswith(request.prefix)
         ]
-        found.sort(key=lambda recurrence: recurrence.put.name)
-        respond(ScheduleList([self._shown(recurrence) for recurrence in found]), NOTHING)
+        found.sort(key=lambda schedule: schedule.put.name)
+        respond(ScheduleList([self._shown(schedule) for schedule in found]), NOTHING)
 
-    def _shown(self, recurrence: CronSchedule) -> dict[str, Any]:
-        put = recurrence.put
+    def _shown(self, schedule: CronSchedule) -> dict[str, Any]:
+        put = schedule.put
         fields = {field: getattr(put, field) for field in PutSchedule.__struct_fields__}
-        after_us = max(recurrence.after_us, self._pump.clock.wall_us())
+        after_us = max(schedule.after_us, self._pump.clock.wall_us())
         next_us = None if put.paused else next_tick_us(put, after_us)
-        return {**fields, "next_us": next_us, "last_us": recurrence.last_us or None}
+        return {**fields, "next_us": next_us, "last_us": schedule.last_us or None}
 
 
 def cron(home: TopicPartition) -> ProcessKind:

@@ -9,6 +9,7 @@ from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
 from tailrace.broker.runtime.turn import NOTHING, error_of
 from tailrace.broker.topics import Topics
 from tailrace.core.groups.coordinator import Coordinator
+from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model.commands import CreateTopic, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_topic import PARTITIONS, TOPIC, home_of
@@ -35,6 +36,16 @@ class GroupDirectory:
             if runtime.lost is None and runtime.damage is None:
                 yield runtime, runtime.state
 
+    def groups(self) -> Iterator[GroupState]:
+        """Every group of every coordinator that is well."""
+        for home in self.runtimes():
+            yield from home.groups()
+
+    def group(self, name: str) -> GroupState | None:
+        """The state of a group at its coordinator; None if there is none, or the coordinator is not well."""
+        home = self.home(name)
+        return None if home is None else home.group(name)
+
     def lost(self, name: str | None = None) -> Refusal | None:
         """Refusal of the coordinator of a name, or of any coordinator, whose storage failed; else None."""
         runtimes = self.runtimes()
@@ -58,8 +69,7 @@ class GroupDirectory:
 
     def require_well(self, name: str) -> None:
         """Raise if the coordinator of a name is damaged or its storage failed."""
-        runtimes = self.runtimes()
-        home = runtimes[home_of(name)] if runtimes else None
+        home = self.home(name)
         if home is None:
             return
         if home.lost is not None:
@@ -71,9 +81,9 @@ class GroupDirectory:
     def submit(self, name: str, command: Any, respond: Respond) -> None:
         """Submit a command to the coordinator of a name, after making the topic if needed; the reply comes
         when it is durable."""
-        runtimes = self.runtimes()
-        if runtimes:
-            runtimes[home_of(name)].submit(command, b"", respond)
+        home = self.home(name)
+        if home is not None:
+            home.submit(command, b"", respond)
             return
         self._waiting.append((name, command, respond))
         if len(self._waiting) == 1:

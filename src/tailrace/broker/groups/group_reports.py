@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,6 +50,16 @@ Change = tuple[int, int, int]
 """Partition, committed before, committed after."""
 
 
+class _Oldest(NamedTuple):
+    """Where the oldest unsettled message of a group is, for the row of its partition."""
+
+    row: dict[str, Any]
+    log: PartitionLog
+    offset: int
+    end: int
+    now_us: int
+
+
 class GroupReports:
     """Answers requests for lists, descriptions and resets of groups."""
 
@@ -71,10 +82,9 @@ class GroupReports:
             return
         found = [
             group
-            for _, machine in self._coordination.coordinators.machines()
-            for name, group in machine.groups.by_name.items()
-            if name.startswith(request.prefix)
-            and (not name.startswith("_") or request.prefix.startswith("_"))
+            for group in self._coordination.coordinators.groups()
+            if group.name.startswith(request.prefix)
+            and (not group.name.startswith("_") or request.prefix.startswith("_"))
             and (request.topic is None or request.topic in group.topics)
         ]
         infos = [self._shown(group, lag=self._lag(group)) for group in found]
@@ -96,11 +106,11 @@ class GroupReports:
         name: str, runtimes: list[QueuePartition], rows: list[dict[str, Any]] | None = None
     ) -> GroupInfo:
         """Describe a group that only partitions know."""
-        policy = runtimes[0].state.queues.policy(name)
+        policy = runtimes[0].policy(name)
         assert policy is not None
         group = GroupState(name, policy, 0)
         group.topics = {runtime.topic: Extent(0, 0) for runtime in runtimes}
-        lag = sum(figures_of(runtime, name).get("lag", 0) for runtime in runtimes)
+        lag = sum(runtime.figures(name).get("lag", 0) for runtime in runtimes)
         info = info_of(group, lag=lag, partitions=rows or [], known=False)
         text = "no coordinator knows this group; it is kept: enlist it or join it to go on, or delete it"
         return msgspec.structs.replace(info, warnings=[text])
@@ -111,9 +121,7 @@ class GroupReports:
 
     def _lag(self, group: GroupState) -> int:
         runtimes = (self._runtime(place) for place in group.all_places())
-        return sum(
-            figures_of(runtime, group.name).get("lag", 0) for runtime in runtimes if runtime is not None
-        )
+        return sum(runtime.figures(group.name).get("lag", 0) for runtime in runtimes if runtime is not None)
 
     # -- one group
 
@@ -126,21 +134,22 @@ class GroupReports:
                 respond(self._stranger(request.group, strangers, rows), NOTHING)
                 return
         self._coordination.must_find(request.group)
-
-        def looked(reply: Reply, parts: Any) -> None:
-            group = self._coordination.find(request.group)
-            if isinstance(reply, Refusal):
-                respond(reply, NOTHING)
-            elif group is None:
-                respond(Refusal(NotFound.code, f"group {request.group!r} was deleted"), NOTHING)
-            else:
-                self._report(group, respond)
-
+        looked = partial(self._looked, request.group, respond)
         self._coordination.coordinators.submit(request.group, Look(), looked)
+
+    def _looked(self, name: str, respond: Respond, reply: Reply, parts: Any) -> None:
+        """What was decided before the request is durable: describe the group as it is now."""
+        group = self._coordination.find(name)
+        if isinstance(reply, Refusal):
+            respond(reply, NOTHING)
+        elif group is None:
+            respond(Refusal(NotFound.code, f"group {name!r} was deleted"), NOTHING)
+        else:
+            self._report(group, respond)
 
     def _report(self, group: GroupState, respond: Respond) -> None:
         rows: list[dict[str, Any]] = []
-        oldest: list[tuple[dict[str, Any], PartitionLog, int, int, int]] = []
+        oldest: list[_Oldest] = []
         for place in group.all_places():
             runtime = self._runtime(place)
             if runtime is None:
@@ -148,33 +157,20 @@ class GroupReports:
             row = self._row(group, place[0], place[1], runtime)
             rows.append(row)
             if runtime.lost is None and row["committed"] < runtime.end_offset:
-                oldest.append((row, runtime.log, row["committed"], runtime.end_offset, runtime.time_us()))
+                end, now_us = runtime.end_offset, runtime.time_us()
+                oldest.append(_Oldest(row, runtime.log, row["committed"], end, now_us))
         lag = sum(row["lag"] or 0 for row in rows)
         info = self._shown(group, members=self._members(group), partitions=rows, lag=lag)
-
-        def work() -> object:
-            return [_appended_or_fault(log, offset, end) for _, log, offset, end, _ in oldest]
-
-        def done(result: Any, error: Exception | None) -> None:
-            if error is not None:
-                respond(refuse(error), NOTHING)
-                return
-            for (row, _, _, _, now_us), found in zip(oldest, result, strict=True):
-                if isinstance(found, StorageFault):  # The others are described all the same.
-                    row["fault"] = row["fault"] or found.message
-                else:
-                    row["oldest_age_ms"] = 0 if found is None else max(0, now_us - found) // 1000
-            respond(info, NOTHING)
-
         if oldest:
-            self._pump.threads.read(work, done)
+            work = partial(_append_times, oldest)
+            self._pump.threads.read(work, partial(_answer_with_ages, info, oldest, respond))
         else:
             respond(info, NOTHING)
 
     def _row(self, group: GroupState, topic: str, number: int, runtime: QueuePartition) -> dict[str, Any]:
         """Describe one partition; values are null where its state was dropped."""
         held = group.places.get((topic, number))
-        figures = figures_of(runtime, group.name)
+        figures = runtime.figures(group.name)
         unknown = None if runtime.lost is not None else 0
         return {
             "topic": topic,
@@ -249,16 +245,21 @@ class GroupReports:
     def _find_time(self, request: ResetGroup, host: TopicHost[QueuePartition], respond: Respond) -> None:
         runtimes = [(runtime.log, runtime.start_offset, runtime.end_offset) for runtime in host.runtimes]
 
-        def work() -> object:
-            return [locate(log, start, end, request.timestamp_us) for log, start, end in runtimes]
+        work = partial(_locate_each, runtimes, request.timestamp_us)
+        self._pump.threads.read(work, partial(self._located, request, host, respond))
 
-        def done(result: Any, error: Exception | None) -> None:
-            if error is not None:
-                respond(refuse(error), NOTHING)
-            else:
-                self._planned(request, host, dict(enumerate(result)), respond)
-
-        self._pump.threads.read(work, done)
+    def _located(
+        self,
+        request: ResetGroup,
+        host: TopicHost[QueuePartition],
+        respond: Respond,
+        offsets: Any,
+        error: Exception | None,
+    ) -> None:
+        if error is not None:
+            respond(refuse(error), NOTHING)
+        else:
+            self._planned(request, host, dict(enumerate(offsets)), respond)
 
     def _planned(
         self, request: ResetGroup, host: TopicHost[QueuePartition], offsets: dict[int, int], respond: Respond
@@ -270,36 +271,37 @@ class GroupReports:
             respond(refusal, NOTHING)  # Before any of them is moved.
             return
         changes = [
-            (partition, figures_of(host.runtimes[partition], request.group).get("committed", 0), offset)
+            (partition, host.runtimes[partition].figures(request.group).get("committed", 0), offset)
             for partition, offset in sorted(offsets.items())
         ]
         if request.dry_run or not changes:
             respond(ResetPlan(changes, done=not request.dry_run), NOTHING)
             return
-        left, problem = len(changes), None
-
-        def answered(reply: Reply, parts: Any) -> None:
-            nonlocal left, problem
-            left -= 1
-            if isinstance(reply, Refusal) and problem is None:
-                problem = reply
-            if left:
-                return
-            # The generations of the partitions have grown: the coordinator follows, and tells the members.
-            self._coordination.recheck(request.group)
-            if problem is None:
-                respond(ResetPlan(changes, done=True), NOTHING)
-            else:
-                respond(Refusal(problem.code, problem.message, "unknown", problem.details), NOTHING)
-
+        replies: list[Reply] = []
+        moved = partial(self._moved, request.group, changes, replies, respond)
         for partition, _, offset in changes:
-            host.runtimes[partition].submit(ResetTo(request.group, offset), b"", answered)
+            host.runtimes[partition].submit(ResetTo(request.group, offset), b"", moved)
 
-
-def figures_of(runtime: QueuePartition, group: str) -> dict[str, Any]:
-    """Stats of a group on a partition; empty when the partition does not know the group."""
-    queues = runtime.state.queues
-    return queues.figures(group) if group in queues.names() else {}
+    def _moved(
+        self,
+        group: str,
+        changes: list[Change],
+        replies: list[Reply],
+        respond: Respond,
+        reply: Reply,
+        parts: Any,
+    ) -> None:
+        """One more partition has moved the group, or refused; answer when all of them have."""
+        replies.append(reply)
+        if len(replies) < len(changes):
+            return
+        # The generations of the partitions have grown: the coordinator follows, and tells the members.
+        self._coordination.recheck(group)
+        problem = next((each for each in replies if isinstance(each, Refusal)), None)
+        if problem is None:
+            respond(ResetPlan(changes, done=True), NOTHING)
+        else:
+            respond(Refusal(problem.code, problem.message, "unknown", problem.details), NOTHING)
 
 
 def appended_us(log: PartitionLog, offset: int, end: int) -> int | None:
@@ -309,6 +311,29 @@ def appended_us(log: PartitionLog, offset: int, end: int) -> int | None:
             if header.kind == frame.DATA and header.base_offset + header.span > offset:
                 return header.append_time_us
     return None
+
+
+def _append_times(oldest: list[_Oldest]) -> list[int | StorageFault | None]:
+    return [_appended_or_fault(each.log, each.offset, each.end) for each in oldest]
+
+
+def _answer_with_ages(
+    info: GroupInfo, oldest: list[_Oldest], respond: Respond, found: Any, error: Exception | None
+) -> None:
+    """The append times are read: add the ages to the rows of a description, which is the answer."""
+    if error is not None:
+        respond(refuse(error), NOTHING)
+        return
+    for each, time_us in zip(oldest, found, strict=True):
+        if isinstance(time_us, StorageFault):  # The others are described all the same.
+            each.row["fault"] = each.row["fault"] or time_us.message
+        else:
+            each.row["oldest_age_ms"] = 0 if time_us is None else max(0, each.now_us - time_us) // 1000
+    respond(info, NOTHING)
+
+
+def _locate_each(logs: list[tuple[PartitionLog, int, int]], timestamp_us: int) -> list[int]:
+    return [locate(log, start, end, timestamp_us) for log, start, end in logs]
 
 
 def _appended_or_fault(log: PartitionLog, offset: int, end: int) -> int | StorageFault | None:
@@ -322,13 +347,10 @@ def stats_of_all(topics: Topics) -> Iterator[Place]:
     """Stats of every group on every partition, for metrics."""
     for host in topics.queue_hosts():
         for partition, runtime in enumerate(host.runtimes):
-            queues = runtime.state.queues
-            for group in queues.names():
-                figures = queues.figures(group)
-                age_s = None
+            for group in runtime.group_ids():
+                figures = runtime.figures(group)
+                age_s: float | None = 0.0
                 if figures["lag"]:
                     time_us = runtime.cache.append_time_us(figures["committed"])
                     age_s = None if time_us is None else max(0, runtime.time_us() - time_us) / 1e6
-                else:
-                    age_s = 0.0
                 yield group, host.info.name, partition, figures, age_s

@@ -102,13 +102,12 @@ class GroupVerbs:
 
     def start(self) -> None:
         """After recovery: tell the groups of topics that have changed, and watch the time for the others."""
-        for _, machine in self.coordinators.machines():
-            for group in machine.groups.by_name.values():
-                resize = self._resize_of(group, group.topics)
-                if resize is None:
-                    self.settle(group.name)
-                else:
-                    self._command(group.name, resize, _unheard)
+        for group in self.coordinators.groups():
+            resize = self._resize_of(group, group.topics)
+            if resize is None:
+                self.settle(group.name)
+            else:
+                self._command(group.name, resize, _unheard)
         self.unknown.report()
 
     def reopened(self, queue: QueuePartition) -> None:
@@ -118,9 +117,8 @@ class GroupVerbs:
 
     def coordinator_reopened(self, reopened: CoordinatorPartition) -> None:
         """A coordinator was rebuilt from its log: watch the time for its groups, and tell their members."""
-        for home, machine in self.coordinators.machines():
-            for group in machine.groups.by_name.values() if home is reopened else ():
-                self.settle(group.name)
+        for group in reopened.groups():
+            self.settle(group.name)
 
     def _recheck(self, recheck: Recheck) -> None:
         """Compare partitions with what their coordinators want, and carry deletions to them."""
@@ -153,8 +151,7 @@ class GroupVerbs:
 
     def find(self, group: str) -> GroupState | None:
         """The state of a group at its coordinator; None when there is none."""
-        machine = self.coordinators.of(group)
-        return None if machine is None else machine.groups.by_name.get(group)
+        return self.coordinators.group(group)
 
     def must_find(self, group: str) -> GroupState:
         """As `find`; raises `NotFound`, or the error of a coordinator that is not well."""
@@ -364,13 +361,12 @@ class GroupVerbs:
         """A topic was created, grew or was deleted: tell the groups that use it."""
         if topic == TOPIC:
             return
-        for _, machine in self.coordinators.machines():
-            for group in machine.groups.by_name.values():
-                wanted = any(topic in member.topics for member in group.members.values())
-                if wanted or topic in group.topics:
-                    resize = self._resize_of(group, [topic])
-                    if resize is not None:
-                        self._command(group.name, resize, _unheard)
+        for group in self.coordinators.groups():
+            wanted = any(topic in member.topics for member in group.members.values())
+            if wanted or topic in group.topics:
+                resize = self._resize_of(group, [topic])
+                if resize is not None:
+                    self._command(group.name, resize, _unheard)
         self._recheck(Recheck(topic=topic))
 
     # -- members

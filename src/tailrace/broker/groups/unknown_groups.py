@@ -18,7 +18,6 @@ from tailrace.broker.topics import Topics
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import Delist
-from tailrace.core.model.internal_topic import home_of
 from tailrace.ports import Respond
 
 log = logging.getLogger("tailrace.groups")
@@ -33,23 +32,19 @@ class UnknownGroups:
 
     def find(self) -> dict[str, list[QueuePartition]]:
         """Groups that no coordinator knows, each with the partitions that do. Groups whose coordinator is
-        faulty are left out, because nobody can tell what it knows."""
-        runtimes = self._coordinators.runtimes()
+        faulty or is being opened again are left out, because nobody can tell what it knows."""
         found: dict[str, list[QueuePartition]] = {}
         for runtime in self._topics.queues():
             if runtime.lost is not None:
                 continue
             place = (runtime.topic, runtime.partition)
-            for name in runtime.state.queues.names():
-                if runtimes and runtimes[home_of(name)].fault is not None:
-                    continue
-                machine = self._coordinators.of(name)
-                known = machine is not None and (
-                    name in machine.groups.by_name
-                    or runtime.state.queues.id_of(name) in machine.deletions.ids(name, place)
-                )
-                if not known:
-                    found.setdefault(name, []).append(runtime)
+            for name, number in runtime.group_ids().items():
+                home = self._coordinators.home(name)
+                if home is not None:
+                    known = home.group(name) is not None or home.deletes(name, number, place)
+                    if known or home.fault is not None or not home.well:
+                        continue
+                found.setdefault(name, []).append(runtime)
         return found
 
     def report(self) -> None:

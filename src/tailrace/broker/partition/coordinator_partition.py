@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from tailrace.broker.metrics import Metrics
@@ -12,6 +12,9 @@ from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.state_machines import MachineKind
 from tailrace.broker.runtime.turn import Turn
 from tailrace.core.groups.coordinator import Coordinator
+from tailrace.core.groups.cron_schedules import CronSchedule
+from tailrace.core.groups.group_state import GroupState
+from tailrace.core.model.group_commands import Place
 from tailrace.core.model.group_facts import CoordinationFact
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.format import codec
@@ -60,6 +63,34 @@ class CoordinatorPartition(PartitionRuntime[Coordinator]):
 
     def _reopened(self) -> None:
         self._listeners.reopened(self)
+
+    # -- what requests ask
+
+    @property
+    def well(self) -> bool:
+        """Whether it knows all that was decided: it is not damaged, and its storage has not failed. Otherwise
+        it has no answers below."""
+        return self.lost is None and self.damage is None
+
+    def group(self, name: str) -> GroupState | None:
+        """A group; None if there is none."""
+        return self.state.groups.by_name.get(name) if self.well else None
+
+    def groups(self) -> Collection[GroupState]:
+        """All groups."""
+        return list(self.state.groups.by_name.values()) if self.well else ()
+
+    def deletes(self, group: str, number: int, place: Place) -> bool:
+        """Whether a partition still has to forget the group with this id."""
+        return self.well and number in self.state.deletions.ids(group, place)
+
+    def schedule(self, name: str) -> CronSchedule | None:
+        """A schedule; None if there is none."""
+        return self.state.recurrences.by_name.get(name) if self.well else None
+
+    def schedules(self) -> Collection[CronSchedule]:
+        """All schedules."""
+        return list(self.state.recurrences.by_name.values()) if self.well else ()
 
     def shorten_replay(self) -> None:
         """Take a snapshot, and free the segments that snapshots cover: nobody reads this log."""

@@ -225,6 +225,15 @@ class QueuePartition(PartitionRuntime[Partition]):
         """The options of a group; None if it is not here."""
         return self.state.queues.policy(group)
 
+    def group_ids(self) -> dict[str, int]:
+        """The groups that are here, each with its id."""
+        queues = self.state.queues
+        return {name: queues.id_of(name) or 0 for name in queues.names()}
+
+    def figures(self, group: str) -> dict[str, Any]:
+        """The stats of a group; empty if it is not here."""
+        return {} if self.policy(group) is None else self.state.queues.figures(group)
+
     def group_numbers(self) -> dict[int, str]:
         """The names of the groups by the numbers that facts have for them."""
         return self.state.queues.numbers()
