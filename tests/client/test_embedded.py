@@ -24,6 +24,7 @@ from tailrace.errors import (
     InvalidRequest,
     NotFound,
     SequenceConflict,
+    StorageFault,
     TailraceError,
     Timeout,
     TooLarge,
@@ -109,6 +110,18 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 
     embedded(tmp_path, scenario)
     embedded(tmp_path, lambda client: client.admin().delete_topic("t"))
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_used_is_an_error_of_the_tree(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    async def main() -> None:
+        with pytest.raises(StorageFault, match="the broker cannot work in") as caught:
+            await tailrace.connect(f"embedded:{tmp_path}/{folder}").__aenter__()
+        assert caught.value.outcome == "none"
+
+    asyncio.run(main())
 
 
 def test_url_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,8 @@ def test_a_missing_partition_folder(tmp_path: Path, clean: bool) -> None:
                     producer.publish(b"x", partition=0).result()
                 rows = client.groups().describe("billing").partitions
             assert [bool(row["fault"]) for row in rows] == [True, False]
+            told = command("log", "accept-loss", "orders/0", "--dry-run", "--url", broker.url)
+            assert "nothing says how many messages there were" in told.stdout
             broker.stop()
 
 
@@ -113,8 +115,9 @@ def test_a_lost_catalog_is_rebuilt_by_a_command(tmp_path: Path) -> None:
         broker.stop()
         (broker.data / "catalog.json").unlink()
         before = sorted(path.name for path in (broker.data / "topics").iterdir())
-        with pytest.raises(NotReady, match="rebuild-catalog"):
+        with pytest.raises(NotReady, match="rebuild-catalog") as refused:
             broker.start()
+        assert '"outcome":"none"' in str(refused.value), "a start that changes nothing leaves nothing unknown"
         assert sorted(path.name for path in (broker.data / "topics").iterdir()) == before
         tried = command("log", "rebuild-catalog", str(broker.data), "--dry-run", "--json")
         assert tried.returncode == 0, tried.stderr

@@ -22,7 +22,7 @@ from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.config import ServerOptions, split_address
 from tailrace.core.model.commands import Request
-from tailrace.errors import InvalidRequest
+from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.ports import ClientClock, LogStore, Respond
@@ -205,6 +205,15 @@ def _signalled(stopping: asyncio.Event) -> None:
     stopping.set()
 
 
+def unusable(data: str, error: OSError) -> StorageFault:
+    """The error for a data folder in which a broker cannot start."""
+    return StorageFault(
+        f"the broker cannot work in {data}: {error}",
+        outcome="none",
+        hint="choose a folder that this user can write, with --data or as embedded:FOLDER",
+    )
+
+
 class EmbeddedVerbs:
     """`BrokerVerbs` of an engine in the same process, without sockets."""
 
@@ -214,13 +223,16 @@ class EmbeddedVerbs:
 
     async def open(self) -> None:
         """Recover and start."""
-        self._host = LoopHost(ServerOptions(data=self._data))
         try:
-            await asyncio.to_thread(self._host.engine.recover)
-            self._host.engine.start()
-        except BaseException:
-            await self._host.close()
-            raise
+            self._host = LoopHost(ServerOptions(data=self._data))
+            try:
+                await asyncio.to_thread(self._host.engine.recover)
+                self._host.engine.start()
+            except BaseException:
+                await self._host.close()
+                raise
+        except OSError as error:
+            raise unusable(self._data, error) from error
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`; a request is checked as if it had come over a network."""

@@ -140,7 +140,8 @@ class Topics:
             if found:
                 raise Corrupt(
                     f"the catalog is missing, and there are {len(found)} topic folders, such as {found[0]}: "
-                    "restore it from a backup, or rebuild it with `tailrace log rebuild-catalog DATA`"
+                    "restore it from a backup, or rebuild it with `tailrace log rebuild-catalog DATA`",
+                    outcome="none",
                 )
             # From now on a missing catalog means that it was lost.
             catalog = core.Catalog()

@@ -1,5 +1,6 @@
 """After a failed sync nobody is answered from what may be gone: no reader, no consumer, no group."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -252,3 +253,13 @@ def test_after_the_restart_it_is_a_partition_like_any_other() -> None:
     broker.settle()
     assert broker.engine.faults() == []
     assert isinstance(answer_of(broker.publish(b"b")), Published)
+
+
+def test_a_failed_sync_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    broker = working()
+    fail_sync(broker)
+    broker.publish(b"a")
+    broker.publish(b"b")
+    (text,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert text.startswith("t/0 steps down: ")
+    assert BROKEN in text

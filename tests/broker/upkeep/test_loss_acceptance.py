@@ -89,9 +89,14 @@ def test_a_dry_run_says_what_is_lost_and_changes_nothing(broker: HeldEngine) -> 
     assert broker.runtime().fault is not None
 
 
-def test_the_partition_opens_again_and_its_counts_add_up(broker: HeldEngine) -> None:
+def test_the_partition_opens_again_and_its_counts_add_up(
+    broker: HeldEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     damage(broker, 4)
+    accept(broker, dry_run=True)
+    assert "loss accepted" not in caplog.text
     report = accept(broker)
+    assert "loss accepted of offsets from 4 to below 6, 2 messages (" in caplog.text
     assert report.done
     assert report.fault is None
     assert broker.engine.faults() == []

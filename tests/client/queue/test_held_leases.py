@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.client.queue.held_leases import HeldLease, HeldLeases, offsets_of, spans_of
+from tailrace.client.queue.held_leases import HeldLease, HeldLeases, failures, offsets_of, spans_of
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.queue_commands import Grant, Settled
 from tailrace.errors import LeaseLost, TailraceError, Timeout, Unavailable
@@ -107,6 +107,15 @@ def test_a_refused_request_fails_everybody() -> None:
     (failure,) = table.leases.answered(run, error)
     assert (failure.first, failure.error, str(failure)) == (1, error, "t/0@1: too slow")
     assert table.told == [error]
+
+
+def test_a_failure_names_its_message_once() -> None:
+    table = Table()
+    lease = table.lease(0, 2)
+    (failure,) = failures(PLACE, [1], lease.lost(1))
+    assert str(failure) == failure.error.message
+    (failure,) = failures(PLACE, [0, 1], lease.lost(1))
+    assert str(failure) == f"t/0@0-1: {failure.error.message}"
 
 
 def test_a_lost_lease_takes_nothing_more() -> None:

@@ -388,6 +388,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
             advice = "this partition takes no writes until the broker is restarted"
             text = f"{refusal.message}; {advice}, and only what was synced before can be read"
             self.fault = Refusal(StorageFault.code, text, "unknown", refusal.details)
+            log.error("%s/%d steps down: %s", self.topic, self.partition, text)
         self.lost = self.fault
         synced = self.assurance.synced
         if synced.end_offset < self.committed.end_offset:
@@ -400,9 +401,8 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         read. What is found in a log that was opened again meanwhile counts no more: it may be mended."""
         if self.damage is not None or self.gone is not None or source is not self.log:
             return
-        refusal = refuse(error)
-        self.fault = Refusal(Corrupt.code, refusal.message, "none", refusal.details)
-        log.error("%s/%d is quarantined: %s", self.topic, self.partition, refusal.message)
+        self.fault = msgspec.structs.replace(refuse(error), code=Corrupt.code, outcome="none")
+        log.error("%s/%d is quarantined: %s", self.topic, self.partition, self.fault.message)
         self.metrics.damage_found()
         self._ended()
         self._go_on()

@@ -7,6 +7,7 @@ fact leaves the file `loss`, and the next start appends the fact.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +23,8 @@ from tailrace.core.model.damage_commands import AcceptLoss, LossReport
 from tailrace.errors import NotFound, Unavailable
 from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, Losses, Respond
+
+log = logging.getLogger("tailrace.storage")
 
 
 class LossAcceptance:
@@ -69,6 +72,7 @@ class _Acceptance:
         fault = self._runtime.fault
         why = None if fault is None else fault.message
         report = LossReport(_rows(losses), groups, losses.kept, fault is None, why)
+        _tell(self._runtime.name, losses)
         if fault is None:
             self._runtime.answer(self._respond, report)
         else:
@@ -76,6 +80,15 @@ class _Acceptance:
 
     def _failed(self, error: Exception | None) -> None:
         self._respond(refuse(error or NotFound("nothing was found")), NOTHING)
+
+
+def _tell(name: str, losses: Losses) -> None:
+    """Note in the log what was given up: afterwards nothing else names it but the answer to the command."""
+    for lost in losses.ranges:
+        known = "" if lost.exact else " at most: nothing says how many there were"
+        count = f"{lost.end_offset - lost.first_offset} messages{known}"
+        text = "%s: loss accepted of offsets from %d to below %d, %s (%s: %s)"
+        log.warning(text, name, lost.first_offset, lost.end_offset, count, lost.file, lost.why)
 
 
 def _report(runtime: PartitionRuntime[Any], losses: Losses) -> LossReport:

@@ -162,6 +162,8 @@ def _show(output: Output, report: LossReport) -> None:
         messages = f"{count}" if lost["exact"] else f"{count} at most"
         rows.append([offsets, messages, lost["end_entry"] - lost["first_entry"], lost["file"], lost["why"]])
     output.table(["offsets", "messages", "entries", "file", "why"], rows, title="lost")
+    if not all(lost["exact"] for lost in report.ranges):
+        output.line("at most: nothing says how many messages there were; new offsets are above all of them")
     if report.groups:
         missed = [[row["group"], row["messages"]] for row in report.groups]
         output.table(["group", "messages"], missed, title="groups that will not get them")

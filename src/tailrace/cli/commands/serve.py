@@ -12,7 +12,7 @@ import typer
 
 from tailrace.cli.output import Output, printable
 from tailrace.cli.parameters import Json
-from tailrace.errors import StorageFault, TailraceError, Unavailable
+from tailrace.errors import TailraceError, Unavailable
 
 if TYPE_CHECKING:
     from tailrace.broker.node import Node
@@ -165,6 +165,7 @@ def _explained(error: OSError, options: ServerOptions) -> TailraceError:
     """A failed start in words that name the option to change."""
     import errno
 
+    from tailrace.broker.node import unusable
     from tailrace.config import split_address
 
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
@@ -185,11 +186,7 @@ def _explained(error: OSError, options: ServerOptions) -> TailraceError:
             option=flag,
             hint=f"choose another address with {flag} HOST:PORT, or stop what listens there",
         )
-    return StorageFault(
-        f"the broker cannot work in {options.data}: {error}",
-        outcome="none",
-        hint="choose a folder that this user can write with --data",
-    )
+    return unusable(options.data, error)
 
 
 def _set_up_logging(level: str) -> None:

@@ -39,7 +39,8 @@ class FailedAck(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         last = "" if self.end == self.first + 1 else f"-{self.end - 1}"
-        return f"{self.topic}/{self.partition}@{self.first}{last}: {self.error.message}"
+        place = f"{self.topic}/{self.partition}@{self.first}{last}: "
+        return place + self.error.message.removeprefix(place)
 
 
 class HeldLease:
