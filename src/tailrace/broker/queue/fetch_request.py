@@ -7,7 +7,8 @@ partitions commits more, when its receiver has room again, and at its deadline. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.queue_partition import QueuePartition
@@ -18,7 +19,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import Gate, Respond, Waiting
+from tailrace.ports import Gate, PartitionLog, Respond, Waiting
 
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 WAIT_MS_MAX = 60_000
@@ -46,6 +47,16 @@ class OpenGate:
 
     def release(self, nbytes: int) -> None:
         """Nothing is counted."""
+
+
+class _ColdRead(NamedTuple):
+    """A read of one partition's log, because what is wanted is not in its hot tail."""
+
+    partition: int
+    runtime: QueuePartition
+    log: PartitionLog
+    offset: int
+    end: int
 
 
 class FetchRequest:
@@ -188,37 +199,37 @@ class FetchRequest:
         return Refusal("not_found", message, "none", details)
 
     def _read_cold(self, partition: int, runtime: QueuePartition, offset: int) -> None:
-        log, room = runtime.log, self._bytes_max
-        end = runtime.lost_next(offset)
-        if not self._gate.reserve(room, self.look):
-            return
-        self._reading = True
+        if self._gate.reserve(self._bytes_max, self.look):
+            self._reading = True
+            cold = _ColdRead(partition, runtime, runtime.log, offset, runtime.lost_next(offset))
+            self._pump.threads.read(partial(self._read, cold), partial(self._have_read, cold))
 
-        def work() -> tuple[Sequence[Buffer], int]:
-            parts = NOTHING if self._respond is None else log.read(offset, end, room)
-            return parts, sum(_rows_of(part) for part in parts)
+    def _read(self, cold: _ColdRead) -> tuple[Sequence[Buffer], int]:
+        """On a reader thread: frames and the number of messages in them."""
+        gone = self._respond is None
+        parts = NOTHING if gone else cold.log.read(cold.offset, cold.end, self._bytes_max)
+        return parts, sum(_rows_of(part) for part in parts)
 
-        def done(result: Any, error: Exception | None) -> None:
-            self._reading = False
-            parts, rows = result if error is None else (NOTHING, 0)
-            if end > runtime.end_offset:
-                parts, error = NOTHING, None  # Storage failed meanwhile: some of these may be gone.
-            if self._respond is not None and parts:
-                size = sum(len(part) for part in parts)
-                self._metrics.delivered(self._fetch.topic, size, rows)
-                self._answer(Fetched([(partition, size, runtime.start_offset, runtime.end_offset)]), parts)
-            self._gate.release(room)
-            if self._respond is not None:
-                there = runtime.start_offset <= offset < end <= runtime.end_offset
-                if there and log is runtime.log:  # Else trimmed or dropped by now, or opened again.
-                    missing = Corrupt(f"{runtime.name}: offset {offset} is missing in the log")
-                    known = runtime.damage if error is None else None
-                    self._unreadable[partition] = known or refuse(error or missing)
-                    if error is None and known is None:
-                        runtime.damaged(missing, log)
-                self.look()
-
-        self._pump.threads.read(work, done)
+    def _have_read(self, cold: _ColdRead, result: Any, error: Exception | None) -> None:
+        self._reading = False
+        runtime = cold.runtime
+        parts, rows = result if error is None else (NOTHING, 0)
+        if cold.end > runtime.end_offset:
+            parts, error = NOTHING, None  # Storage failed meanwhile: some of these may be gone.
+        if self._respond is not None and parts:
+            size = sum(len(part) for part in parts)
+            self._metrics.delivered(self._fetch.topic, size, rows)
+            self._answer(Fetched([(cold.partition, size, runtime.start_offset, runtime.end_offset)]), parts)
+        self._gate.release(self._bytes_max)
+        if self._respond is not None:
+            there = runtime.start_offset <= cold.offset < cold.end <= runtime.end_offset
+            if there and cold.log is runtime.log:  # Else trimmed or dropped by now, or opened again.
+                missing = Corrupt(f"{runtime.name}: offset {cold.offset} is missing in the log")
+                known = runtime.damage if error is None else None
+                self._unreadable[cold.partition] = known or refuse(error or missing)
+                if error is None and known is None:
+                    runtime.damaged(missing, cold.log)
+            self.look()
 
     def _answer(self, reply: Fetched | Refusal, parts: Sequence[Buffer]) -> None:
         respond, self._respond = self._respond, None

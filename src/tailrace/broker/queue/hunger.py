@@ -14,6 +14,7 @@ come and go.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tailrace.broker.partition.credit_waiters import CreditWaiter
 from tailrace.broker.runtime.pump import Pump
@@ -52,7 +53,7 @@ class Hunger:
             return
         self._waiting[group] = {topic: None}
         due_us = max(self._pump.clock.now_us() + FIRST_US, self._looked_us.get(group, 0) + AGAIN_US)
-        self._pump.at(due_us, lambda now_us: self._look(group, now_us))
+        self._pump.at(due_us, partial(self._look, group))
 
     def _look(self, group: str, now_us: int) -> None:
         topics = self._waiting.pop(group)

@@ -23,6 +23,7 @@ A request does all its reading on reader threads, in steps of bounded bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ class KeyReads:
         self._pump = pump
         self._metrics = metrics
         self._closed = False
+        self._unindexed: list[PartitionLog] = []
+        """Logs with keys to be indexed, the last one first."""
 
     def close(self) -> None:
         """Stop indexing."""
@@ -82,25 +85,21 @@ class KeyReads:
     def warm(self) -> None:
         """Begin to index the keys of open segments, one partition after the other and in steps, so that the
         first search need not wait for it."""
-        logs = [
+        self._unindexed = [
             runtime.log
             for runtime in self._topics.queues()
             if runtime.options.key_index and not runtime.fault
         ]
+        self._index()
 
-        def step() -> bool:
-            return logs[-1].index_keys(INDEX_BYTES)
+    def _index(self) -> None:
+        if self._unindexed and not self._closed:
+            self._pump.threads.read(partial(self._unindexed[-1].index_keys, INDEX_BYTES), self._indexed)
 
-        def done(result: Any, error: Exception | None) -> None:
-            if error is not None or result:
-                logs.pop()  # An error will be raised again to a reader of this log.
-            go_on()
-
-        def go_on() -> None:
-            if logs and not self._closed:
-                self._pump.threads.read(step, done)
-
-        go_on()
+    def _indexed(self, complete: Any, error: Exception | None) -> None:
+        if error is not None or complete:
+            self._unindexed.pop()  # An error will be raised again to a reader of this log.
+        self._index()
 
 
 class KeyRequest:
@@ -163,20 +162,16 @@ class KeyRequest:
         if self._respond is None:
             self._gate.release(self._bytes_max)
             return
-        log, begin = self._runtime.log, self._runtime.start_offset
+        work = partial(self._step, self._runtime.log, self._runtime.start_offset)
+        self._pump.threads.read(work, self._stepped)
 
-        def work() -> Any:
-            return self._step(log, begin)
-
-        def done(result: Any, error: Exception | None) -> None:
-            if error is not None:
-                self._answer(refuse(error), NOTHING)
-            elif result is _AGAIN:
-                self._go_on()
-            else:
-                self._answer(*result)
-
-        self._pump.threads.read(work, done)
+    def _stepped(self, result: Any, error: Exception | None) -> None:
+        if error is not None:
+            self._answer(refuse(error), NOTHING)
+        elif result is _AGAIN:
+            self._go_on()
+        else:
+            self._answer(*result)
 
     def _answer(self, reply: Reply, parts: Sequence[Buffer]) -> None:
         respond, self._respond = self._respond, None

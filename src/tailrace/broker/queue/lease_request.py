@@ -33,7 +33,8 @@ Messages that were leased for a receiver that is gone are given back, without a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tailrace.broker.partition.queue_partition import QueuePartition
@@ -349,7 +350,7 @@ class LeaseRequest:
         found = place.runtime.cache.frames(leased.spans)
         if isinstance(found, int):
             self._under_way += 1
-            place.runtime.cache.load(found, self._taker(place, leased))
+            place.runtime.cache.load(found, partial(self._loaded, place, leased))
             return
         try:
             frames = gather(found, leased.runs, place.runtime.cache.opened)
@@ -373,15 +374,12 @@ class LeaseRequest:
         if roused:
             place.runtime.wakeups.took(self.request.group, place)
 
-    def _taker(self, place: _Place, leased: RunLeased) -> Callable[[Exception | None], None]:
-        def loaded(error: Exception | None) -> None:
-            if error is None:
-                self.decided(place, leased)
-            else:
-                self._give_back(place, leased)
-                self.decided(place, refuse(error))
-
-        return loaded
+    def _loaded(self, place: _Place, leased: RunLeased, error: Exception | None) -> None:
+        if error is None:
+            self.decided(place, leased)
+        else:
+            self._give_back(place, leased)
+            self.decided(place, refuse(error))
 
     def _give_back(self, place: _Place, leased: RunLeased) -> None:
         """Give back messages that nobody has seen: they are available again, without a counted delivery."""

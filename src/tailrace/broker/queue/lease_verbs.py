@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -136,24 +137,16 @@ class LeaseVerbs:
             if not 0 <= offset <= runtime.end_offset:
                 raise InvalidRequest(f"positions: offset {offset} of partition {partition} is not in the log")
             targets.append((runtime, MoveCursor(request.group, request.member, generation, offset)))
-        collect = _Collected(
-            len(targets), lambda replies: respond(_first_refusal(replies) or Done(), NOTHING)
-        )
+        collect = _Collected(len(targets), partial(_committed_all, respond))
         for index, (runtime, command) in enumerate(targets):
-            runtime.submit(command, b"", collect.taker(index))
+            runtime.submit(command, b"", partial(collect.take, index))
 
     def _committed(self, request: Committed, body: Buffer, respond: Respond, gate: Gate) -> None:
         runtimes = self.topics.get(request.topic).runtimes
-
-        def over(replies: Sequence[Any]) -> None:
-            offsets = [reply.offsets[0] for reply in replies if isinstance(reply, Offsets)]
-            ill = {index: reply for index, reply in enumerate(replies) if type(reply) is Refusal}
-            respond(together(request.topic, ill) or Offsets(offsets), NOTHING)
-
-        collect = _Collected(len(runtimes), over)
+        collect = _Collected(len(runtimes), partial(_first_offsets, request.topic, respond))
         for index, runtime in enumerate(runtimes):
             first = runtime.first_unsettled(request.group)
-            runtime.answer(collect.taker(index), Offsets([-1 if first is None else first]))
+            runtime.answer(partial(collect.take, index), Offsets([-1 if first is None else first]))
 
 
 class _Collected:
@@ -164,17 +157,20 @@ class _Collected:
         self._left = count
         self._over = over
 
-    def taker(self, index: int) -> Respond:
-        """A receiver for the reply of one partition."""
-
-        def take(reply: Reply, parts: Sequence[Buffer]) -> None:
-            self._replies[index] = reply
-            self._left -= 1
-            if not self._left:
-                self._over(self._replies)
-
-        return take
+    def take(self, index: int, reply: Reply, parts: Sequence[Buffer]) -> None:
+        """One partition has replied."""
+        self._replies[index] = reply
+        self._left -= 1
+        if not self._left:
+            self._over(self._replies)
 
 
-def _first_refusal(replies: Sequence[Any]) -> Refusal | None:
-    return next((reply for reply in replies if type(reply) is Refusal), None)
+def _committed_all(respond: Respond, replies: Sequence[Any]) -> None:
+    refusal = next((reply for reply in replies if type(reply) is Refusal), None)
+    respond(refusal or Done(), NOTHING)
+
+
+def _first_offsets(topic: str, respond: Respond, replies: Sequence[Any]) -> None:
+    offsets = [reply.offsets[0] for reply in replies if isinstance(reply, Offsets)]
+    ill = {index: reply for index, reply in enumerate(replies) if type(reply) is Refusal}
+    respond(together(topic, ill) or Offsets(offsets), NOTHING)

@@ -5,12 +5,14 @@ The log is walked on a reader thread, headers first, a bounded piece at a time.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.read_queue import ReadQueue, Work
 from tailrace.broker.runtime.turn import error_of
 from tailrace.broker.topics import Topics
+from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import FactsRead, ReadFacts
 from tailrace.errors import Corrupt, InvalidRequest
 from tailrace.format import frame
@@ -40,30 +42,30 @@ class FactReads:
         self._topics.partition(request.topic, request.partition)
         if request.bytes_max < 1 or request.entry < 0:
             raise InvalidRequest("bytes_max: at least 1; entry: 0 or more")
-        self._turns.add(lambda: self._begin(request), respond)
+        self._turns.add(partial(self._begin, request), respond)
 
     def _begin(self, request: ReadFacts) -> Work:
         runtime = self._topics.get(request.topic).runtimes[request.partition]
         if runtime.lost is not None:
             raise error_of(runtime.lost)
         log, end_entry, groups = runtime.log, runtime.end_entry, runtime.group_numbers()
-        damage = runtime.damage
-        bytes_max = min(request.bytes_max, BYTES_MAX)
+        return partial(_read_facts, request, log, end_entry, groups, runtime.damage)
 
-        def work() -> tuple[FactsRead, list[Buffer]]:
-            entry = request.entry
-            if request.from_us > 0:
-                entry = max(entry, log.entry_at(request.from_us))
-            found = facts_from(log, min(entry, end_entry), end_entry, bytes_max)
-            next_entry, more, appended, parts = found
-            if damage is not None and not more:
-                if not (parts or appended):
-                    raise Corrupt(damage.message)
-                # Claim that there is more, so that a reader who continues gets to the damage.
-                return FactsRead(next_entry, next_entry + 1, groups, appended), parts
-            return FactsRead(next_entry, end_entry if more else next_entry, groups, appended), parts
 
-        return work
+def _read_facts(
+    request: ReadFacts, log: PartitionLog, end_entry: int, groups: dict[int, str], damage: Refusal | None
+) -> tuple[FactsRead, list[Buffer]]:
+    entry = request.entry
+    if request.from_us > 0:
+        entry = max(entry, log.entry_at(request.from_us))
+    found = facts_from(log, min(entry, end_entry), end_entry, min(request.bytes_max, BYTES_MAX))
+    next_entry, more, appended, parts = found
+    if damage is not None and not more:
+        if not (parts or appended):
+            raise Corrupt(damage.message)
+        # Claim that there is more, so that a reader who continues gets to the damage.
+        return FactsRead(next_entry, next_entry + 1, groups, appended), parts
+    return FactsRead(next_entry, end_entry if more else next_entry, groups, appended), parts
 
 
 def facts_from(log: PartitionLog, entry: int, end: int, bytes_max: int) -> Piece:

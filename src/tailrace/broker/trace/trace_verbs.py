@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ class TraceVerbs:
     def _trace(self, request: Trace, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._runtimes(request)
         self._wanted(request)
-        self._turns.add(lambda: self._begin(request), respond)
+        self._turns.add(partial(self._begin, request), respond)
 
     def _wanted(self, request: Trace) -> TraceQuery:
         kept_us = self._topics.get(request.topic).info.options.trace_retention_ms * 1000
@@ -67,17 +68,19 @@ class TraceVerbs:
             if damage is not None:
                 raise Corrupt(damage.message)
             raise NotFound(f"offset {wanted.offset} is beyond the end, {sources[0].end_offset}")
+        return partial(_search_all, wanted, sources)
 
-        def work() -> tuple[TraceFound, Sequence[Buffer]]:
-            budget = Budget()
-            messages: list[dict[str, Any]] = []
-            for source in sources:
-                messages += search(wanted, source, budget)
-            messages.sort(key=lambda message: message["events"][0]["time_us"])
-            kept = fitting(messages[: wanted.count_max])
-            return TraceFound(kept, budget.complete and len(kept) == len(messages)), NOTHING
 
-        return work
+def _search_all(
+    wanted: TraceQuery, sources: Sequence[SearchedPartition]
+) -> tuple[TraceFound, Sequence[Buffer]]:
+    budget = Budget()
+    messages: list[dict[str, Any]] = []
+    for source in sources:
+        messages += search(wanted, source, budget)
+    messages.sort(key=lambda message: message["events"][0]["time_us"])
+    kept = fitting(messages[: wanted.count_max])
+    return TraceFound(kept, budget.complete and len(kept) == len(messages)), NOTHING
 
 
 def wanted_of(request: Trace, now_us: int, kept_us: int) -> TraceQuery:
