@@ -64,12 +64,3 @@ def test_a_message_without_an_offset_and_a_dead_letter() -> None:
     assert lines[0] == "t/0  00000000-0000-0000-0000-000000000002  scheduled"
     assert lines[1] == "  dead letter of o/?@4"
     assert lines[3].split() == ["-1.000000", "●", "scheduled", "due", "+1.000000"]
-
-
-def test_a_time_that_is_not_known_is_not_made_up() -> None:
-    events = [LifeEvent(T0, "published"), LifeEvent(None, "collected")]
-    life = Life("orders", 2, 7, UUID(int=1), None, "collected", {}, events, T0)
-    assert draw(life).splitlines()[1:] == [
-        "  2023-11-14 22:13:20.000000  ●    published",
-        "          at an unknown time  ●    collected",
-    ]

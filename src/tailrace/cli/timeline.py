@@ -59,17 +59,14 @@ def _lines(life: Life) -> Iterator[tuple[str, str]]:
     width = max((len(printable(event.group or "")) for event in life.events), default=0)
     name_width = max((len(event.event) for event in life.events), default=0)
     last = {event.group: number for number, event in enumerate(life.events)}
-    start_us = (life.events[0].time_us if life.events else None) or 0
+    start_us = life.events[0].time_us if life.events else 0
     for number, event in enumerate(life.events):
         if event.group is None:
             mark = "●"
         else:
             mark = "└─" if last[event.group] == number else "├─"
         group = printable(event.group or "").ljust(width)
-        if event.time_us is None:
-            when = "at an unknown time"
-        else:
-            when = _absolute(event.time_us) if number == 0 else _since(event.time_us - start_us)
+        when = _absolute(event.time_us) if number == 0 else _since(event.time_us - start_us)
         text = f"  {when:>{_TIME_WIDTH}}  {mark:<2} {group}  {event.event:<{name_width}}  {_rest(event)}"
         yield text.rstrip(), _COLOURS.get(event.event, "")
     if life.groups:
@@ -97,7 +94,7 @@ def _rest(event: LifeEvent) -> str:
         parts.append(f"to {place}@{details.pop('offset', '?')}")
     error, reason = details.pop("error", None), details.pop("reason", None)
     for name, value in details.items():
-        parts.append(_detail(name, value, event.time_us or 0))
+        parts.append(_detail(name, value, event.time_us))
     if reason is not None:
         parts.append(printable(str(reason)))
     text = ", ".join(parts)

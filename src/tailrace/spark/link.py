@@ -12,9 +12,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.client.rpc.calls import error_of
+from tailrace.client.rpc.calls import ask_parts
 from tailrace.client.rpc.transport import NetworkVerbs, parse_hosts
-from tailrace.client.sdk_tuning import PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import (
     FindOffsets,
     ListTopics,
@@ -24,8 +23,7 @@ from tailrace.core.model.commands import (
     TopicInfo,
     TopicList,
 )
-from tailrace.core.model.identifiers import Refusal
-from tailrace.errors import Timeout, from_code
+from tailrace.errors import TailraceError, Timeout, from_code
 from tailrace.format.frame import Buffer
 from tailrace.sync.portal import Portal, shared_portal
 
@@ -58,35 +56,16 @@ class BrokerLink:
         return asyncio.run_coroutine_threadsafe(self._answer(request, body), self._portal.loop)
 
     async def _answer(self, request: Request, body: Buffer) -> Answer:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.timeout_s
-        pause_s = PAUSE_S_MIN
-        while True:
-            answer: asyncio.Future[Answer] = loop.create_future()
-
-            def respond(
-                reply: Reply, parts: Sequence[Buffer], answer: asyncio.Future[Answer] = answer
-            ) -> None:
-                if not answer.done():
-                    answer.set_result((reply, parts))
-
-            self._verbs.submit(request, body, respond)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    reply, parts = await answer
-            except TimeoutError:
-                text = f"{type(request).__name__}: {self.url} did not answer within {self.timeout_s:g} s"
-                raise Timeout(text) from None
-            if not isinstance(reply, Refusal):
-                return reply, parts
-            error = error_of(reply)
+        name = type(request).__name__
+        try:
+            return await ask_parts(self._verbs, request, self.timeout_s, body=body)
+        except Timeout:
+            raise Timeout(f"{name}: {self.url} did not answer within {self.timeout_s:g} s") from None
+        except TailraceError as error:
             if not error.retriable:
-                raise error
-            if loop.time() + pause_s > deadline:
-                text = f"{type(request).__name__}: {self.url}: {error.message}, for {self.timeout_s:g} s"
-                raise from_code(error.code, text, error.outcome, error.details)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+                raise
+            text = f"{name}: {self.url}: {error.message}, for {self.timeout_s:g} s"
+            raise from_code(error.code, text, error.outcome, error.details) from None
 
     # -- what everybody asks
 

@@ -12,7 +12,8 @@ import pytest
 
 import tailrace
 from tailrace.broker.trace import fact_reads
-from tailrace.client.read.fact_feed import FactPiece, piece_of, read_facts
+from tailrace.client.read.fact_feed import FactPiece, piece_of
+from tailrace.client.rpc.calls import ask_parts
 from tailrace.core.model import facts as f
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_topic import TOPIC
@@ -167,8 +168,8 @@ def test_a_client_asks(tailrace_broker: LocalBroker) -> None:
                 break
         verbs = await open_local(tailrace_broker.name)
         with pytest.raises(tailrace.errors.NotFound):
-            await read_facts(verbs, ReadFacts("nowhere", 0), 5)
-        found = await read_facts(verbs, ReadFacts("t", 0), 5)
+            await ask_parts(verbs, ReadFacts("nowhere", 0), 5)
+        found = piece_of(*await ask_parts(verbs, ReadFacts("t", 0), 5))
         await verbs.close()
         return found
 

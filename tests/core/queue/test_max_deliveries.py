@@ -11,7 +11,6 @@ from tailrace.core.model import facts
 from tailrace.core.model import internal_commands as inner
 from tailrace.core.model import queue_commands as wire
 from tailrace.core.model.commands import Done
-from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.queue import ledger_snapshot
 from tests.core.desk import Desk, keyed, plain
 
@@ -160,15 +159,6 @@ def test_a_redriven_message_begins_again() -> None:
     assert ask(desk).runs == [(0, 1, 1, 0)]
     gone(desk)
     assert ask(desk).runs == [(0, 1, 2, 0)]
-
-
-def test_groups_of_releases_without_the_limit_get_one_that_fits() -> None:
-    old = {name: value for name, value in msgspec.to_builtins(GroupPolicy()).items() if "deliver" not in name}
-    for attempts, deliveries in ((5, 20), (20, 20), (21, 21), (1_000_000, 1_000_000)):
-        stored = msgspec.msgpack.encode({**old, "max_attempts": attempts})
-        assert msgspec.msgpack.decode(stored, type=GroupPolicy).max_deliveries == deliveries
-    again = msgspec.msgpack.encode(GroupPolicy(max_deliveries=0))
-    assert msgspec.msgpack.decode(again, type=GroupPolicy).max_deliveries == 0
 
 
 def test_counts_survive_a_replay() -> None:

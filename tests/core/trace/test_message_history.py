@@ -170,13 +170,6 @@ def test_the_trim_names_those_who_had_not_settled() -> None:
     assert kept.status() == "free"
 
 
-def test_when_an_old_log_was_trimmed_is_not_known() -> None:
-    folded, (life,) = followed(5)
-    folded.apply(f.Trimmed(6), 0)
-    assert life.events == [{"time_us": None, "event": "collected"}]
-    assert life.status() == "collected"
-
-
 def test_delayed_messages_are_cancelled_or_get_an_offset() -> None:
     folded, (life, other) = followed(None, None, ref=70)
     other.ref = 71

@@ -133,7 +133,7 @@ def _record(life: Life) -> dict[str, Any]:
         "origin": life.origin,
         "events": [
             {
-                "time": None if event.time is None else iso(event.time),
+                "time": iso(event.time),
                 "event": event.event,
                 "group": event.group,
                 "member": event.member,

@@ -19,8 +19,7 @@ from tailrace.ports import BrokerVerbs
 class LifeEvent(msgspec.Struct, frozen=True):
     """One thing that happened to a message."""
 
-    time_us: int | None
-    """None where it was not written down: when an older release trimmed a log."""
+    time_us: int
     event: str
     """published, appended, scheduled, released, cancelled, staged, applied, dropped, delivered, extended,
     nacked, expired, given_back, acked, dying, dead_lettered, redriven, lapsed, settled, committed, rewound,
@@ -32,10 +31,9 @@ class LifeEvent(msgspec.Struct, frozen=True):
     """What else belongs to it: deadline_us, delay_us, reason, error, offset, the place of a dead letter, …"""
 
     @property
-    def time(self) -> datetime | None:
-        """When it happened, by the broker's clock (`published`: by the producer's); None where that is not
-        known."""
-        return None if self.time_us is None else moment(self.time_us)
+    def time(self) -> datetime:
+        """When it happened, by the broker's clock (`published`: by the producer's)."""
+        return moment(self.time_us)
 
 
 class Life(msgspec.Struct, frozen=True):

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tailrace.client.rpc.calls import error_of
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.facts import Fact
-from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.queue_commands import FactsRead, ReadFacts
-from tailrace.errors import Timeout
+from tailrace.core.model.queue_commands import FactsRead
 from tailrace.format import frame
 from tailrace.format.codec import facts_decoder
 from tailrace.format.frame import Buffer, Header
-from tailrace.ports import BrokerVerbs
 
 _decode = facts_decoder(Fact)
 
@@ -44,22 +39,3 @@ def piece_of(reply: Reply, parts: Sequence[Buffer]) -> FactPiece:
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     frames = [(header, _decode(facts)) for header, facts in frame.walk(body)]
     return FactPiece(reply.next_entry, reply.end_entry, reply.groups, reply.appended, frames)
-
-
-async def read_facts(verbs: BrokerVerbs, request: ReadFacts, timeout: float) -> FactPiece:
-    """Ask for one piece."""
-    answer: asyncio.Future[tuple[Reply, Sequence[Buffer]]] = asyncio.get_running_loop().create_future()
-
-    def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
-        if not answer.done():
-            answer.set_result((reply, parts))
-
-    verbs.submit(request, b"", respond)
-    try:
-        async with asyncio.timeout(timeout):
-            reply, parts = await answer
-    except TimeoutError:
-        raise Timeout(f"ReadFacts: no answer within {timeout:g} s") from None
-    if isinstance(reply, Refusal):
-        raise error_of(reply)
-    return piece_of(reply, parts)

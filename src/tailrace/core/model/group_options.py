@@ -39,11 +39,6 @@ class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_ms: int = 3_000
     revoke_timeout_ms: int = 60_000
 
-    def __post_init__(self) -> None:
-        # Groups of releases that had no limit may allow more attempts than the default allows deliveries.
-        if 0 < self.max_deliveries < self.max_attempts:
-            msgspec.structs.force_setattr(self, "max_deliveries", self.max_attempts)
-
 
 _DAY_MS = 24 * 3_600_000
 

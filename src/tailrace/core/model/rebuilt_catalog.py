@@ -1,7 +1,7 @@
 """A catalog rebuilt from the folders of topics: for one that is lost, damaged, or older than its topics.
 
-The name of a folder says which topic it is, and its card has the rest. Topics of releases without cards have
-lost their options with the catalog; their partitions are counted, and the other options are guessed only if
+The name of a folder says which topic it is, and its card has the rest. Topics whose cards are lost have lost
+their options with the catalog; their partitions are counted, and the other options are guessed only if
 the operator allows it. A topic that the old catalog still has counts, unless its card is newer. Topics in
 memory have no folders: they are not found again, and hold nothing.
 """

@@ -150,11 +150,6 @@ class GroupQueues:
         ledger = self._ledgers.get(group)
         return ledger is not None and ledger.sharing
 
-    def has_leases(self, group: str, member: str) -> bool:
-        """Whether a member has messages of this partition in flight."""
-        ledger = self._ledgers.get(group)
-        return ledger is not None and member in ledger.in_flight
-
     def is_paused(self, group: str) -> bool:
         """Whether leasing is paused for a group."""
         return self._ledgers[group].paused

@@ -81,8 +81,8 @@ class MessageHistory:
         self.cut = False
         """Whether the message has had more events than are kept."""
 
-    def event(self, time_us: int | None, what: str, **more: Any) -> None:
-        """Add an event, at a time that may be unknown; empty details are left out."""
+    def event(self, time_us: int, what: str, **more: Any) -> None:
+        """Add an event; empty details are left out."""
         if len(self.events) >= EVENTS_MAX:
             self.cut = True
             return
@@ -138,10 +138,9 @@ class MessageHistories(TraceFold):
         return at < len(self._offsets) and self._offsets[at] < end
 
     def apply(self, fact: Any, time_us: int) -> None:
-        """Apply a fact. `time_us` is the time of its frame, for trims, which have no time of their own. In
-        logs of older releases it is 0: the time of the trim is not known."""
+        """Apply a fact. `time_us` is the time of its frame, for trims, which have no time of their own."""
         if isinstance(fact, f.Trimmed):
-            self._trimmed(fact.offset, time_us or None)
+            self._trimmed(fact.offset, time_us)
         elif (do := self._do_more.get(type(fact))) is not None:
             do(fact)
         else:
@@ -230,7 +229,7 @@ class MessageHistories(TraceFold):
                 life.state = DROPPED
                 life.event(fact.time_us, "dropped")
 
-    def _trimmed(self, offset: int, time_us: int | None) -> None:
+    def _trimmed(self, offset: int, time_us: int) -> None:
         gone = self._offsets[: bisect_left(self._offsets, offset)]
         for group in self._groups.values():
             group.settled(np.array(gone, np.int64))

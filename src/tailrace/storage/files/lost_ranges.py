@@ -361,7 +361,7 @@ def _in_front(plan: RepairPlan, known: Sequence[tuple[int, int]]) -> None:
     first = segments[0]
     origin = first.origin or (mark.origin if mark is not None else 0)
     start = max((entry + 1 for entry, _ in known), default=origin)
-    if mark is not None and mark.nonce and mark.first is not None:
+    if mark is not None and mark.nonce:
         start = min(start, mark.first) if first.first > mark.first else start
     if first.first > start:
         segments.insert(0, _made(start, first.first, 0, first.base, "the files in front are missing", origin))
@@ -385,7 +385,7 @@ def _at_the_end(plan: RepairPlan, known: Sequence[tuple[int, int]], bound: int) 
         why = "all segments are missing" if mark is not None or known else "the whole log is missing"
         origin = mark.origin if mark is not None else 0
         start = min((at + 1 for at, _ in known), default=origin)
-        if mark is not None and mark.nonce and mark.first is not None:
+        if mark is not None and mark.nonce:
             start = min(start, mark.first)
         end_offset = max(offset, bound if mark is None and not known else offset)
         segments.append(_made(start, max(entry, start + 1), 0, end_offset, why, origin))

@@ -16,8 +16,7 @@ MARK_NAME = "durable"
 SLOT_BYTES = 4096
 _MAGIC = b"TRDM"
 _VERSION = 2
-_LAYOUTS = {1: struct.Struct("<4sI7Q"), 2: struct.Struct("<4sI8Q")}
-_HEAD = struct.Struct("<4sI")
+_LAYOUT = struct.Struct("<4sI8Q")
 _CRC = struct.Struct("<I")
 
 
@@ -36,9 +35,9 @@ class Mark(msgspec.Struct, frozen=True):
     """The number in the barriers of that segment; 0 before the first segment."""
     origin: int
     """The entry at which the log began."""
-    first: int | None = None
+    first: int
     """The first entry that was not trimmed. A trim raises it before it removes files, so a log whose files
-    begin behind it has lost some. None in marks of the first version."""
+    begin behind it has lost some."""
 
     @property
     def first_of_all(self) -> bool:
@@ -48,8 +47,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 def encode(sequence: int, mark: Mark) -> tuple[bytes, int]:
     """The bytes of a mark with this sequence number, and the position of its slot."""
-    assert mark.first is not None, "only marks of older releases lack it"
-    raw = _LAYOUTS[_VERSION].pack(_MAGIC, _VERSION, sequence, *msgspec.structs.astuple(mark)[1:])
+    raw = _LAYOUT.pack(_MAGIC, _VERSION, sequence, *msgspec.structs.astuple(mark)[1:])
     return raw + _CRC.pack(crc32c(raw)), sequence % 2 * SLOT_BYTES
 
 
@@ -63,15 +61,14 @@ def decode(data: Buffer) -> Mark | None:
     found: Mark | None = None
     for start in (0, SLOT_BYTES):
         raw = bytes(data[start : start + SLOT_BYTES])
-        if len(raw) < _HEAD.size:
+        if len(raw) < _LAYOUT.size + _CRC.size:
             continue
-        magic, version = _HEAD.unpack_from(raw)
-        layout = _LAYOUTS.get(version)
-        if magic != _MAGIC or layout is None or len(raw) < layout.size + _CRC.size:
+        magic, version, *fields = _LAYOUT.unpack_from(raw)
+        if (magic, version) != (_MAGIC, _VERSION):
             continue
-        if crc32c(raw[: layout.size]) != _CRC.unpack_from(raw, layout.size)[0]:
+        if crc32c(raw[: _LAYOUT.size]) != _CRC.unpack_from(raw, _LAYOUT.size)[0]:
             continue
-        mark = Mark(*layout.unpack_from(raw)[2:])
+        mark = Mark(*fields)
         if found is None or mark.sequence > found.sequence:
             found = mark
     return found

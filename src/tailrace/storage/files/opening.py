@@ -352,7 +352,7 @@ def _judge_last(disk: Disk, folder: str, entry: int, opened: Opened, noted: int)
 def _judge_whole(folder: str, opened: Opened) -> None:
     """Raise `_Damage` if segments are missing in front or behind."""
     mark, segments = opened.mark, opened.segments
-    if mark and mark.nonce and mark.first is not None and segments and segments[0].first_entry > mark.first:
+    if mark and mark.nonce and segments and segments[0].first_entry > mark.first:
         path = f"{folder}/{log_name(mark.first)}"
         opened.lost = damaged(path, 0, f"entries below {segments[0].first_entry} are missing, never trimmed")
         raise _Damage(opened.lost)
