@@ -5,19 +5,17 @@ Covers `sim/actors/sim_operators.py` and `sim/worlds/move_world.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
-from tailrace.broker.runtime.assurance import Assurance
-from tailrace.broker.staged import staged_apply, staged_verbs
 from tailrace.core.model.queue_commands import Reopen
 from tailrace.core.process.cron_process import CronProcess
 from tailrace.core.process.dead_letter_process import DeadLetterProcess
 from tailrace.core.process.grant_process import GrantProcess
 from tailrace.core.process.process import Effect, Event, Now, Process, Submit
+from tailrace.core.process.staged_process import StagedProcess
 from tailrace.sim.actors.sim_operators import Letter, SimOperator
 from tailrace.sim.worlds import move_world
 from tests.sim.planted import Plant, first_caught, reached
@@ -44,22 +42,6 @@ def test_power_fails_once_after_any_event(step: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------- planted bugs
-
-
-def _only_written(step: Callable[..., Any]) -> Plant:
-    """One step of a move does not wait for the sync: the one whose answer this function waits for."""
-    waits = step.__qualname__
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        surely = Assurance.surely
-
-        def hasty(self: Assurance, respond: Any) -> Any:
-            hurried = getattr(respond, "__qualname__", "").startswith(waits)
-            return respond if hurried else surely(self, respond)
-
-        monkeypatch.setattr(Assurance, "surely", hasty)
-
-    return plant
 
 
 def _not_sure(kind: type[Process], tag: str) -> Plant:
@@ -115,8 +97,8 @@ def _redrive_settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
 BUGS: dict[str, Plant] = {
     "letter only written": _not_sure(DeadLetterProcess, "append"),
     "death only written": _not_sure(DeadLetterProcess, "sync"),
-    "staged batches only written": _only_written(staged_verbs._on_each),
-    "staged done when written": _only_written(staged_apply.StagedApply._read),
+    "staged batches only written": _not_sure(StagedProcess, "check"),
+    "staged done when written": _not_sure(StagedProcess, "apply"),
     "tick recorded when written": _not_sure(CronProcess, "publish"),
     "grant told when written": _not_sure(GrantProcess, "send"),
     "reopened when written": _reopened_when_written,

@@ -15,23 +15,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tailrace.broker.staged import staged_apply
-from tailrace.broker.staged.staged_apply import StagedApply
+from tailrace.broker.partition import staged_reads
+from tailrace.core.process.staged_process import StagedProcess
 
 
 def fall_between(armed: Path) -> None:
     """From now on."""
-    confirmed = StagedApply._confirmed
+    applied = StagedProcess._applied
 
-    def falling(self: StagedApply, roll: Any, place: Any) -> None:
-        confirmed(self, roll, place)
-        if roll.todo and armed.exists():
+    def falling(self: StagedProcess, tag: Any, reply: Any, now: Any) -> Any:
+        effects = applied(self, tag, reply, now)
+        roll = self._rolls[tag.name]
+        if roll.todo and tag.place not in roll.todo and armed.exists():
             pid = int(armed.read_text())
             armed.unlink()
             os.kill(pid or os.getpid(), signal.SIGKILL)
+        return effects
 
-    StagedApply._confirmed = falling  # type: ignore[method-assign]
-    staged_apply.READ_BYTES_MAX = 0
+    StagedProcess._applied = falling  # type: ignore[method-assign]
+    staged_reads.READ_BYTES_MAX = 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,15 +24,16 @@ from tailrace.broker.groups.group_verbs import GroupVerbs
 from tailrace.broker.local_router import LocalRouter
 from tailrace.broker.metrics import Metrics, Strays
 from tailrace.broker.partition.coordinator_partition import CoordinatorListeners, CoordinatorPartition
-from tailrace.broker.partition.credit_waiters import CreditWaiters
+from tailrace.broker.partition.credit_waiters import CreditWaiter, CreditWaiters
 from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
+from tailrace.broker.partition.staged_reads import StagedReads
 from tailrace.broker.queue.key_reads import KeyReads
 from tailrace.broker.queue.lease_verbs import LeaseVerbs
 from tailrace.broker.runtime.process_driver import ProcessDriver, Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.replay_debt import ReplayBounds, due
 from tailrace.broker.runtime.turn import Countdown
-from tailrace.broker.staged.staged_verbs import StagedVerbs
+from tailrace.broker.staged.staged_verbs import StagedVerbs, staged
 from tailrace.broker.topics import Topics, kept_text
 from tailrace.broker.trace.fact_reads import FactReads
 from tailrace.broker.trace.trace_verbs import TraceVerbs
@@ -42,6 +43,7 @@ from tailrace.broker.upkeep.space_watch import SpaceWatch
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import TopicPartition
 from tailrace.core.model.topic_options import decode_folder
+from tailrace.core.process.credit_process import CreditProcess
 from tailrace.ports import Clock, LogStats, LogStore, Registry, SpaceGauge, Threads
 
 log = logging.getLogger("tailrace.engine")
@@ -84,7 +86,7 @@ class Engine:
             coordinator,
             self.pump,
             self.metrics,
-            QueueListeners(credit, self._processes, self._overslept, self._reopened),
+            self._queue_listeners(credit),
             CoordinatorListeners(self._coordinator_processes, self._coordinator_reopened),
             defaults=topic_defaults or {},
             changed=lambda name: self.coordination.topic_changed(name),
@@ -93,7 +95,7 @@ class Engine:
         self.leasing = LeaseVerbs(self.topics, self.pump, self.metrics, credit, self._hungry, entropy)
         self.router = LocalRouter(self.topics)
         self.coordinators = GroupDirectory(self.topics)
-        self.staged_writes = StagedVerbs(self.topics, self.pump, self.coordinators)
+        self.staged_writes = StagedVerbs(self.topics, self.coordinators)
         self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
@@ -127,12 +129,15 @@ class Engine:
         self.pump.every(self._sync_check_us, self._sync)
         self.pump.every(SWEEP_US, self._sweep)
         self.pump.every(AGE_US, self._age)
-        self.staged_writes.start()
         self.coordination.start()
         self.scrubbing.start()
         self.key_reading.warm()
 
     # -- what partitions ask and tell; by then every part is made
+
+    def _queue_listeners(self, credit: CreditProcess[CreditWaiter]) -> QueueListeners:
+        hooks = self._processes, self._overslept, self._reopened
+        return QueueListeners(credit, *hooks, StagedReads(self.pump), self._staged_expired)
 
     def _processes(self, queue: QueuePartition) -> Processes:
         home = TopicPartition(queue.topic, queue.partition)
@@ -147,6 +152,7 @@ class Engine:
             grants(home, groups.touch),
             deletions(home, groups.left),
             cron(home),
+            staged(home),
         )
         return Processes(ProcessDriver(kind, runtime, self.router, self.pump) for kind in kinds)
 
@@ -156,12 +162,14 @@ class Engine:
     def _hungry(self, group: str, member: str, places: list[Place]) -> None:
         self.coordination.sessions.hungry(group, member, places)
 
+    def _staged_expired(self, place: TopicPartition, attempts: Sequence[int]) -> None:
+        self.staged_writes.expired(place, attempts)
+
     def _reopened(self, queue: QueuePartition) -> None:
         self.coordination.reopened(queue)
 
     def _coordinator_reopened(self, home: CoordinatorPartition) -> None:
         self.coordination.coordinator_reopened(home)
-        self.staged_writes.resume()
 
     # -- upkeep
 
@@ -179,6 +187,7 @@ class Engine:
     def _sweep(self, now_us: int) -> None:
         for queue in self.topics.queues():
             queue.sweep()
+            queue.report_expired()
 
     def _give_back(self) -> None:
         for queue in self.topics.queues():

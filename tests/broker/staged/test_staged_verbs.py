@@ -1,6 +1,6 @@
 """Staged writes at work: all or nothing, once, whatever crashes between any two steps.
 
-Also covers `broker/staged/staged_apply.py`.
+Also covers `broker/partition/staged_reads.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.staged import staged_apply
+from tailrace.broker.partition import staged_reads
 from tailrace.core.model.commands import AlterTopic, DeleteTopic, Done, Reply, TrimTopic
 from tailrace.core.model.identifiers import Refusal, hash128
 from tailrace.core.model.internal_topic import TOPIC, home_of
@@ -218,6 +218,37 @@ def test_undecided_attempts_expire_and_decided_ones_never() -> None:
     assert broker.values("b") == [b"1"]
 
 
+def test_what_is_staged_expires_though_nobody_ever_decided() -> None:
+    broker = broker_with("a")
+    writer = Writer(broker)
+    writer.stage("a", "x", b"1")
+    assert not broker.engine.coordinators.runtimes()
+    broker.pass_s(HOUR_S - 61)
+    assert staged_bytes(broker, "a") > 0
+    broker.pass_s(300)
+    assert staged_bytes(broker, "a") == 0
+
+
+def test_who_waits_for_a_coordinator_that_fails_is_refused() -> None:
+    broker = broker_with("a")
+    writer = Writer(broker)
+    writer.decide(0)
+    writer.stage("a", "x", b"1")
+    broker.threads.holding = True
+    answers = broker.submit(writer.request(1, ("a", "x")))
+    home = broker.engine.coordinators.runtimes()[home_of("w")]
+    home.fail(Full("no space is left because the test asked for it"))
+    ((reply, _),) = answers
+    assert isinstance(reply, Refusal)
+    assert (reply.code, reply.outcome) == ("unavailable", "unknown")
+    assert code(writer.decide(1, ("a", "x"))) == "full"
+    broker.threads.holding = False
+    broker.threads.run_held()
+    broker.pass_s(2)
+    assert writer.decide(1, ("a", "x")).applied
+    assert broker.values("a") == [b"1"]
+
+
 def test_a_decided_attempt_outlives_a_long_outage_of_its_target() -> None:
     broker = broker_with("a", "b")
     writer = Writer(broker)
@@ -243,7 +274,8 @@ def test_a_decided_attempt_outlives_a_long_outage_of_its_target() -> None:
     assert writer.decide(1, ("a", "x"), ("b", "x")).applied is False
     writer.abort(("a", "x"))
     broker.clock.set_us(broker.clock.now_us() + 2 * HOUR_S * 1_000_000)
-    broker.engine.staged_writes.expire()
+    broker.runtime("b").report_expired()
+    broker.runtime("a").report_expired()
     broker.pass_s(5)
     assert broker.values("a") == [b"1"]
     assert pending(broker) == 0
@@ -335,7 +367,7 @@ def test_keys_are_in_the_index_once_they_are_applied() -> None:
 
 
 def test_large_versions_are_read_back_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_apply, "READ_BYTES_MAX", 3000)
+    monkeypatch.setattr(staged_reads, "READ_BYTES_MAX", 3000)
     broker = HeldEngine()
     topics = [f"t{number}" for number in range(5)]
     for topic in topics:
@@ -425,8 +457,8 @@ def test_batches_of_which_only_some_rows_are_due_are_parted_within_bounds(
     runtime = broker.runtime("a")
     frames = runtime.log.read_entries(runtime.state.staging.entries([attempt_number("w", "x")]))
     room = sum(header.length for header, _ in frames[:2])
-    monkeypatch.setattr(staged_apply, "PARTED_BYTES_MAX", room)
-    parts = staged_apply.parted(frames, False, now_us)
+    monkeypatch.setattr(staged_reads, "PARTED_BYTES_MAX", room)
+    parts = staged_reads.parted(frames, False, now_us)
     assert [part.count for part, _, _ in parts] == [1, 1, 1, 1, 2]
     assert all(part.nbytes == len(body) and crc == crc32c(body) for part, crc, body in parts)
     writer.decide(1, ("a", "x"))

@@ -83,11 +83,11 @@ def named(tag: Any) -> str:
     """A tag as plays write it."""
     if isinstance(tag, str):
         return tag
-    if hasattr(tag, "name"):
-        return f"{tag.what} {tag.name}"
     if hasattr(tag, "member"):
         return f"{tag.what} {tag.member}" + ("" if tag.place is None else f" on {tag.place}")
-    return tag.what if tag.place is None else f"{tag.what} {tag.place}"
+    return " ".join(
+        str(part) for part in (tag.what, getattr(tag, "name", ""), getattr(tag, "place", "")) if part
+    )
 
 
 def shown(effect: core.Effect) -> str:

@@ -25,7 +25,13 @@ from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tailrace.core.staged import staged_batches, staged_versions
 from tailrace.core.staged.staged_batches import attempt_number
-from tailrace.core.staged.staged_versions import FinishStaged, StagedVersions, grouped_of, targets_of
+from tailrace.core.staged.staged_versions import (
+    ChooseStaged,
+    FinishStaged,
+    StagedVersions,
+    grouped_of,
+    targets_of,
+)
 from tests.core.turns import at
 from tests.mixtures import mixtures
 
@@ -331,8 +337,11 @@ class Machine:
         self.decisions.verify()
         return decision.reply
 
+    def decide(self, request: DecideStaged) -> Any:
+        return self.do(ChooseStaged(request, {}))
+
     def choose(self, version: int, *attempts: str, writer: str = "w") -> Any:
-        return self.do(DecideStaged(writer, version, targets(*attempts)))
+        return self.decide(DecideStaged(writer, version, targets(*attempts)))
 
 
 def targets(*attempts: str) -> list[Target]:
@@ -371,15 +380,15 @@ def test_bad_decisions_are_refused() -> None:
     assert code(machine.choose(1, "a", "a")) == "invalid_request"
     assert code(machine.choose(1, "a", writer="")) == "invalid_request"
     assert code(machine.choose(1, "")) == "invalid_request"
-    assert code(machine.do(DecideStaged("w", 1, targets("a"), [1, 2]))) == "invalid_request"
+    assert code(machine.decide(DecideStaged("w", 1, targets("a"), [1, 2]))) == "invalid_request"
     many = [("t", number, "a") for number in range(staged_versions.TARGETS_MAX + 1)]
-    assert code(machine.do(DecideStaged("w", 1, many))) == "too_large"
+    assert code(machine.decide(DecideStaged("w", 1, many))) == "too_large"
     long = [("t" * 200, number, f"{number:0200}") for number in range(2000)]
-    assert code(machine.do(DecideStaged("w", 1, long))) == "too_large"
+    assert code(machine.decide(DecideStaged("w", 1, long))) == "too_large"
     twice = DecideStaged("w", 1, targets("a"), grouped=[("a", "t", [1, 0])])
-    assert code(machine.do(twice)) == "invalid_request"
-    assert code(machine.do(DecideStaged("w", 1, [], grouped=[("", "t", [1])]))) == "invalid_request"
-    assert code(machine.do(DecideStaged("w", 1, [], [1], [("a", "t", [1, 2])]))) == "invalid_request"
+    assert code(machine.decide(twice)) == "invalid_request"
+    assert code(machine.decide(DecideStaged("w", 1, [], grouped=[("", "t", [1])]))) == "invalid_request"
+    assert code(machine.decide(DecideStaged("w", 1, [], [1], [("a", "t", [1, 2])]))) == "invalid_request"
     assert machine.facts == []
 
 
@@ -387,13 +396,13 @@ def test_many_targets_are_decided_in_groups() -> None:
     machine = Machine()
     grouped = [(f"attempt-{task}", "topic", list(range(100))) for task in range(200)]
     asked = DecideStaged("w", 1, [], [1] * 20_000, grouped)
-    assert machine.do(asked) == StagedDecision(1, [], True, False, grouped)
+    assert machine.decide(asked) == StagedDecision(1, [], True, False, grouped)
     assert len(msgspec.msgpack.encode(machine.facts)) < 64 * 1024
     last = machine.decisions.last("w")
     assert last is not None
     assert last.targets == targets_of([], grouped)
-    assert machine.do(DecideStaged("w", 1, targets_of([], grouped))).won, "the form does not matter"
-    assert not machine.do(DecideStaged("w", 1, [], grouped=grouped[:-1])).won
+    assert machine.decide(DecideStaged("w", 1, targets_of([], grouped))).won, "the form does not matter"
+    assert not machine.decide(DecideStaged("w", 1, [], grouped=grouped[:-1])).won
 
 
 @given(st.lists(st.tuples(st.sampled_from("tu"), st.integers(0, 3), st.sampled_from("ab")), max_size=20))

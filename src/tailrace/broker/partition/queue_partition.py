@@ -11,6 +11,7 @@ messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from tailrace.broker.metrics import Metrics
@@ -19,25 +20,26 @@ from tailrace.broker.partition.delay_release import NEAR_BYTES, DelayRelease, Re
 from tailrace.broker.partition.frame_cache import COLD_BYTES, ColdFrames, FrameCache
 from tailrace.broker.partition.hot_tail import HotTail
 from tailrace.broker.partition.lease_waiters import LeaseWaiters, WaitersTell
+from tailrace.broker.partition.staged_reads import StagedReads, StagedSource
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.process_driver import Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.recovery import Rebuilt
 from tailrace.broker.runtime.state_machines import MachineKind
-from tailrace.broker.runtime.turn import NOTHING, Decided, Reach, Turn
+from tailrace.broker.runtime.turn import NOTHING, Decided, Reach, Turn, refuse
 from tailrace.core.collections.span_map import count, flat
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.facts import Delayed, Fact
 from tailrace.core.model.group_options import GroupPolicy
-from tailrace.core.model.identifiers import Refusal, hash128
-from tailrace.core.model.internal_commands import Sweep
+from tailrace.core.model.identifiers import Refusal, TopicPartition, hash128
+from tailrace.core.model.internal_commands import StagedFrames, Sweep
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.partition import Partition
 from tailrace.core.process.credit_process import CreditProcess
 from tailrace.errors import Corrupt
 from tailrace.format import codec, frame
 from tailrace.format.frame import Buffer
-from tailrace.ports import Finished, LogStore
+from tailrace.ports import Finished, LogStore, Respond
 
 PRESSES_MAX = 5
 COLLECT_BYTES = 64 * 1024 * 1024
@@ -55,6 +57,10 @@ class QueueListeners(NamedTuple):
     """A lease of this group and member has timed out; called before that is decided."""
     reopened: Callable[[QueuePartition], None]
     """The state of this partition was rebuilt from the log, and commands are taken again."""
+    staged_reads: StagedReads
+    """Reads staged batches."""
+    expired: Callable[[TopicPartition, Sequence[int]], None]
+    """Nobody has decided these staged attempts of a partition in time."""
 
 
 class QueuePartition(PartitionRuntime[Partition]):
@@ -123,9 +129,19 @@ class QueuePartition(PartitionRuntime[Partition]):
 
     # -- what the runtime tells
 
-    def load(self, offset: int, loaded: Callable[[Exception | None], None]) -> None:
-        """Read the frame that holds an offset into the cache, then call `loaded`."""
-        self.cache.load(offset, loaded)
+    def _missing(self, missing: int | StagedFrames, work: Any, body: Buffer, respond: Respond) -> None:
+        if isinstance(missing, StagedFrames):
+            source = StagedSource(self.name, self.log, self.options.key_index, self.submit)
+            self._listeners.staged_reads.read(source, work, missing, respond)
+        else:
+            self.cache.load(missing, partial(self._loaded, work, body, respond))
+
+    def _loaded(self, work: Any, body: Buffer, respond: Respond, error: Exception | None) -> None:
+        """Decide a command again: the frame that it missed is cached."""
+        if error is None:
+            self.submit(work, body, respond)
+        else:
+            respond(self.gone or refuse(error), NOTHING)
 
     def _decided(self, turn: Turn, decided: Decided) -> None:
         waiters = self.wakeups
@@ -285,6 +301,12 @@ class QueuePartition(PartitionRuntime[Partition]):
         self.limit_tail(self._tail_bytes)
 
     # -- retention
+
+    def report_expired(self) -> None:
+        """Report staged attempts that nobody has decided in time."""
+        attempts = () if self.fault or self.lost else self.state.staging.expired(self.time_us())
+        if attempts:
+            self._listeners.expired(TopicPartition(self.topic, self.partition), attempts)
 
     def sweep(self) -> None:
         """Apply retention: find the offset to trim to, record the trim, free the segments."""

@@ -1,7 +1,7 @@
 """What a kind of partition adds to the runtime: a method for each moment at which it may have more to do.
 
     opened, or rebuilt      _started; after a rebuild _reopened, too
-    a turn                  load for a decision that misses a frame, _decided, _turned
+    a turn                  _missing for a decision that misses frames, _decided, _turned
     the turn is committed   `PartitionRuntime._committed`
     storage fails           _ended for the old state, _look_again for requests that wait
 
@@ -11,9 +11,13 @@ report on losses asks. The kinds are in `broker.partition`: one with messages, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from tailrace.broker.runtime.turn import Decided, Turn
+from tailrace.core.model.internal_commands import StagedFrames
+from tailrace.format.frame import Buffer
+from tailrace.ports import Respond
 
 
 class PartitionKind:
@@ -22,8 +26,8 @@ class PartitionKind:
     def _started(self) -> None:
         """Commands are taken (again)."""
 
-    def load(self, offset: int, loaded: Callable[[Exception | None], None]) -> None:
-        """A decision needs the frame that holds an offset: read it into the cache, then call `loaded`."""
+    def _missing(self, missing: int | StagedFrames, work: Any, body: Buffer, respond: Respond) -> None:
+        """A command needs frames of the log: read them, then submit it again."""
         raise NotImplementedError
 
     def _decided(self, turn: Turn, decided: Decided) -> None:

@@ -272,7 +272,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
                 look = TurnInput(time_us, wall_us, made.next_entry, cache)
             decision = state.decide(command, look)
             if decision.missing is not None:
-                self.load(decision.missing, partial(self._loaded, work, body, respond))
+                self._missing(decision.missing, work, body, respond)
                 continue
             soft, reply = decision.soft, decision.reply
             if decision.facts:
@@ -295,13 +295,6 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         turn.reach = Reach(made.entry, state.end_offset, state.start_offset)
         if decided:
             self._decided(turn, decided)
-
-    def _loaded(self, work: Any, body: Buffer, respond: Respond, error: Exception | None) -> None:
-        """Decide a command again: the frame that it missed is loaded."""
-        if error is None:
-            self.submit(work, body, respond)
-        else:
-            respond(self.gone or refuse(error), NOTHING)
 
     def _write(self, turn: Turn) -> None:
         turn.synced = turn.hard and self.options.durability == "fsync"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.core.model.commands import Reply
-from tailrace.core.model.internal_commands import GroupHeld, RunLeased
+from tailrace.core.model.internal_commands import GroupHeld, RunLeased, StagedFrames
 
 NOTHING: tuple[Any, ...] = ()
 
@@ -20,7 +20,8 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     `keep` are the rows of a published body that go into the data frame, `late` the delayed ones, which go
     into the scheduled frame; None: all. The reply of a `soft` decision leaves at once, and losing its facts
     in a crash does no harm. `missing` is an offset whose frame must be cached before the command can be
-    decided: the shell loads the frame and asks again, and nothing else of such a decision counts.
+    decided, or the staged frames that have to go with it: the shell loads them and asks again, and nothing
+    else of such a decision counts.
     """
 
     facts: tuple[Any, ...]
@@ -29,4 +30,4 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     keep: npt.NDArray[np.int64] | None = None
     late: npt.NDArray[np.int64] | None = None
     soft: bool = False
-    missing: int | None = None
+    missing: int | StagedFrames | None = None

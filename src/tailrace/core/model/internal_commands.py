@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -218,17 +219,29 @@ class CheckStaged(msgspec.Struct, frozen=True):
 
 
 class ApplyStaged(msgspec.Struct, frozen=True, eq=False):
-    """Append the staged batches of these decided attempts, in this order. The shell has read the batches of
-    `entries` back: one view, checksum and body for each. A batch of which some rows are due and others are
-    not comes as two, so that each is appended, or waits, as a whole."""
+    """Append the staged batches of these decided attempts, in this order.
+
+    The command travels without batches. The partition that decides it reads the frames at `entries` back from
+    its own log (see `StagedFrames`), and gives one view, checksum and body for each. A batch of which some
+    rows are due and others are not is given as two, so that each is appended, or waits, as a whole."""
 
     writer: str
     version: int
     attempts: list[str]
+    entries: list[int] | None = None
+    """None: the batches are not read yet."""
+    views: Sequence[BatchView] = ()
+    crcs: Sequence[int] = ()
+    bodies: Sequence[bytes | bytearray | memoryview] = ()
+
+
+class StagedFrames(msgspec.Struct, frozen=True):
+    """The frames that an `ApplyStaged` needs, and the bytes that they count. `lost`: this many attempts of it
+    have no frame."""
+
     entries: list[int]
-    views: list[BatchView]
-    crcs: list[int]
-    bodies: list[bytes | bytearray | memoryview]
+    nbytes: int
+    lost: int = 0
 
 
 class DropStaged(msgspec.Struct, frozen=True):

@@ -11,7 +11,9 @@ delayed publish. Batches of an attempt are numbered, so that a request that is s
 twice. The version last applied is kept for each writer, so that a version is applied at most once, however
 often it is requested.
 
-Whether an attempt may be dropped is not known here: only the shell sees the decisions.
+Whether an attempt may be dropped is not known here, but on the coordinator of its writer (see
+`core.process.staged_process`). The number of the attempt tells which one that is, so that a partition can
+report attempts that have expired without knowing their writers.
 """
 
 from __future__ import annotations
@@ -40,7 +42,14 @@ from tailrace.core.model.identifiers import (
     Refusal,
     hash128,
 )
-from tailrace.core.model.internal_commands import ApplyStaged, CheckStaged, DropStaged, StageBatch
+from tailrace.core.model.internal_commands import (
+    ApplyStaged,
+    CheckStaged,
+    DropStaged,
+    StageBatch,
+    StagedFrames,
+)
+from tailrace.core.model.internal_topic import PARTITIONS, home_of
 from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.publish.capacity import too_large
 from tailrace.core.publish.key_index import KeyIndex
@@ -51,10 +60,16 @@ _FORBIDDEN = ((HAS_DEDUP_ID, "dedup_id"), (HAS_OFFSET_DELTA, "offset_delta"))
 
 
 def attempt_number(writer: str, attempt: str) -> int:
-    """The number of an attempt in facts and frames. The length keeps pairs apart that join to the same
-    text."""
+    """The number of an attempt in facts and frames; `home_of_attempt` is part of it. The length keeps pairs
+    apart that join to the same text."""
     name = writer.encode()
-    return hash128(len(name).to_bytes(4, "little") + name + attempt.encode())[0]
+    number = hash128(len(name).to_bytes(4, "little") + name + attempt.encode())[0]
+    return number - home_of_attempt(number) + home_of(writer)
+
+
+def home_of_attempt(number: int) -> int:
+    """The partition of the internal topic that decides on an attempt."""
+    return number % PARTITIONS
 
 
 def bad_name(what: str, name: str) -> Refusal | None:
@@ -100,11 +115,6 @@ class StagedBatches:
         """Entries of the frames of these attempts that are stored here, attempt by attempt."""
         found = (self._attempts.get(number) for number in attempts)
         return [entry for attempt in found if attempt is not None for entry in attempt.entries]
-
-    def size(self, attempts: Iterable[int]) -> int:
-        """Bytes that these attempts count together."""
-        found = (self._attempts.get(number) for number in attempts)
-        return sum(attempt.nbytes for attempt in found if attempt is not None)
 
     def applied_version(self, writer: str) -> int:
         """The version last applied for a writer; -1 if there is none."""
@@ -186,8 +196,13 @@ class StagedBatches:
         if self.applied_version(command.writer) >= command.version:
             return Decision(NOTHING, Done())
         numbers = [attempt_number(command.writer, attempt) for attempt in command.attempts]
-        if self.entries(numbers) != command.entries:
-            # Batches were added or dropped since the shell read them: it reads them again.
+        known = self.known(numbers)
+        if command.entries is None:
+            nbytes = sum(self._attempts[number].nbytes for number in known)
+            missing = StagedFrames(self.entries(known), nbytes, len(numbers) - len(known))
+            return Decision(NOTHING, Done(), missing=missing)
+        if self.entries(known) != command.entries:
+            # Batches were added or dropped since they were read: the next request reads them again.
             return Decision(NOTHING, Refusal(Unavailable.code, "what is staged has changed meanwhile"))
         facts: list[Stored | Fact] = []
         offset, time_us, wall_us = self._head.end_offset, turn.now_us, turn.wall_us
@@ -197,7 +212,6 @@ class StagedBatches:
                 offset += view.count
             else:  # Rows that became due since the shell divided the batch are released at the next tick.
                 facts.append(Delayed(turn.next_entry + place, view, time_us, released=True, wall_us=wall_us))
-        known = [number for number in numbers if number in self._attempts]
         facts.append(StageApplied(command.writer, command.version, known, time_us))
         return Decision(tuple(facts), Done())
 

@@ -69,7 +69,7 @@ class DecidedVersion(msgspec.Struct, frozen=True, array_like=True):
 class StagedVersions:
     """The last decision of each writer."""
 
-    COMMANDS: tuple[type, ...] = (DecideStaged, ChooseStaged, FinishStaged)
+    COMMANDS: tuple[type, ...] = (ChooseStaged, FinishStaged)
     FACTS: tuple[type, ...] = (StagedDecided, StagedDone)
 
     def __init__(self) -> None:
@@ -97,10 +97,8 @@ class StagedVersions:
             if last is None or last.version != command.version or last.done:
                 return Decision(NOTHING, Done())
             return Decision((StagedDone(command.writer, command.version, now_us),), Done(), soft=True)
-        topic_ids: dict[str, int] = {}
-        if isinstance(command, ChooseStaged):
-            command, topic_ids = command.request, command.topic_ids
-        assert isinstance(command, DecideStaged)
+        assert isinstance(command, ChooseStaged)
+        command, topic_ids = command.request, command.topic_ids
         problem = malformed(command)
         if problem is not None:
             return Decision(NOTHING, problem)
