@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.errors import InvalidRequest
-from tailrace.spark.archives import manifest_name
-from tailrace.spark.manifests import newest_version, replace_file
+from tailrace.errors import InvalidRequest, NotFound
+from tailrace.spark.archives import Manifest, manifest_name
+from tailrace.spark.manifests import newest_version, publish, replace_file
 from tailrace.spark.pipelines import archive, backfill
 from tailrace.spark.pipelines.backfill import BackfillChunk, chunk_rows, next_chunk, pause_s
 from tailrace.spark.pipelines.progress import Progress, Stopped
@@ -156,6 +156,14 @@ def test_any_dataframe_in_order_of_its_keys(spark, broker, topic, read, tmp_path
     for key, value in zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True):
         by_key.setdefault(key, []).append(int(value))
     assert by_key == {b"key-%d" % key: list(range(15)) for key in range(20)}
+
+
+def test_an_archive_without_the_topic_is_refused_and_not_taken_for_an_empty_one(tmp_path):
+    publish(tmp_path, Manifest("orders", 7, 1))
+    options = backfill.BackfillOptions(topic="copy", archive=str(tmp_path))
+    session: Any = None
+    with pytest.raises(NotFound, match="has nothing of 'copy'; its topics: orders"):
+        backfill.run(session, options, Progress())
 
 
 def test_what_cannot_be_is_refused(spark, broker, topic, tmp_path):

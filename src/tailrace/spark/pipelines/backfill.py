@@ -21,10 +21,10 @@ import msgspec
 from msgspec import Meta
 
 from tailrace.core.model.commands import DescribeTopic
-from tailrace.errors import InvalidRequest
+from tailrace.errors import InvalidRequest, NotFound
 from tailrace.spark.archives import Range, manifest_name, state_folder
 from tailrace.spark.link import link_to
-from tailrace.spark.manifests import newest, newest_version, put_version, replace_file
+from tailrace.spark.manifests import archived_topics, newest, newest_version, put_version, replace_file
 from tailrace.spark.options import ReadOptions, read_options, write_options
 from tailrace.spark.pipelines import CommonOptions
 from tailrace.spark.pipelines.progress import Progress
@@ -142,6 +142,9 @@ def run(session: SparkSession, options: BackfillOptions, progress: Progress) -> 
     source = options.from_topic or options.topic
     if not options.archive and source == options.topic:
         raise InvalidRequest("from_topic: another topic, or an archive, is needed to read from")
+    if options.archive and not options.from_topic and newest(options.archive, source) is None:
+        there = ", ".join(archived_topics(options.archive)) or "none"
+        raise NotFound(f"from_topic: {options.archive} has nothing of {source!r}; its topics: {there}")
     return _Backfill(session, options, progress, source).run()
 
 
