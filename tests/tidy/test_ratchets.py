@@ -23,7 +23,7 @@ PRIVATE_ACCESSES = 0
 """Uses of another object's private members: whoever needs one asks for a verb instead."""
 COMPOSER_ARGUMENTS = 3
 """Objects that are given the object that makes them: parts get the values that they need."""
-DISTANT_ASSIGNMENTS = 14
+DISTANT_ASSIGNMENTS = 0
 """Assignments through two dots (`a.b.c = …`) outside of `WIRING`: state is changed by its owner."""
 TYPE_ONLY_IMPORTS = 0
 """Imports behind TYPE_CHECKING inside one package: two modules that need each other's types are one."""

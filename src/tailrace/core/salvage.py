@@ -81,16 +81,16 @@ def _settled(fact: Any, head: LogHead, queues: GroupQueues) -> Any | None:
     counters = ledger.counters
     if isinstance(fact, facts.Acked):
         spans = flat(sorted(span for _, some in fact.leases for span in pairs(some)))
-        counters.acked += ledger.settled_anyhow(_here(head, spans), fact.time_us)
+        counters.settled_by_ack(ledger.settled_anyhow(_here(head, spans), fact.time_us))
         return None
     spans = _here(head, fact.spans)
     many = ledger.settled_anyhow(spans, fact.time_us)
     if isinstance(fact, facts.Buried):
-        counters.dead_lettered += many
+        counters.buried(many)
     elif isinstance(fact, facts.Lapsed):
-        counters.lapsed += many
+        counters.expired(many)
     elif isinstance(fact, facts.OffsetsSettled):
-        counters.purged += many
+        counters.settled_by_hand(many)
     elif spans == fact.spans:
         return fact
     return None

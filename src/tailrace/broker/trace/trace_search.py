@@ -114,8 +114,12 @@ class Budget:
         self._bytes -= nbytes
         self._steps += 1
         if self._bytes < 0 or (self._steps % 256 == 0 and time.monotonic() > self._end_s):
-            self.complete = False
+            self.end()
         return self.complete
+
+    def end(self) -> None:
+        """The search ends early."""
+        self.complete = False
 
 
 def search(wanted: TraceQuery, source: SearchedPartition, budget: Budget) -> list[dict[str, Any]]:
@@ -246,7 +250,8 @@ class _Walk:
             if row in known or (offsets is not None and offsets[row] < self._first_offset):
                 continue
             if len(self.lives.lives) >= self._wanted.limit:
-                self._budget.complete = self._budget.complete and self._wanted.status is None
+                if self._wanted.status is not None:
+                    self._budget.end()
                 return
             self._found(header, rows, row, None if offsets is None else int(offsets[row]))
 

@@ -225,10 +225,10 @@ class HandlerRunner:
             if parked is not None:
                 parked.append(delivery)
                 self._parked_count += 1
-                self._pace.behind += 1
+                self._pace.parked()
                 return None
             self._parked[key] = deque()
-        self._pace.behind = 0
+        self._pace.started()
         return delivery, key
 
     def _rank_parked(self) -> int | None:

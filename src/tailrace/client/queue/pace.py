@@ -65,6 +65,14 @@ class Pace:
         """So many handlers more wait for a message."""
         self.takers += more
 
+    def parked(self) -> None:
+        """A message came that waits behind its key."""
+        self.behind += 1
+
+    def started(self) -> None:
+        """A message came that could be started."""
+        self.behind = 0
+
     def took(self, count: int, ms: float) -> None:
         """The application took messages, and comes back for more after this time."""
         self._measured(count, ms)

@@ -190,7 +190,7 @@ class LeaseDecision:
         if ledger.pool is None:
             ledger.pool = RowSelector(ledger.policy)
         if ledger.pool.for_keys and self._traits.laned(ledger.committed()):
-            ledger.pool.for_keys = False
+            ledger.pool.lanes_matter()
         ledger.backlog.advance(self._time_us)
         keyed = ledger.keyed and self._traits.keyed(ledger.committed())
         times = self._time_us, self._wall_us

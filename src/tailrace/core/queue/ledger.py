@@ -80,6 +80,34 @@ class Counters(msgspec.Struct, array_like=True):
     collected: int = 0
     purged: int = 0
 
+    def delivered(self, many: int) -> None:
+        """Messages were leased; a negative number: no handler got them."""
+        self.deliveries += many
+
+    def failed(self, many: int) -> None:
+        """Messages failed."""
+        self.failures += many
+
+    def settled_by_ack(self, many: int) -> None:
+        """Messages were acknowledged."""
+        self.acked += many
+
+    def buried(self, many: int) -> None:
+        """Messages became dead letters."""
+        self.dead_lettered += many
+
+    def expired(self, many: int) -> None:
+        """Messages expired."""
+        self.lapsed += many
+
+    def vanished(self, many: int) -> None:
+        """Messages were trimmed or lost."""
+        self.collected += many
+
+    def settled_by_hand(self, many: int) -> None:
+        """An operator settled messages."""
+        self.purged += many
+
 
 class Ledger:
     """The state of one group. Only the methods for facts change it."""
@@ -237,7 +265,7 @@ class Ledger:
             LiveLease(fact.lease, fact.member, fact.deadline_us, time_us, spans, many, fact.keys)
         )
         self.in_flight.add(fact.member, many)
-        self.counters.deliveries += many
+        self.counters.delivered(many)
         first_time = LEASED.pack(fact.lease, 1, 0, time_us)
         taken = 0
         again: Iterable[tuple[int, int]] = pairs(spans)
@@ -280,7 +308,7 @@ class Ledger:
             if lease is None:  # The same lease twice in one request.
                 continue
             many = self.leased.cut_many(spans)
-            self.counters.acked += many
+            self.counters.settled_by_ack(many)
             self._leave(lease, many, fact.time_us)
             if self.pool is not None:
                 self.pool.acked(spans)
@@ -294,7 +322,7 @@ class Ledger:
         counted."""
         pieces = self._unlease(fact.spans, fact.keys, fact.time_us)
         if fact.unstarted:
-            self.counters.deliveries -= sum(piece[1] - piece[0] for piece in pieces)
+            self.counters.delivered(-sum(piece[1] - piece[0] for piece in pieces))
             pieces = [_undelivered(piece) for piece in pieces]
             if self.pool is not None:
                 self.pool.unstarted(fact.spans)
@@ -306,7 +334,7 @@ class Ledger:
         """Messages are on their way to the dead letters, from any state but settled."""
         failed = fact.reason == MAX_ATTEMPTS
         if failed:
-            self.counters.failures += count(fact.spans)
+            self.counters.failed(count(fact.spans))
         for piece in self._take(fact.spans, fact.keys, fact.time_us):
             first, end, deliveries, failures, first_us, last_us, member, key = piece
             many, texts = end - first, self.texts
@@ -324,17 +352,17 @@ class Ledger:
 
     def bury(self, fact: facts.Buried) -> None:
         """Dead letters are written: the messages are settled."""
-        self.counters.dead_lettered += self._drop_dying(fact.spans)
+        self.counters.buried(self._drop_dying(fact.spans))
         if self.pool is not None:
             self.pool.settled(fact.spans)
 
     def lapse(self, fact: facts.Lapsed) -> None:
         """Messages expired."""
-        self.counters.lapsed += self._settle(fact.spans, fact.time_us)
+        self.counters.expired(self._settle(fact.spans, fact.time_us))
 
     def settle_offsets(self, fact: facts.OffsetsSettled) -> None:
         """An operator settled messages, in any state."""
-        self.counters.purged += self._settle(fact.spans, fact.time_us)
+        self.counters.settled_by_hand(self._settle(fact.spans, fact.time_us))
 
     def settled_anyhow(self, spans: Sequence[int], time_us: int) -> int:
         """Settle all messages of these spans, dying ones too; return how many were not settled."""
@@ -343,7 +371,7 @@ class Ledger:
     def lose(self, spans: Sequence[int], time_us: int) -> None:
         """Messages are lost by damage. A stream is not changed: it reaches them by itself and is informed."""
         if self.policy.mode != "stream":
-            self.counters.collected += self.settled_anyhow(spans, time_us)
+            self.counters.vanished(self.settled_anyhow(spans, time_us))
 
     def trimmed(self, offset: int) -> None:
         """The log was trimmed up to an offset: everything below it is settled."""
@@ -352,7 +380,7 @@ class Ledger:
             return
         spans = flat(self.unsettled(first, offset))
         dying = self._drop_dying(spans)
-        self.counters.collected += dying + self._settle(spans, 0)
+        self.counters.vanished(dying + self._settle(spans, 0))
 
     # ---------------------------------------------------------------------------------------- administration
 
@@ -487,7 +515,7 @@ class Ledger:
         apart: Sequence[int] = (),
     ) -> None:
         pieces = self._unlease(spans, keys, time_us)
-        self.counters.failures += sum(piece[1] - piece[0] for piece in pieces)
+        self.counters.failed(sum(piece[1] - piece[0] for piece in pieces))
         self._return(pieces, 1, delay_us, time_us, apart)
 
     def _return(

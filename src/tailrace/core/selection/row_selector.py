@@ -69,6 +69,10 @@ class RowSelector:
             self._drawn[want.member, len(offsets), min(offsets), max(offsets)] = turn
         return Selection(offsets, keys, sorted(view.lapsed), missing)
 
+    def lanes_matter(self) -> None:
+        """It is needed for lanes, too: it stays when keys of several members do not matter any more."""
+        self.for_keys = False
+
     def held_back(self) -> bool:
         """Whether, since the last call, a member was refused urgent messages because their lane owed too
         much. After other deliveries there may be some for it."""
