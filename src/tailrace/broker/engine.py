@@ -177,8 +177,9 @@ class Engine:
         runtimes = list(self.topics.runtimes())
         for runtime in runtimes:
             runtime.sync(now_us)
-        for runtime in due((runtime for runtime in runtimes if runtime.replayed), now_us, self.replay_bounds):
-            runtime.shorten_replay()
+        owing = {runtime.upkeep: runtime for runtime in runtimes if runtime.replayed}
+        for upkeep in due(owing, now_us, self.replay_bounds):
+            owing[upkeep].shorten_replay()
 
     def _age(self, now_us: int) -> None:
         for queue in self.topics.queues():

@@ -194,7 +194,7 @@ def test_appends_do_not_wait_for_a_snapshot(broker: QueueEngine) -> None:
     lanes.clear()
     runtime.upkeep.save_snapshot()
     broker.settle()
-    assert lanes == [True, False, False]  # A mark behind the appends; the sync and the snapshot beside them.
+    assert lanes == [False, False]  # The sync and the snapshot, both beside the appends.
 
 
 def test_a_topic_that_is_deleted_is_closed_behind_its_snapshot(broker: QueueEngine) -> None:

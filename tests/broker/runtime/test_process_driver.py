@@ -123,7 +123,7 @@ def test_nothing_of_an_earlier_life_is_heard() -> None:
     stage.later(2)
     assert stage.heard == [core.Begun(), core.Begun()]
     stage.driver.end()
-    stage.driver.stored([])
+    stage.driver.committed([])
     assert stage.driver.process is None
     assert len(stage.heard) == 2
 
@@ -182,8 +182,8 @@ def test_a_process_is_told_of_the_facts_that_it_watches() -> None:
     assert processes.watches == {Dying}
     processes.begin(stage)
     dying, buried = Dying(0, [1, 2], "rejected", 0), Buried(0, [1, 2], 0)
-    processes.stored([dying, buried])
-    processes.stored([buried])
+    processes.committed([dying, buried])
+    processes.committed([buried])
     assert stage.heard == [core.Begun(), core.FactsStored([dying])]
     processes.end()
     assert stage.driver.process is None

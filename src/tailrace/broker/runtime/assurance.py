@@ -38,7 +38,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tailrace.broker.runtime.turn import NOTHING, NOWHERE, Reach, refuse
+from tailrace.broker.runtime.turn import NOTHING, NOWHERE, Reach, refuse, unknown
 from tailrace.core.model.identifiers import Refusal
 from tailrace.ports import PartitionLog, Respond, Threads
 
@@ -142,8 +142,7 @@ class Assurance:
     def fail(self, error: Exception) -> None:
         """Storage failed: refuse the waiting replies, with the outcome `unknown`."""
         waiting, self._waiting = self._waiting, []
-        refusal = refuse(error)
-        refusal = Refusal(refusal.code, refusal.message, "unknown", refusal.details)
+        refusal = unknown(refuse(error))
         for _, respond, _ in waiting:
             respond(refusal, NOTHING)
 

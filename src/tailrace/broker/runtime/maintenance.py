@@ -26,9 +26,11 @@ from tailrace.broker.metrics import Metrics
 from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.replay_debt import ReplayDebt
+from tailrace.core.model.commands import Done, Reply
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Full
 from tailrace.format.frame import Buffer, Frame
-from tailrace.ports import Finished, PartitionLog, Snapshot
+from tailrace.ports import Finished, PartitionLog, Respond, Snapshot
 
 log = logging.getLogger("tailrace.upkeep")
 
@@ -46,6 +48,19 @@ class Captured(NamedTuple):
     """Oldest entry with a delayed or staged message that the state refers to."""
     encode: Callable[[], Sequence[Buffer]]
     """Takes a while, and may run on any thread."""
+
+
+class MaintenanceAsks(NamedTuple):
+    """What maintenance asks of its partition."""
+
+    well: Callable[[], PartitionLog | None]
+    """The log, if it is well and its state is known."""
+    capture: Callable[[], Captured | None]
+    """The state, if a snapshot of it can be taken now."""
+    in_order: Callable[[Callable[[], object], Finished], None]
+    """Do work on the log, in order with its appends."""
+    answer: Callable[[Respond, Reply], None]
+    """Reply when everything that is decided by now is committed."""
 
 
 class _Saving(NamedTuple):
@@ -67,10 +82,6 @@ def _store(captured: Captured) -> int:
     return sum(len(chunk) for chunk in chunks)
 
 
-def _nothing() -> None:
-    """Done in order with the appends, so that it ends when those before it have ended."""
-
-
 class Maintenance:
     """Syncs, trims and snapshots of one partition. All methods run on the pump's thread."""
 
@@ -80,20 +91,13 @@ class Maintenance:
         pump: Pump,
         metrics: Metrics,
         assurance: Assurance,
-        well: Callable[[], PartitionLog | None],
-        capture: Callable[[], Captured | None],
-        in_order: Callable[[Callable[[], object], Finished], None],
+        asks: MaintenanceAsks,
     ) -> None:
         self._name = name
         self._pump = pump
         self._metrics = metrics
         self._assurance = assurance
-        self._well = well
-        """The log, if it is well and its state is known."""
-        self._capture = capture
-        """The state, if a snapshot of it can be taken now."""
-        self._in_order = in_order
-        """Does work on the log, in order with its appends."""
+        self._asks = asks
         self._saver = object()
         """Orders snapshots one after the other, beside the appends and syncs of the log."""
         self._unsynced_bytes = 0
@@ -147,12 +151,12 @@ class Maintenance:
         self.free()
 
     def _trim(self) -> None:
-        log = self._well()
+        log = self._asks.well()
         if log is None:
             return
         offset, floor = self._stored_start, self._floor
         self.freed_offset = offset
-        self._in_order(lambda: log.trim(offset, floor), self.done)
+        self._asks.in_order(lambda: log.trim(offset, floor), self.done)
 
     @property
     def saving(self) -> bool:
@@ -170,8 +174,8 @@ class Maintenance:
         """Store a snapshot of the state as of now; then call `over`, whether it succeeded or not. If a
         snapshot is under way already, `over` is called at its end.
 
-        The steps: freeze the state on the loop; wait until the frames of all its facts are written
-        (`_written`); sync them (`_synced`); encode and store the snapshot (`_stored`). The last two steps run
+        The steps: freeze the state on the loop; wait until all its facts are committed (`_committed`); sync
+        them (`_synced`); encode and store the snapshot (`_stored`). The last two steps run
         beside the appends.
         """
         if self._over:
@@ -180,7 +184,7 @@ class Maintenance:
         clock, debt = self._pump.clock, self.debt
         begun_us = clock.now_us()
         try:
-            captured = self._capture()
+            captured = self._asks.capture()
         except Exception as error:
             # Call `over` all the same: a log has to be closed, whatever its state is worth.
             debt.owe(0, 0, begun_us)
@@ -194,10 +198,13 @@ class Maintenance:
         self._metrics.snapshot_taken((clock.now_us() - begun_us) / 1e6)
         saving = _Saving(captured, self._assurance.failures, debt, debt.us, debt.bytes)
         debt.pay(begun_us)
-        self._in_order(_nothing, partial(self._written, saving))
+        self._asks.answer(partial(self._committed, saving), Done())
 
-    def _written(self, saving: _Saving, result: object, error: Exception | None) -> None:
-        self._flush(partial(self._synced, saving))
+    def _committed(self, saving: _Saving, reply: Reply, parts: object) -> None:
+        if type(reply) is Refusal:
+            self._missed(saving)  # Storage failed: the state in the snapshot was dropped.
+        else:
+            self._flush(partial(self._synced, saving))
 
     def _synced(self, saving: _Saving, error: Exception | None) -> None:
         if error is None and saving.failures == self._assurance.failures:

@@ -22,9 +22,12 @@ from it (`lost`), so leases, settlements, dead letters, releases and staged writ
 
 An empty log may begin at any entry, so its second turn waits until the first is stored.
 
-*Two marks.* `stored` moves by storage: the log is written up to there. `commit` moves by agreement: what lies
-below is as durable as the topic asks, may be read, and releases the replies that were decided on it. On one
-node the first calls the second.
+*Two marks.* The stored mark (`Assurance.written`) moves by storage: the log is written up to there. The
+`committed` mark moves by agreement (`commit`), and never passes the other: what lies below is as durable as
+the topic asks. It alone makes messages readable, releases replies, tells processes of facts and lets a
+snapshot be stored. On one node `_stored` moves it along; with copies, it waits for enough of them. A log that
+is opened counts as committed: with copies, it is served once that is true. What is stored and not committed
+when storage fails may come back: its replies become refusals with the outcome `unknown`.
 
 The runtime knows frames and facts. What a partition does with its messages or its groups is added by its two
 kinds, in `broker.partition`: they override the methods of `partition_kind`, and extend some here.
@@ -44,14 +47,23 @@ from tailrace.broker.metrics import Metrics
 from tailrace.broker.runtime.assurance import Assurance
 from tailrace.broker.runtime.framing import TurnFrames
 from tailrace.broker.runtime.log_writer import LogWriter
-from tailrace.broker.runtime.maintenance import Captured, Maintenance
+from tailrace.broker.runtime.maintenance import Captured, Maintenance, MaintenanceAsks
 from tailrace.broker.runtime.partition_kind import PartitionKind
 from tailrace.broker.runtime.process_driver import Processes
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.recovery import Rebuilt, rebuild
-from tailrace.broker.runtime.replay_debt import ReplayDebt
 from tailrace.broker.runtime.state_machines import MachineKind, State
-from tailrace.broker.runtime.turn import NOTHING, NOWHERE, Decided, Item, Late, Reach, Turn, refuse
+from tailrace.broker.runtime.turn import (
+    NOTHING,
+    NOWHERE,
+    Decided,
+    Item,
+    Late,
+    Reach,
+    Turn,
+    refuse,
+    unknown,
+)
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.identifiers import CachedFrames, Refusal
 from tailrace.core.model.internal_commands import RecordLoss
@@ -73,7 +85,6 @@ class PartitionRuntime(PartitionKind, Generic[State]):
     """A partition at work. All methods run on the pump's thread. Its kinds call `open` when they are made."""
 
     machine: MachineKind[State]
-    """The state machine, given by each kind of partition."""
     state: State
 
     def __init__(
@@ -103,7 +114,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         self.reopening = False
         self._closing = False
         self._full_until_us = 0
-        self._writer = LogWriter(pump, self.stored)
+        self._writer = LogWriter(pump, self._written)
         self.processes = Processes(())
         """Protocols with other partitions; they live while this one takes commands."""
         self.cache: CachedFrames = NO_FRAMES
@@ -118,7 +129,11 @@ class PartitionRuntime(PartitionKind, Generic[State]):
             options.durability,
         )
         self.upkeep = Maintenance(
-            name, pump, metrics, self.assurance, self._well, self._capture, self.run_in_order
+            name,
+            pump,
+            metrics,
+            self.assurance,
+            MaintenanceAsks(self._well, self._capture, self.run_in_order, self.answer),
         )
 
     # -- opening
@@ -208,8 +223,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         self._inbox.append((work, body, respond))
 
     def surely(self, respond: Respond) -> Respond:
-        """A receiver for the reply to `submit` or `answer` that calls `respond` only after a sync; see
-        `assurance`."""
+        """A receiver of a reply that calls `respond` only after a sync; see `assurance`."""
         return self.assurance.surely(respond)
 
     def time_us(self) -> int:
@@ -319,7 +333,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
 
     # -- completions
 
-    def stored(self, turn: Turn, error: Exception | None) -> None:
+    def _written(self, turn: Turn, error: Exception | None) -> None:
         """The log is written up to the end of a turn, or storage failed. Nothing waits for a turn that an
         earlier failure dropped."""
         if turn.dropped:
@@ -332,17 +346,22 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         if not self._begun:
             self._begun = True
             self._go_on()
-        self.commit(turn.reach.entry)
         self.assurance.stored(turn.reach, turn.synced)
+        self._stored(turn.reach)
         self._wrote(turn)
 
+    def _stored(self, reach: Reach) -> None:
+        """The stored mark has moved; on one node that is all that a commit needs."""
+        self.commit(reach.entry)
+
     def commit(self, entry: int) -> None:
-        """What lies below an entry is as durable as the topic asks, and may be read."""
+        """What lies below an entry is as durable as the topic asks, as far as it is stored here."""
+        entry = min(entry, self.assurance.written.entry)
         while self._turns and self._turns[0].reach.entry <= entry:
             turn = self._turns.popleft()
             self.committed = turn.reach
             if turn.watched:
-                self.processes.stored(turn.watched)
+                self.processes.committed(turn.watched)
             self._committed(turn)
 
     def fail(self, error: Exception, *, outcome: str | None = None) -> None:
@@ -351,9 +370,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         if outcome is not None:
             refusal = Refusal(refusal.code, refusal.message, outcome, refusal.details)
         self.assurance.cut()
-        turns, self._turns = self._turns, deque()
-        if turns:
-            self.entry = turns[0].frames[0].header.entry
+        self.entry = self.assurance.written.entry
         if isinstance(error, Full):
             self.pump.filled()
             self._full_until_us = self.pump.clock.now_us() + FULL_RETRY_US
@@ -367,13 +384,19 @@ class PartitionRuntime(PartitionKind, Generic[State]):
             self._drop_state(self.assurance.written)
         else:
             self._step_down(refusal)
-        for turn in turns:
-            turn.dropped = True
-            for respond, _ in turn.replies:
-                # A refusal that was decided on the dropped state must not be believed either.
-                respond(refusal, NOTHING)
+        self._drop(refusal)
         self.assurance.fail(error)
         self._go_on()
+
+    def _drop(self, refusal: Refusal) -> None:
+        """Refuse the replies of turns that will not be committed. Those that are stored may come back."""
+        turns, self._turns = self._turns, deque()
+        for turn in turns:
+            turn.dropped = True
+            told = unknown(refusal) if turn.reach.entry <= self.assurance.written.entry else refusal
+            for respond, _ in turn.replies:
+                # A refusal that was decided on the dropped state must not be believed either.
+                respond(told, NOTHING)
 
     def _step_down(self, refusal: Refusal) -> None:
         """Hide everything above the last sync: nobody knows what of it is on the disk."""
@@ -427,6 +450,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
             return False
         self.processes.end()
         self._ended()
+        self._drop(Refusal(Corrupt.code, f"{self.name}: the log was opened again", "unknown"))
         self._adopt(rebuilt)
         return True
 
@@ -524,16 +548,6 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         """Whether a restart replays this log and a snapshot of it can be taken now."""
         return self.options.storage != "memory" and self.fault is None and not self.reopening
 
-    @property
-    def debt(self) -> ReplayDebt:
-        """Cost of the replay of this log."""
-        return self.upkeep.debt
-
-    @property
-    def saving(self) -> bool:
-        """Whether a snapshot is under way."""
-        return self.upkeep.saving
-
     def shorten_replay(self) -> None:
         """Take a snapshot, so that a restart replays less."""
         self.upkeep.save_snapshot()
@@ -547,9 +561,8 @@ class PartitionRuntime(PartitionKind, Generic[State]):
     def stats(self) -> LogStats:
         """Stats of the log, with the fault of the partition and the end that readers see."""
         stats = self.log.stats()
-        if self.fault is None:
-            return stats
-        fault, end_offset = stats.fault or self.fault.message, min(stats.end_offset, self.end_offset)
+        fault = stats.fault or (None if self.fault is None else self.fault.message)
+        end_offset = min(stats.end_offset, self.end_offset)
         return msgspec.structs.replace(stats, fault=fault, end_offset=end_offset)
 
     def close(self, closed: Finished) -> None:
@@ -567,7 +580,9 @@ class PartitionRuntime(PartitionKind, Generic[State]):
         self._look_again()
 
     def forget(self) -> None:
-        """After `retire`: let the storage threads forget this log."""
+        """After `retire`: let the storage threads forget this log, and refuse what was not committed."""
+        assert self.gone is not None
+        self._drop(self.gone)
         self.pump.threads.forget(self.log)
         self.assurance.forget()
         self.upkeep.forget()

@@ -4,7 +4,7 @@
 
     the home calls       and the driver
     begin(state)         makes a process from the state: a life begins
-    stored(facts)        tells it of facts that were stored
+    committed(facts)     tells it of facts that were committed
     end()                forgets the process; answers that come later belong to an earlier life, and requests
                          that wait for an answer are refused
 
@@ -163,8 +163,8 @@ class ProcessDriver:
         for respond in requests.values():
             respond(_ended(), NOTHING)
 
-    def stored(self, facts: Sequence[Any]) -> None:
-        """Watched facts of the home partition were stored."""
+    def committed(self, facts: Sequence[Any]) -> None:
+        """Watched facts of the home partition were committed."""
         self._tell(core.FactsStored(facts))
 
     def _tell(self, event: core.Event) -> None:
@@ -280,12 +280,12 @@ class Processes:
         for driver in self.drivers:
             driver.begin(state)
 
-    def stored(self, facts: Sequence[Any]) -> None:
-        """Watched facts were stored: tell each process of those that it watches."""
+    def committed(self, facts: Sequence[Any]) -> None:
+        """Watched facts were committed: tell each process of those that it watches."""
         for driver in self.drivers if facts else ():
             watched = [fact for fact in facts if type(fact) in driver.watches]
             if watched:
-                driver.stored(watched)
+                driver.committed(watched)
 
     def end(self) -> None:
         """See `ProcessDriver.end`."""

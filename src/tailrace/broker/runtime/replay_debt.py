@@ -105,12 +105,10 @@ class ReplayDebt:
 
 
 class Debtor(Protocol):
-    """A partition that may take a snapshot of itself."""
+    """Of a partition that may take a snapshot of itself: its maintenance."""
 
-    @property
-    def debt(self) -> ReplayDebt:
-        """Cost of its replay."""
-        ...
+    debt: ReplayDebt
+    """Cost of its replay."""
 
     @property
     def saving(self) -> bool:

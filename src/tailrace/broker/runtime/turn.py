@@ -105,6 +105,11 @@ def error_of(refusal: Refusal) -> TailraceError:
     return from_code(refusal.code, refusal.message, outcome, refusal.details)
 
 
+def unknown(refusal: Refusal) -> Refusal:
+    """The refusal of something that may have been stored all the same."""
+    return Refusal(refusal.code, refusal.message, "unknown", refusal.details)
+
+
 def refuse(error: Exception) -> Refusal:
     """The refusal that describes an error of the broker to a client."""
     if isinstance(error, TailraceError):
