@@ -212,5 +212,5 @@ class CatalogWorld:
 
     def deletions(self) -> int:
         """Deletions of groups that some partition has not confirmed."""
-        machines = self.broker.engine.coordinators.machines()
-        return sum(len(list(machine.deletions.pending())) for _, machine in machines)
+        homes = self.broker.engine.coordinators.runtimes()
+        return sum(len(list(home.state.deletions.pending())) for home in homes)

@@ -218,9 +218,9 @@ def away_and_back(when_back: Callable[[], None] = lambda: None) -> None:
 def test_a_group_of_a_release_without_ids_is_deleted_like_any_other() -> None:
     world = made()
     world.enlist("g", "a")
-    machine = world.broker.engine.coordinators.of("g")
-    assert machine is not None
-    machine.groups.by_name["g"].id = 0
+    group = world.broker.engine.coordinators.group("g")
+    assert group is not None
+    group.id = 0
     for number in range(2):
         world.broker.runtime("a", number).state.queues._ledgers["g"].id = 0
     assert isinstance(world.broker.ask(DeleteGroup("g")), Done)

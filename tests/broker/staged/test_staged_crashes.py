@@ -127,7 +127,7 @@ class World:
             for reply in replies(answers):
                 if isinstance(reply, StagedDecision) and (reply.won or reply.version == attempt[1]):
                     assert reply.won is (attempt in first), "as it was told"
-        staged = [machine.staged for _, machine in self.broker.engine.coordinators.machines()]
+        staged = [home.state.staged for home in self.broker.engine.coordinators.runtimes()]
         assert not any(list(decisions.pending()) for decisions in staged)
         for topic in TOPICS:
             self.broker.runtime(topic).state.check()

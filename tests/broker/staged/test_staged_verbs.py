@@ -70,7 +70,7 @@ def staged_bytes(broker: HeldEngine, topic: str) -> int:
 
 
 def pending(broker: HeldEngine) -> int:
-    return sum(len(list(machine.staged.pending())) for _, machine in broker.engine.coordinators.machines())
+    return sum(len(list(home.state.staged.pending())) for home in broker.engine.coordinators.runtimes())
 
 
 def code(reply: Any) -> str | None:
