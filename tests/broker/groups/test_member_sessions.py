@@ -17,8 +17,11 @@ from tailrace.core.model.group_commands import (
     PutSchedule,
 )
 from tailrace.core.model.identifiers import Refusal
+from tailrace.core.model.internal_topic import home_of
 from tailrace.core.model.queue_commands import Ack, Lease
-from tests.broker.members import Members
+from tailrace.errors import Full
+from tailrace.storage.memory_log import MemoryLog
+from tests.broker.members import Members, coordinators
 
 
 class Connected(Members):
@@ -154,6 +157,25 @@ def test_a_restart_of_the_broker_gives_everybody_a_session() -> None:
     assert isinstance(group.beat_on(OpenGate(), "a"), Membership)
     group.broker.pass_s(10)
     assert group.there() == {"a"}
+
+
+def test_a_coordinator_that_is_opened_again_gives_everybody_a_session() -> None:
+    group = Connected(1)
+    gate = OpenGate()
+    group.join_on(gate, "a")
+    group.broker.pass_s(20)
+    waiting = group.poll("a")
+    home = coordinators(group)[home_of("g")]
+    assert isinstance(home.log, MemoryLog)
+    home.log.fail_next(Full("no space", outcome="none"))
+    assert group.broker.ask(AlterGroup("g", {"max_attempts": 7})).code == "full"
+    assert [reply.code for reply, _ in waiting] == ["unavailable"], "it joins again"
+    group.broker.pass_s(28)
+    assert group.there() == {"a"}, "it was seen 48 s ago, and the session began 28 s ago"
+    assert isinstance(group.beat_on(gate, "a"), Membership)
+    group.close(gate)
+    group.broker.pass_s(3.1)
+    assert group.there() == set(), "its connection is known again"
 
 
 def test_who_died_while_the_broker_was_away_is_gone_after_a_session() -> None:
