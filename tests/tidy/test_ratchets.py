@@ -33,7 +33,7 @@ UNTESTED_MODULES = 0
 """Modules without `test_<module>.py` that no docstring of a test file names, as `core/queue/ledger.py`."""
 NESTED_FUNCTIONS = 8
 """Functions within functions in the broker: an order of steps that is read by following callbacks."""
-FOREIGN_STATE = 3
+FOREIGN_STATE = 1
 """Reads of a partition's state from outside of its runtime: the runtime answers, since the partition may be
 on another node."""
 

@@ -8,7 +8,6 @@ from typing import Any
 from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
 from tailrace.broker.runtime.turn import NOTHING, error_of
 from tailrace.broker.topics import Topics
-from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model.commands import CreateTopic, Reply
 from tailrace.core.model.identifiers import Refusal
@@ -29,13 +28,6 @@ class GroupDirectory:
         """The partitions of the internal topic; none before the topic exists."""
         return self._topics.coordinators()
 
-    def machines(self) -> Iterator[tuple[CoordinatorPartition, Coordinator]]:
-        """Every coordinator with its partition, except for those that are damaged or whose storage failed:
-        they do not know all that was decided."""
-        for runtime in self.runtimes():
-            if runtime.lost is None and runtime.damage is None:
-                yield runtime, runtime.state
-
     def groups(self) -> Iterator[GroupState]:
         """Every group of every coordinator that is well."""
         for home in self.runtimes():
@@ -46,26 +38,14 @@ class GroupDirectory:
         home = self.home(name)
         return None if home is None else home.group(name)
 
-    def lost(self, name: str | None = None) -> Refusal | None:
-        """Refusal of the coordinator of a name, or of any coordinator, whose storage failed; else None."""
-        runtimes = self.runtimes()
-        if name is not None:
-            runtimes = runtimes[home_of(name) : home_of(name) + 1]
-        return next((runtime.lost for runtime in runtimes if runtime.lost is not None), None)
+    def lost(self) -> Refusal | None:
+        """Refusal of a coordinator whose storage failed; None if all can be asked."""
+        return next((home.lost for home in self.runtimes() if home.lost is not None), None)
 
     def home(self, name: str) -> CoordinatorPartition | None:
         """The partition that coordinates a name; None before the topic exists."""
         runtimes = self.runtimes()
         return runtimes[home_of(name)] if runtimes else None
-
-    def of(self, name: str) -> Coordinator | None:
-        """The coordinator of a group, a schedule or a writer; None before the topic exists, or while it is
-        damaged or its storage failed."""
-        runtimes = self.runtimes()
-        home = runtimes[home_of(name)] if runtimes else None
-        if home is None or home.lost is not None or home.damage is not None:
-            return None
-        return home.state
 
     def require_well(self, name: str) -> None:
         """Raise if the coordinator of a name is damaged or its storage failed."""
