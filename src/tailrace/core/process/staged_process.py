@@ -58,8 +58,8 @@ back from its own log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -85,24 +85,13 @@ from tailrace.core.staged.staged_versions import (
     ChooseStaged,
     DecidedVersion,
     FinishStaged,
+    StagedVersions,
     targets_of,
 )
 from tailrace.errors import NotFound, Unavailable
 
 PAUSE_US_MIN = 100_000
 PAUSE_US_MAX = 30_000_000
-
-
-class DecidedVersions(Protocol):
-    """The state of the coordinator that this process is derived from."""
-
-    def last(self, writer: str) -> DecidedVersion | None:
-        """The last decision of a writer."""
-        ...
-
-    def pending(self) -> Iterator[tuple[str, DecidedVersion]]:
-        """Decisions that some target may not have applied yet."""
-        ...
 
 
 class StagedExpired(NamedTuple):
@@ -154,7 +143,7 @@ class StagedProcess:
 
     WATCHES: frozenset[type] = frozenset()
 
-    def __init__(self, home: TopicPartition, versions: DecidedVersions) -> None:
+    def __init__(self, home: TopicPartition, versions: StagedVersions) -> None:
         self._home = home
         self._versions = versions
         self._work: dict[int, _Work] = {}
