@@ -96,7 +96,7 @@ def test_the_partition_opens_again_and_its_counts_add_up(
     accept(broker, dry_run=True)
     assert "loss accepted" not in caplog.text
     report = accept(broker)
-    assert "loss accepted of offsets from 4 to below 6, 2 messages (" in caplog.text
+    assert "t/0: loss accepted of offsets from 4 to below 6, 2 messages (" in caplog.text
     assert report.done
     assert report.fault is None
     assert broker.engine.faults() == []

@@ -72,7 +72,7 @@ class _Acceptance:
         fault = self._runtime.fault
         why = None if fault is None else fault.message
         report = LossReport(_rows(losses), groups, losses.kept, fault is None, why)
-        _tell(self._runtime.name, losses)
+        _tell(f"{self._runtime.topic}/{self._runtime.partition}", losses)
         if fault is None:
             self._runtime.answer(self._respond, report)
         else:
