@@ -122,7 +122,7 @@ def test_a_request_that_was_woken_and_is_gone_passes_it_on() -> None:
     pump, turn = broker.engine.pump, broker.engine.pump.turn
 
     def leaves_first() -> None:
-        if any(place.roused for job in gate.fetches for place in job._places):  # type: ignore[attr-defined]
+        if any(part.roused for job in gate.fetches for part in job._parts):  # type: ignore[attr-defined]
             for job in list(gate.fetches):
                 job.drop()
         turn()

@@ -20,7 +20,7 @@ def suspected(broker: QueueEngine, *messages: bytes, **columns: Any) -> None:
 def turn_until_alone(broker: QueueEngine) -> None:
     """Turn by turn, until a request for a single message waits for its turn."""
     pump, leasing = broker.engine.pump, broker.engine.leasing
-    while not any(place.alone for job in leasing.book.jobs for place in job._places):
+    while not any(part.alone for job in leasing.book.jobs for part in job._parts):
         assert pump.busy or pump.drain()
         pump.turn()
 

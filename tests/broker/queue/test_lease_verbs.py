@@ -1,6 +1,6 @@
 """Leases in the shell: what is answered and when, who is woken, and that nothing goes to who is gone.
 
-Also covers `broker/queue/lease_book.py` and `broker/queue/lease_request.py`.
+Also covers `broker/queue/lease_book.py`, `broker/queue/lease_request.py` and `broker/queue/lease_part.py`.
 """
 
 import gc

@@ -140,28 +140,28 @@ class World:
         for job in book.jobs:
             if not job._begun or job._parked or job._pace is not None:
                 continue
-            for place in job._places:
-                queues = place.runtime.state.queues
+            for part in job._parts:
+                queues = part.runtime.state.queues
                 policy = queues.policy("g")
                 assert policy is not None
-                credit = book.credit.left("g", place.member, policy.in_flight_max, policy.group_in_flight_max)
+                credit = book.credit.left("g", part.member, policy.in_flight_max, policy.group_in_flight_max)
                 if credit <= 0:
                     continue
                 for alone in (False, True):
-                    if not alone or (place.above == LANES and not book.credit.held("g", place.member)):
-                        self.assert_nothing(place, alone)
+                    if not alone or (part.above == LANES and not book.credit.held("g", part.member)):
+                        self.assert_nothing(part, alone)
 
-    def assert_nothing(self, place: Any, alone: bool) -> None:
-        runtime = place.runtime
-        asked = "g", place.member, place.generation, 1, 1, 1 << 20, runtime.end_offset
-        command = inner.LeaseRun(*asked, above=place.above, alone=alone)
+    def assert_nothing(self, part: Any, alone: bool) -> None:
+        runtime = part.runtime
+        asked = "g", part.member, part.generation, 1, 1, 1 << 20, runtime.end_offset
+        command = inner.LeaseRun(*asked, above=part.above, alone=alone)
         wall_us = self.broker.clock.wall_us()
         turn = TurnInput(runtime.time_us(), wall_us, 0, runtime.cache)
         while (decision := runtime.state.decide(command, turn)).missing is not None:
             runtime.cache.load(decision.missing, lambda error: None)
             self.broker.settle()
         assert not isinstance(decision.reply, inner.RunLeased), (
-            f"{place.member} (above {place.above}, alone {alone}) waits on {place.partition}, and there is "
+            f"{part.member} (above {part.above}, alone {alone}) waits on {part.partition}, and there is "
             f"{decision.reply}"
         )
 

@@ -1,8 +1,9 @@
 """Lease requests: collect messages from several partitions, and wait while there are none.
 
-A request covers several partitions of one topic and is answered once. Each partition is asked when the
-request arrives, and then only when something may have changed there (`lease_waiters`). The decision what to
-lease is the partition's own; the request adds up the answers:
+A request covers several partitions of one topic and is answered once. It has a part for each of them
+(`lease_part`), which alone speaks with the partition. Each partition is asked when the request arrives, and
+then only when something may have changed there (`lease_waiters`). The decision what to lease is the
+partition's own; the request adds up the answers:
 
     pending ──look──▶ asked ──▶ leased something      added to the answer
        ▲                  ├───▶ nothing there         waits in the line of that partition
@@ -40,18 +41,17 @@ from typing import Any
 from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.queue.fetch_request import PACE_BYTES, PACE_US, WAIT_MS_MAX
 from tailrace.broker.queue.lease_book import LeaseBook, LeaseJob
+from tailrace.broker.queue.lease_part import LeasePart
 from tailrace.broker.runtime.pump import Timer
-from tailrace.broker.runtime.turn import Late, refuse
+from tailrace.broker.runtime.turn import refuse
 from tailrace.core.collections import span_map
-from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.internal_commands import LeaseRun, RunLeased
-from tailrace.core.model.queue_commands import GiveBack, Grant, Lease, Leases
+from tailrace.core.model.internal_commands import RunLeased
+from tailrace.core.model.queue_commands import Grant, Lease, Leases
 from tailrace.core.selection.lanes import LANES
 from tailrace.errors import Full, TailraceError
 from tailrace.format.frame import Buffer
-from tailrace.format.gathering import gather
 from tailrace.ports import Gate, Respond
 
 LEASE_BYTES_MAX = 8 * 1024 * 1024
@@ -59,56 +59,6 @@ UNPACED_MAX = 8
 """Requests for at most this many messages are not paced: they are answered as soon as there is one."""
 _STORAGE = frozenset(("storage_fault", "corrupt", "full"))
 """Refusals of a partition whose storage failed: the other partitions go on without it."""
-
-
-class _Place:
-    """One partition of a lease request, as a `Waiter` in the line there."""
-
-    __slots__ = (
-        *("above", "alone", "asked", "asked_us", "generation", "ill", "job", "member", "number", "partition"),
-        *("passing", "roused", "runtime", "waits"),
-    )
-
-    def __init__(self, job: LeaseRequest, partition: int, generation: int, runtime: QueuePartition) -> None:
-        self.job = job
-        self.member = job.request.member
-        self.number = job.number
-        self.above = job.above
-        self.partition = partition
-        self.generation = generation
-        self.runtime = runtime
-        self.asked = True
-        """Whether the partition will be asked, or was asked and has not answered."""
-        self.asked_us = 0
-        """Time of the last question that may have leased something."""
-        self.waits = False
-        self.roused = False
-        """Whether the partition is asked because this waiter was woken."""
-        self.passing = False
-        self.alone = False
-        """Whether the question is for one message that is set apart."""
-        self.ill: Refusal | None = None
-        """Refusal of a partition whose storage failed."""
-
-    def make(self) -> LeaseRun | None:
-        """The turn has come: ask for as much as is still wanted, of the messages committed by now."""
-        return self.job.command(self)
-
-    def reply(self, reply: Reply, parts: Sequence[Buffer]) -> None:
-        """The partition has answered."""
-        self.asked = False
-        self.job.decided(self, reply)
-
-    def wake(self, passing: bool) -> bool:
-        """Ask again: there may be messages now."""
-        self.passing = passing
-        return self.job.woken(self)
-
-    def pass_on(self) -> None:
-        """If it was woken and cannot use that, wake the next one."""
-        roused, self.roused = self.roused, False
-        if roused:
-            self.runtime.wakeups.passed(self.job.request.group)
 
 
 class LeaseRequest:
@@ -125,13 +75,13 @@ class LeaseRequest:
         self.request = request
         self.number = book.next_number()
         self.above = LANES if request.above is None else request.above
-        self._book = book
+        self.book = book
         self._pump = book.pump
         self._gate = gate
         self._respond: Respond | None = respond
         self._started_us = self._pump.clock.now_us()
         self._count_left = request.count_max
-        self._bytes_left = min(request.bytes_max, LEASE_BYTES_MAX)
+        self.bytes_left = min(request.bytes_max, LEASE_BYTES_MAX)
         self._expired = request.wait_ms <= 0
         self._waited = False
         self._waited_ms = 0
@@ -144,14 +94,14 @@ class LeaseRequest:
         """Whether the request asks because there was credit."""
         self._under_way = 0
         self._grants: list[Grant] = []
-        self._taken: list[tuple[_Place, RunLeased]] = []
-        self._parts: list[Buffer] = []
-        self._places = [
-            _Place(self, partition, generation, runtime)
+        self._taken: list[tuple[LeasePart, RunLeased]] = []
+        self._body: list[Buffer] = []
+        self._parts = [
+            LeasePart(self, partition, generation, runtime)
             for (partition, generation), runtime in zip(request.partitions, runtimes, strict=True)
         ]
-        self._pending: list[_Place] = []
-        self._lone: set[_Place] = set()
+        self._pending: list[LeasePart] = []
+        self._lone: set[LeasePart] = set()
         """Partitions asked for messages set apart since the last question for others."""
         self._key = (gate, request.topic, request.group, request.member)
         self._begun = False
@@ -164,11 +114,11 @@ class LeaseRequest:
         """Ask every partition, beginning with number `first` of the list, and set the deadline.
 
         An older request of the same member is answered first."""
-        self._places = self._places[first:] + self._places[:first]
-        older = self._book.latest.get(self._key)
-        self._book.latest[self._key] = self
+        self._parts = self._parts[first:] + self._parts[:first]
+        older = self.book.latest.get(self._key)
+        self.book.latest[self._key] = self
         self._gate.fetches[self] = None
-        self._book.jobs[self] = None
+        self.book.jobs[self] = None
         if older is not None:
             older.supersede(self)
         else:
@@ -187,7 +137,7 @@ class LeaseRequest:
         if self._then is not None:
             self._answer(Leases([]))
             return
-        self._pending = [place for place in self._places if not self._waits_unasked(place)]
+        self._pending = [part for part in self._parts if not self._waits_unasked(part)]
         if not self._expired:
             wait_us = min(self.request.wait_ms, WAIT_MS_MAX) * 1000
             self._timer = self._pump.at(self._started_us + wait_us, self.expire)
@@ -195,13 +145,13 @@ class LeaseRequest:
         if not self._pending:
             self._check()
 
-    def _waits_unasked(self, place: _Place) -> bool:
+    def _waits_unasked(self, part: LeasePart) -> bool:
         """A request for urgent messages follows most answers, and mostly there are none: it joins the line
         without a question, which would cost more than an ack."""
-        quiet = self.above < LANES and place.runtime.wakeups.nothing_above(self.request.group, self.above)
+        quiet = self.above < LANES and part.nothing_above()
         if quiet:
-            place.asked = False
-            self._wait(place)
+            part.asked = False
+            self._wait(part)
         return quiet
 
     def look(self) -> None:
@@ -219,48 +169,43 @@ class LeaseRequest:
         pending, self._pending = self._pending, []
         self._lone.clear()
         wanted = self._count_left
-        for place in pending:
-            if wanted <= 0 < self._count_left and not place.roused:
-                self._pending.append(place)  # Asked if the others have less than it seems.
+        for part in pending:
+            if wanted <= 0 < self._count_left and not part.roused:
+                self._pending.append(part)  # Asked if the others have less than it seems.
                 continue
             self._under_way += 1
-            place.runtime.submit(Late(place.make), b"", place.reply)
+            part.ask()
             if len(pending) > 1 and self.above == LANES:
-                wanted -= place.runtime.wakeups.share(self.request.group, place)
+                wanted -= part.share()
 
-    def woken(self, place: _Place) -> bool:
+    def woken(self, part: LeasePart) -> bool:
         """A waiter was woken; true when the partition is asked."""
         if self._respond is None:
             return False
-        if place.alone:
-            place.roused = True  # Passed on when the question for the one message is answered.
-        if not place.asked:
-            place.asked = place.roused = True
-            self._pending.append(place)
+        if part.alone:
+            part.roused = True  # Passed on when the question for the one message is answered.
+        if not part.asked:
+            part.asked = part.roused = True
+            self._pending.append(part)
             self.look()
-        return place.roused
+        return part.roused
 
     def _step_aside(self) -> None:
         """The request cannot ask now: leave all lines; later it asks everywhere again."""
-        for place in self._pending:
-            place.roused = False
-        for place in self._places:
-            self._leave_line(place)
-            if not place.asked:
-                place.asked = True
-                self._pending.append(place)
+        for part in self._pending:
+            part.roused = False
+        for part in self._parts:
+            part.leave_line()
+            if not part.asked:
+                part.asked = True
+                self._pending.append(part)
         self._pass_credit_on()
 
     def _pass_credit_on(self) -> None:
         """If the request was woken for credit, let others use what it left."""
         if self._by_credit:
             self._by_credit = False
-            self._book.credit.pass_on(self.request.group)
-
-    def _leave_line(self, place: _Place) -> None:
-        if place.waits:
-            place.waits = False
-            place.runtime.wakeups.leave(self.request.group, place)
+            self.book.credit.pass_on(self.request.group)
 
     def _early(self) -> bool:
         """Whether to wait a moment for more messages, because little was handed over just now. Requests for
@@ -282,130 +227,108 @@ class LeaseRequest:
         request = self.request
         return f"{request.topic}/{request.group}/{request.member}"
 
-    def command(self, place: _Place) -> LeaseRun | None:
-        """The command for a partition; None when nothing more is wanted or there is no credit."""
-        request, runtime = self.request, place.runtime
+    def wanted(self, policy: GroupPolicy | None) -> int:
+        """See `LeaseAsker.wanted`."""
         count = self._count_left
-        if self._respond is not None and count > 0 and self._bytes_left > 0:
-            policy = runtime.policy(request.group)
-            # Where there is no policy, the partition itself refuses.
-            credit = count
-            if policy is not None:
-                credit = self._book.credit.left(
-                    request.group, request.member, policy.in_flight_max, policy.group_in_flight_max
-                )
-            if credit > 0:
-                place.asked_us = self._pump.clock.now_us()
-                sharers = runtime.wakeups.sharers(request.group, place)
-                self._leave_line(place)  # It takes its share now: of the rest it has none.
-                return LeaseRun(
-                    request.group,
-                    request.member,
-                    place.generation,
-                    self._book.new_lease(),
-                    count if count < credit else credit,
-                    self._bytes_left,
-                    runtime.end_offset,
-                    request.lease_ms,
-                    self.above,
-                    sharers,
-                    place.alone,
-                )
-            self._short = policy
-        place.asked = place.alone = False
+        if self._respond is None or count <= 0 or self.bytes_left <= 0:
+            return 0
+        if policy is None:
+            return count  # The partition itself refuses.
+        request = self.request
+        credit = self.book.credit.left(
+            request.group, request.member, policy.in_flight_max, policy.group_in_flight_max
+        )
+        if credit > 0:
+            return count if count < credit else credit
+        self._short = policy
+        return 0
+
+    def unasked(self, part: LeasePart) -> None:
+        """See `LeaseAsker.unasked`."""
+        part.asked = part.alone = False
         self._under_way -= 1
-        place.pass_on()
+        part.pass_on()
         self._check()
-        return None
 
     # -- answers of partitions
 
-    def decided(self, place: _Place, reply: Any) -> None:
+    def decided(self, part: LeasePart, reply: Any) -> None:
         """A partition has leased messages, has none, or refuses."""
         self._under_way -= 1
-        alone, place.alone = place.alone, False
+        alone, part.alone = part.alone, False
         if type(reply) is RunLeased:
             if alone:
-                place.pass_on()
+                part.pass_on()
             if self._respond is None:
-                self._give_back(place, reply)
+                part.give_back(reply)
             else:
-                self._take(place, reply)
+                self._take(part, reply)
         elif type(reply) is Refusal:
-            self._refused(place, reply)
-            place.pass_on()
+            self._refused(part, reply)
+            part.pass_on()
         else:
-            place.ill = None
-            self._wait(place)
+            part.ill = None
+            self._wait(part)
             if alone:
-                place.pass_on()  # To the first in line, perhaps this one: now it asks for all messages.
+                part.pass_on()  # To the first in line, perhaps this one: now it asks for all messages.
             else:
-                roused, place.roused = place.roused, False
-                if roused and place.passing:
-                    place.runtime.wakeups.in_vain(self.request.group, place)
+                roused, part.roused = part.roused, False
+                if roused and part.passing:
+                    part.in_vain()
         self._check()
 
-    def _take(self, place: _Place, leased: RunLeased) -> None:
+    def _take(self, part: LeasePart, leased: RunLeased) -> None:
         """Add leased messages to the answer. They were cached at the decision, and mostly still are."""
-        found = place.runtime.cache.frames(leased.spans)
-        if isinstance(found, int):
-            self._under_way += 1
-            place.runtime.cache.load(found, partial(self._loaded, place, leased))
-            return
         try:
-            frames = gather(found, leased.runs, place.runtime.cache.opened)
+            frames = part.frames(leased)
         except TailraceError as error:
-            self._give_back(place, leased)
-            self._refused(place, refuse(error))
+            part.give_back(leased)
+            self._refused(part, refuse(error))
+            return
+        if isinstance(frames, int):
+            self._under_way += 1
+            part.load(frames, partial(self._loaded, part, leased))
             return
         size = 0
         for item in frames:
-            self._parts += item.parts()
+            self._body += item.parts()
             size += item.size
         rows = span_map.count(leased.spans)
-        waited_ms = (place.asked_us - self._started_us) // 1000
+        waited_ms = (part.asked_us - self._started_us) // 1000
         self._waited_ms = min(self._waited_ms, waited_ms) if self._grants else waited_ms
         self._count_left -= rows
-        self._bytes_left -= size
-        self._taken.append((place, leased))
-        self._grants.append(Grant(place.partition, leased.lease, leased.deadline_us, size, leased.runs))
-        self._book.metrics.delivered(self.request.topic, size, rows)
-        roused, place.roused = place.roused, False
+        self.bytes_left -= size
+        self._taken.append((part, leased))
+        self._grants.append(Grant(part.partition, leased.lease, leased.deadline_us, size, leased.runs))
+        self.book.metrics.delivered(self.request.topic, size, rows)
+        roused, part.roused = part.roused, False
         if roused:
-            place.runtime.wakeups.took(self.request.group, place)
+            part.took()
 
-    def _loaded(self, place: _Place, leased: RunLeased, error: Exception | None) -> None:
+    def _loaded(self, part: LeasePart, leased: RunLeased, error: Exception | None) -> None:
         if error is None:
-            self.decided(place, leased)
+            self.decided(part, leased)
         else:
-            self._give_back(place, leased)
-            self.decided(place, refuse(error))
+            part.give_back(leased)
+            self.decided(part, refuse(error))
 
-    def _give_back(self, place: _Place, leased: RunLeased) -> None:
-        """Give back messages that nobody has seen: they are available again, without a counted delivery."""
-        request = self.request
-        leases = [(leased.lease, leased.spans)]
-        give_back = GiveBack(request.topic, place.partition, request.group, leases)
-        place.runtime.submit(give_back, b"", lambda reply, parts: None)
-
-    def _refused(self, place: _Place, refusal: Refusal) -> None:
+    def _refused(self, part: LeasePart, refusal: Refusal) -> None:
         if self._respond is None or self._grants:
             return  # Messages go first; the next request is refused again.
-        if place.runtime.gone is not None:
-            refusal = place.runtime.gone
+        if part.gone is not None:
+            refusal = part.gone
         elif refusal.code in _STORAGE:
-            place.ill = refusal
-            self._wait(place)
-            if not all(other.ill for other in self._places):
+            part.ill = refusal
+            self._wait(part)
+            if not all(other.ill for other in self._parts):
                 return
         self._answer(refusal)
 
-    def _wait(self, place: _Place) -> None:
+    def _wait(self, part: LeasePart) -> None:
         if self._respond is not None:
-            place.waits = True
-            place.runtime.wakeups.wait(self.request.group, place)
+            part.wait()
             if self.above == LANES:
-                self._book.hunger.waits(self.request.group, self.request.topic)
+                self.book.hunger.waits(self.request.group, self.request.topic)
 
     # -- the end
 
@@ -429,37 +352,37 @@ class LeaseRequest:
         if self._grants or self._pending or self._short is not None or self.above < LANES:
             return False
         found = []
-        for number, place in enumerate(self._places):
-            if place not in self._lone and not place.ill:
-                least = place.runtime.apart(request.group)
+        for number, part in enumerate(self._parts):
+            if part not in self._lone and not part.ill:
+                least = part.apart()
                 if least is not None:
                     found.append((least, number))
         if not found:
             return False
-        if self._book.credit.held(request.group, request.member):
-            self._book.credit.wait_for_less(request.group, request.member, self)
+        if self.book.credit.held(request.group, request.member):
+            self.book.credit.wait_for_less(request.group, request.member, self)
             return False
-        place = self._places[min(found)[1]]
-        self._lone.add(place)
-        place.asked = place.alone = True
+        part = self._parts[min(found)[1]]
+        self._lone.add(part)
+        part.asked = part.alone = True
         self._under_way += 1
-        place.runtime.submit(Late(place.make), b"", place.reply)
+        part.ask()
         return True
 
     def _wait_for_credit(self, policy: GroupPolicy) -> None:
         """The member or the group has too many messages in flight, perhaps on other partitions: ask again
         when there are fewer."""
         self._short, self._by_credit = None, False
-        for place in self._places:
-            self._leave_line(place)
-        self._book.credit.wait(
+        for part in self._parts:
+            part.leave_line()
+        self.book.credit.wait(
             self.request.group, self.request.member, self, policy.in_flight_max, policy.group_in_flight_max
         )
 
     def _asks_on(self) -> bool:
         """Ask partitions that were left out, if the others had less than it seemed; true when some question
         is open."""
-        if self._pending and self._count_left > 0 and self._bytes_left > 0 and not self._parked:
+        if self._pending and self._count_left > 0 and self.bytes_left > 0 and not self._parked:
             self.look()
         return self._under_way > 0
 
@@ -468,15 +391,15 @@ class LeaseRequest:
         which is damaged or whose storage failed, because it may hold the messages waited for."""
         if self._grants or not self._waited:
             return None
-        return next((p.ill for p in self._places if p.ill and p.ill.code != Full.code), None)
+        return next((p.ill for p in self._parts if p.ill and p.ill.code != Full.code), None)
 
     def credit_freed(self) -> None:
         """There may be credit: ask everywhere again."""
         self._by_credit = True
-        for place in self._places:
-            if not place.asked:
-                place.asked = True
-                self._pending.append(place)
+        for part in self._parts:
+            if not part.asked:
+                part.asked = True
+                self._pending.append(part)
         self.look()
 
     def expire(self, now_us: int) -> None:
@@ -490,8 +413,8 @@ class LeaseRequest:
     def drop(self) -> None:
         """The receiver is gone: give back the messages leased for it."""
         if self._respond is not None:
-            for place, leased in self._taken:
-                self._give_back(place, leased)
+            for part, leased in self._taken:
+                part.give_back(leased)
             self._finish()
 
     def evict(self, refusal: Refusal) -> None:
@@ -519,31 +442,31 @@ class LeaseRequest:
     def _finish(self) -> Respond | None:
         respond, self._respond = self._respond, None
         self._gate.fetches.pop(self, None)
-        self._book.jobs.pop(self, None)
+        self.book.jobs.pop(self, None)
         for timer in (self._timer, self._pace):
             if timer is not None:
                 timer.cancel()
-        if self._book.latest.get(self._key) is self:
-            del self._book.latest[self._key]
+        if self.book.latest.get(self._key) is self:
+            del self.book.latest[self._key]
         group = self.request.group
-        for place in self._places:
-            self._leave_line(place)
-        self._book.credit.leave(group, self.request.member, self)
+        for part in self._parts:
+            part.leave_line()
+        self.book.credit.leave(group, self.request.member, self)
         self._pass_credit_on()
         # Break the reference cycle, so that the request is freed now and not by the garbage collector.
-        self._places, self._pending, self._taken = [], [], []
+        self._parts, self._pending, self._taken = [], [], []
         return respond
 
     def _answer(self, reply: Leases | Refusal) -> None:
         respond = self._finish()
         assert respond is not None
         now_us = self._pump.clock.now_us()
-        self._book.metrics.leased((now_us - self._started_us) / 1e6)
+        self.book.metrics.leased((now_us - self._started_us) / 1e6)
         if self._grants:
-            self._book.served(self.request, self._grants[-1].partition)
+            self.book.served(self.request, self._grants[-1].partition)
             if sum(grant.nbytes for grant in self._grants) < PACE_BYTES:
                 self._gate.answered_us[self._pace_key()] = now_us
-        respond(reply, self._parts)
+        respond(reply, self._body)
         self._go_on()
 
     def _go_on(self) -> None:
