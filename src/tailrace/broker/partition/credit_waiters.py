@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from tailrace.broker.runtime.pump import Pump
@@ -20,11 +21,7 @@ class CreditWaiters:
     """The process of credit of a node, and its turns."""
 
     def __init__(self, pump: Pump) -> None:
-        self._pump = pump
-        self.process = CreditProcess[CreditWaiter](self._wanted)
-
-    def _wanted(self) -> None:
-        self._pump.ready(self)
+        self.process: CreditProcess[CreditWaiter] = CreditProcess(partial(pump.ready, self))
 
     def turn(self, now_us: int, wall_us: int) -> None:
         """Wake the requests that there is credit for."""

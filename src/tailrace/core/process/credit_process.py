@@ -107,7 +107,8 @@ class GroupCredit(Generic[W]):
     def pass_on(self) -> None:
         """There may be credit that nobody uses."""
         if self._line and not self._passed:
-            self._touch()
+            if not (self._freed or self._all):
+                self._touched(self)
             self._passed = True
 
     def change(self) -> None:
@@ -143,7 +144,7 @@ class GroupCredit(Generic[W]):
         """Append the requests to be woken now; they do not wait any more."""
         members = list(self._own) if self._all else self._freed
         for member in members:
-            woken.extend(self._own.pop(member, ()))
+            woken += self._own.pop(member, ())
         line, total = self._line, self.total
         while line:
             waiter, group_max = next(iter(line.items()))
@@ -152,7 +153,9 @@ class GroupCredit(Generic[W]):
             del line[waiter]
             woken.append(waiter)
             total += 1
-        self._freed, self._passed, self._all = {}, False, False
+        if self._freed:
+            self._freed = {}
+        self._passed = self._all = False
 
 
 class CreditProcess(Generic[W]):
@@ -194,7 +197,7 @@ class CreditProcess(Generic[W]):
 
     def wait(self, group: str, member: str, waiter: W, member_max: int, group_max: int) -> None:
         """Wake a request when there may be credit for it."""
-        self._group(group).wait(member, waiter, member_max, group_max)
+        (self._groups.get(group) or self._group(group)).wait(member, waiter, member_max, group_max)
 
     def wait_for_less(self, group: str, member: str, waiter: W) -> None:
         """Wake a request when something of its member is settled."""
@@ -205,7 +208,8 @@ class CreditProcess(Generic[W]):
         credit = self._groups.get(group)
         if credit is not None:
             credit.leave(member, waiter)
-            self._tidy(credit)
+            if not credit.partitions:
+                self._tidy(credit)
 
     def pass_on(self, group: str) -> None:
         """There may be credit that nobody uses: wake requests of the group."""
@@ -225,10 +229,12 @@ class CreditProcess(Generic[W]):
         woken: list[W] = []
         for credit in touched:
             credit.take(woken)
-            self._tidy(credit)
+            if not credit.partitions:
+                self._tidy(credit)
         return woken
 
     def _group(self, name: str) -> GroupCredit[W]:
+        """The sums of a group, made if need be."""
         credit = self._groups.get(name)
         if credit is None:
             credit = self._groups[name] = GroupCredit(name, self._touch)
