@@ -2,7 +2,8 @@
 
 Covers `sim/delivery_history.py`, `sim/network.py`, `sim/actors/sim_auditors.py`,
 `sim/actors/sim_members.py`, `sim/actors/sim_publishers.py`, `sim/actors/sim_trimmers.py`,
-`sim/actors/sim_vandals.py`, `sim/actors/sim_writers.py` and `sim/worlds/delivery_world.py`.
+`sim/actors/sim_vandals.py`, `sim/actors/sim_writers.py`, `sim/worlds/broker_world.py` and
+`sim/worlds/delivery_world.py`.
 """
 
 from __future__ import annotations

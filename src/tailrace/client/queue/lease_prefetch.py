@@ -21,7 +21,7 @@ from tailrace.client.queue.lease_polls import Answer, LeasePolls
 from tailrace.client.queue.membership import GroupSession
 from tailrace.client.queue.pace import Pace
 from tailrace.client.queue.parking import Parking
-from tailrace.client.rpc.waiters import Waiters
+from tailrace.client.rpc.waiters import AwaitedSupply, Waiters
 from tailrace.client.sdk_tuning import CALM_MS, LATE_MS, LOOK_MS, SOON_MS, YIELD_ROWS
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
@@ -31,7 +31,7 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import BrokerVerbs
 
 
-class LeasePrefetch:
+class LeasePrefetch(AwaitedSupply):
     """See `membership.Holder` and `lease_polls.Taker`. Messages are taken from `current`; `last` is the one
     that was handed out."""
 
@@ -43,6 +43,7 @@ class LeasePrefetch:
         timeout: float,
         options: ConsumerOptions,
     ) -> None:
+        super().__init__()
         self._verbs = verbs
         self._request = request
         self._loop = asyncio.get_running_loop()
@@ -89,12 +90,8 @@ class LeasePrefetch:
         self._ranked_ms = 0.0  # When the hand was ranked anew last.
         self._streak = 0
         self._taking = False
-        self._stopping = False
-        self._error: BaseException | None = None
-        self._waiters = Waiters()
         self._listeners = Waiters()
         """Who waits to hear what a poll brings, and not for a message."""
-        self.closed: TailraceError | None = None
 
     # -- handing out
 
@@ -118,13 +115,7 @@ class LeasePrefetch:
 
     def next_rows(self) -> bool:
         """Make the next buffered rows the current ones; False when nothing is there."""
-        if self.closed is not None:
-            raise self.closed
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        if self._stopping:
-            raise StopAsyncIteration
+        self._check()
         now_ms = self.settlement.now_ms()
         self._count_taken(now_ms)
         if self._hand.count * self.pace.average_ms > LATE_MS:
@@ -258,7 +249,7 @@ class LeasePrefetch:
         self._kind = kind
 
     def _wake(self) -> None:
-        self._waiters.wake()
+        super()._wake()
         self._listeners.wake()
 
     def stop(self) -> None:
@@ -440,11 +431,6 @@ class LeasePrefetch:
     def tick(self) -> None:
         """See `membership.Holder`."""
         self.settlement.tick()
-
-    def failed(self, error: BaseException) -> None:
-        """See `membership.Holder`."""
-        self._error = error
-        self._wake()
 
     def woken(self) -> None:
         """See `membership.Holder`."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tailrace.client.messages import Rows
 from tailrace.client.rpc.calls import error_of
 from tailrace.client.rpc.retries import Retries
-from tailrace.client.rpc.waiters import Waiters
+from tailrace.client.rpc.waiters import AwaitedSupply
 from tailrace.client.sdk_tuning import AHEAD_BYTES, WAIT_MS
 from tailrace.core.model.commands import Fetch, Fetched, Reply
 from tailrace.core.model.group_commands import Place
@@ -40,7 +40,7 @@ class Cursor:
         self.next = self.fetched = offset
 
 
-class Fetcher:
+class Fetcher(AwaitedSupply):
     """Reads partitions ahead. With `tells` every offset that cannot be read is an error, told once; otherwise
     it is logged and passed over. `looked` is called when there is room for more."""
 
@@ -52,6 +52,7 @@ class Fetcher:
         tells: bool,
         looked: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__()
         self._verbs = verbs
         self._fetch_bytes_max = fetch_bytes_max
         self._tells = tells
@@ -65,12 +66,8 @@ class Fetcher:
         self._retries = Retries(self._fetch)
         self._buffer: deque[tuple[Rows, int]] = deque()
         self._ahead = 0
-        self._stopping = False
-        self._error: BaseException | None = None
         self._unread: TailraceError | None = None
         """Why there is no more to read: raised when all that was read before it is handed out."""
-        self._waiters = Waiters()
-        self.closed: TailraceError | None = None
 
     # -- what was read
 
@@ -86,13 +83,7 @@ class Fetcher:
         return rows, first
 
     def _ready(self) -> bool:
-        if self.closed is not None:
-            raise self.closed
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        if self._stopping:
-            raise StopAsyncIteration
+        self._check()
         if self._buffer:
             return True
         if self._unread is not None:
@@ -114,12 +105,7 @@ class Fetcher:
     def stop(self) -> None:
         """Hand out nothing more."""
         self._stopping = True
-        self._waiters.wake()
-
-    def failed(self, error: BaseException) -> None:
-        """Whoever takes next is told."""
-        self._error = error
-        self._waiters.wake()
+        self._wake()
 
     def end(self, error: TailraceError) -> None:
         """It is over."""
@@ -127,7 +113,7 @@ class Fetcher:
         self._epoch += 1
         self._retries.at_once()
         self._buffer.clear()
-        self._waiters.wake()
+        self._wake()
 
     # -- what is asked for
 
@@ -204,7 +190,7 @@ class Fetcher:
                 self._unpack(topic, reply, parts)
             except TailraceError as error:
                 self._unread = error
-            self._waiters.wake()
+            self._wake()
             # Later, not now: a broker in this process may answer from within `submit`.
             self._loop.call_soon(self._fetch)
 
@@ -228,7 +214,7 @@ class Fetcher:
             self._loop.call_soon(self._fetch)
             return
         self._unread = error  # It is asked again when the application does, having heard of it.
-        self._waiters.wake()
+        self._wake()
 
     def _unpack(self, topic: str, reply: Fetched, parts: Sequence[Buffer]) -> None:
         data = memoryview(parts[0]) if len(parts) == 1 else memoryview(b"".join(parts))

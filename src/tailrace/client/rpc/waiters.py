@@ -1,8 +1,10 @@
-"""Coroutines of one loop that wait until something has changed."""
+"""Coroutines of one loop that wait until something has changed, most often for messages."""
 
 from __future__ import annotations
 
 import asyncio
+
+from tailrace.errors import TailraceError
 
 
 class Waiters:
@@ -27,3 +29,32 @@ class Waiters:
         for future in futures:
             if not future.done():
                 future.set_result(None)
+
+
+class AwaitedSupply:
+    """Messages that somebody waits for, and what comes instead of them: an end, or trouble."""
+
+    def __init__(self) -> None:
+        self.closed: TailraceError | None = None
+        """Why it is over."""
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._waiters = Waiters()
+
+    def failed(self, error: BaseException) -> None:
+        """Whoever takes next is told; also `membership.Holder`."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        self._waiters.wake()
+
+    def _check(self) -> None:
+        """Raise what comes instead of messages: the end each time, trouble once."""
+        if self.closed is not None:
+            raise self.closed
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._stopping:
+            raise StopAsyncIteration

@@ -29,8 +29,10 @@ from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.sim.actors.sim_clients import PLACES, QUICK, SAFE, SentBatch, SimProducer, SimReader
 from tailrace.sim.actors.sim_consumers import SimConsumer
+from tailrace.sim.delivery_history import require
 from tailrace.sim.network import SimulatedLink
-from tailrace.sim.virtual_time import SECOND_US, BrokerRun, Violation, VirtualTime
+from tailrace.sim.virtual_time import SECOND_US, Violation
+from tailrace.sim.worlds.broker_world import BrokerWorld
 
 TOPICS: dict[str, dict[str, Any]] = {
     SAFE: {"partitions": 2, "durability": "fsync", "ring_buffer_bytes": 1500, "message_bytes_max": 100},
@@ -75,13 +77,12 @@ STATES = frozenset(
 """What 200 seeds and more have to reach."""
 
 
-class ClientWorld(VirtualTime):
+class ClientWorld(BrokerWorld):
     """One seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.ledger: list[SentBatch] = []
-        self._value_count = 0
         self._ends_told: dict[int, int] = {}
         self.taken_over: list[tuple[tuple[str, int], SimProducer, int, int]] = []
         """Who was told that a name is its own now: place, producer, epoch, and how long the ledger was."""
@@ -92,7 +93,6 @@ class ClientWorld(VirtualTime):
         self._odd = 0 if calm else self.random.choice((0, 0.05, 0.3))
         self._full = 0 if calm else self.random.choice((0, 0.02, 0.1))
         self._sync_fails = 0 if calm else self.random.choice((0, 0, 0.02))
-        self._healed = False
         self.store.cut = lambda name, end: self._after_a_cut({name: end}, "failed sync")
         self._start()
         self._create_topics()
@@ -100,11 +100,6 @@ class ClientWorld(VirtualTime):
         self.readers = [SimReader(self, SAFE), SimReader(self, QUICK)]
         mode = self.random.choice(("queue", "stream", "broadcast"))
         self.consumer = SimConsumer(self, (SAFE, *OTHERS), mode)
-
-    def value(self) -> bytes:
-        """A value that nobody else has."""
-        self._value_count += 1
-        return b"%d" % self._value_count
 
     def end_of(self, place: tuple[str, int]) -> int:
         """The end of a partition now; 0 while the broker is down."""
@@ -114,11 +109,6 @@ class ClientWorld(VirtualTime):
 
     # ---------------------------------------------------------------------------------- the broker
 
-    def _start(self) -> None:
-        self.life = BrokerRun(self)
-        if not self._healed:
-            self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
-
     def _create_topics(self) -> None:
         assert self.life is not None
         replies: list[Reply] = []
@@ -127,10 +117,6 @@ class ClientWorld(VirtualTime):
             self.life.engine.gateway.submit(request, b"", lambda reply, parts: replies.append(reply))
         self.run_for(2)
         assert [type(reply) for reply in replies] == [TopicInfo] * 4, replies
-
-    def serving(self) -> BrokerRun | None:
-        """See `Surroundings.serving`."""
-        return self.life
 
     def told(self, request: Request, reply: Reply) -> None:
         """See `Surroundings.told`."""
@@ -144,32 +130,15 @@ class ClientWorld(VirtualTime):
                 known = self._ends_told.get(request.partition, 0)
                 self._ends_told[request.partition] = max(known, reply.details["current_sequence"])
 
-    def hung_up(self) -> None:
-        """See `Surroundings.hung_up`."""
-
-    def _stop(self, power_loss: bool, away_us: int | None = None) -> None:
-        life = self.life
-        if life is None:
-            return
-        life.alive = False
-        self.life = None
-        if power_loss:
-            life.threads.half_done()
-            self._after_a_cut(self.store.lose_power(self.random), "power loss")
-        else:
-            self.seen["broker killed"] += 1
-            self.store.close()
-        for line in self._lines():
-            line.drop(True)
-        self.put_clock()
-        self.later(away_us or self.random.choice((1_000, 100_000, SECOND_US)), self._start)
+    def _cut_power(self) -> None:
+        self._after_a_cut(self.store.lose_power(self.random), "power loss")
 
     def _after_a_cut(self, ends: dict[str, int], by: str) -> None:
         """Power loss, or a failed sync and the start after it, took what these logs had not synced."""
         for name, end in ends.items():
             topic, _, partition = name.rpartition("/")
             told = self._ends_told.get(int(partition), 0) if topic.startswith(SAFE) else 0
-            self._require(end >= told, f"{name}: a refusal told of {told} messages, {end} were durable")
+            require(end >= told, f"{name}: a refusal told of {told} messages, {end} were durable")
         for end in [end for name, end in ends.items() if name.startswith(QUICK)]:
             for sent in self.ledger:
                 stored = sent.batch.stored
@@ -183,18 +152,6 @@ class ClientWorld(VirtualTime):
     def _lines(self) -> list[SimulatedLink]:
         lines = [producer.line for producer in self.producers]
         return [*lines, *(reader.line for reader in self.readers), self.consumer.verbs.line]
-
-    def _close_gracefully(self) -> None:
-        life = self.life
-        if life is None:
-            return
-
-        def over() -> None:
-            if life.alive:
-                self.seen["broker closed and opened"] += 1
-                self._stop(False)
-
-        life.engine.close(over)
 
     # ---------------------------------------------------------------------------------- what happens
 
@@ -220,7 +177,7 @@ class ClientWorld(VirtualTime):
 
     def _heal(self) -> None:
         """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
-        self._healed, self.overload, self._odd = True, 0, 0
+        self.healed, self.overload, self._odd = True, 0, 0
         life = self.life
         ill = life is None or life.spoilt or life.threads.sync_failed or life.engine.faults()
         if life is None or ill or self.chance(0.5):
@@ -235,7 +192,7 @@ class ClientWorld(VirtualTime):
 
     def _work(self) -> None:
         """A burst of batches of one producer."""
-        if self._healed:
+        if self.healed:
             return
         producer = self.random.choice(self.producers)
         place = self.random.choice(list(producer.flows))
@@ -245,7 +202,7 @@ class ClientWorld(VirtualTime):
         self.later(self.random.choice((0, 10_000, 100_000, 400_000)), self._work)
 
     def _trouble(self) -> None:
-        if self._healed:
+        if self.healed:
             return
         self.later(int(self._trouble_us * self.random.random() * 2), self._trouble)
         if self.chance(0.05):
@@ -281,33 +238,33 @@ class ClientWorld(VirtualTime):
         last: dict[PartitionFlow, int] = {}
         for sent in self.ledger:
             batch, name = sent.batch, f"{sent.place}, batch of {sent.values[0]!r}"
-            self._require(batch.done, f"{name} was never settled")
-            self._require(all(counts[value] <= 1 for value in sent.values), f"{name} is there twice")
+            require(batch.done, f"{name} was never settled")
+            require(all(counts[value] <= 1 for value in sent.values), f"{name} is there twice")
             there = sum(counts[value] for value in sent.values)
-            self._require(there in (0, len(sent.values)), f"{name} is there in part")
+            require(there in (0, len(sent.values)), f"{name} is there in part")
             if batch.stored is not None and not sent.taken:
                 base = batch.stored.reply.base_offset
                 found = logs[sent.place][base : base + len(sent.values)]
-                self._require(found == sent.values, f"{name} was reported at {base}, there is {found}")
-                self._require(last.get(sent.flow, -1) < base, f"{name} was overtaken")
+                require(found == sent.values, f"{name} was reported at {base}, there is {found}")
+                require(last.get(sent.flow, -1) < base, f"{name} was overtaken")
                 last[sent.flow] = base
             elif batch.error is not None and batch.error.outcome == "none":
-                self._require(not there, f"{name} failed for certain ({batch.error}), and is there")
+                require(not there, f"{name} failed for certain ({batch.error}), and is there")
             elif batch.error is not None:
                 self.seen["unknown outcome, stored" if there else "unknown outcome, not stored"] += 1
             late = batch.error is not None and batch.error.code != "fenced"
-            self._require(not (sent.probe and late), f"{name} failed after the trouble: {batch.error}")
+            require(not (sent.probe and late), f"{name} failed after the trouble: {batch.error}")
         self._check_fencing()
         for reader in self.readers:
             for partition, values in reader.seen.items():
-                self._require(
+                require(
                     values == logs[reader.topic, partition],
                     f"{reader.topic}/{partition}: the reader was given something else than the log has",
                 )
 
         missed = {value for (topic, _), log in logs.items() if topic == SAFE for value in log}
         missed -= self.consumer.seen
-        self._require(not missed, f"the consumer was not given {sorted(missed)[:5]} of {len(missed)}")
+        require(not missed, f"the consumer was not given {sorted(missed)[:5]} of {len(missed)}")
 
     def _check_fencing(self) -> None:
         """What an older producer of a name was given after the newer one took over is never stored."""
@@ -316,29 +273,23 @@ class ClientWorld(VirtualTime):
                 if where == place and epoch < newest:
                     late = [sent for sent in self.ledger[since:] if sent.flow is older.flows[place]]
                     came_back = any(sent.batch.stored is not None for sent in late)
-                    self._require(not came_back, f"{place}: a fenced producer came back")
+                    require(not came_back, f"{place}: a fenced producer came back")
 
     def _content(self, place: tuple[str, int]) -> list[bytes]:
         assert self.life is not None
         runtime = self.life.engine.topics.get(place[0]).runtimes[place[1]]
-        self._require(runtime.fault is None, f"{place} did not recover: {runtime.fault}")
+        require(runtime.fault is None, f"{place} did not recover: {runtime.fault}")
         runtime.state.check()
         values: list[bytes] = []
         epochs: dict[int, int] = {}
         for part in runtime.log.read(0, runtime.end_offset, 1 << 40):
             for header, body in frame.walk(part):
-                self._require(
-                    header.base_offset == len(values), f"{place}: a gap before {header.base_offset}"
-                )
+                require(header.base_offset == len(values), f"{place}: a gap before {header.base_offset}")
                 values += arrow.decode(body, header.columns)["value"].to_pylist()
                 epoch = epochs.setdefault(header.producer_id, header.producer_epoch)
-                self._require(epoch <= header.producer_epoch, f"{place}: a fenced producer wrote")
+                require(epoch <= header.producer_epoch, f"{place}: a fenced producer wrote")
                 epochs[header.producer_id] = header.producer_epoch
         return values
-
-    def _require(self, holds: bool, what: str) -> None:
-        if not holds:
-            raise Violation(what)
 
 
 def run(seed: int) -> Counter[str]:

@@ -28,7 +28,8 @@ from tailrace.sim.actors.sim_writers import SimWriter
 from tailrace.sim.delivery_history import History, HistoryReset, Place, Rules, SentMessage, require
 from tailrace.sim.log_contents import reasons_of, rows_in
 from tailrace.sim.network import SimulatedLink
-from tailrace.sim.virtual_time import SECOND_US, BrokerRun, VirtualTime
+from tailrace.sim.virtual_time import SECOND_US
+from tailrace.sim.worlds.broker_world import BrokerWorld
 
 TOPIC = "work"
 TICK = b"tick"
@@ -115,7 +116,7 @@ _CROWDED: dict[str, Any] = {
 """Options of groups whose members come and go around the number of partitions."""
 
 
-class DeliveryWorld(VirtualTime):
+class DeliveryWorld(BrokerWorld):
     """One seed."""
 
     topic = TOPIC
@@ -128,10 +129,7 @@ class DeliveryWorld(VirtualTime):
         super().__init__(seed)
         random = self.random
         self.history = History()
-        self.healed = False
-        self.overload = 0.0
         self.partitions = random.choice((1, 2, 3))
-        self._value_count = 0
         self._failed = 0
         self._skew_before_us = 0
         self._ticks_from_us = self._ticks_until_us = 0
@@ -189,11 +187,6 @@ class DeliveryWorld(VirtualTime):
             "revoke_timeout_ms": 3_000,
         }
 
-    def value(self) -> bytes:
-        """A value that nobody else has."""
-        self._value_count += 1
-        return b"%d" % self._value_count
-
     def kills(self, value: bytes) -> bool:
         """Whether a message is the end of its member, as long as there is trouble."""
         troubled = bool(self._trouble_us) and not self.healed
@@ -247,7 +240,8 @@ class DeliveryWorld(VirtualTime):
         return steady_us - self.life.clock.skew_us
 
     def _start(self) -> None:
-        self.life = BrokerRun(self)
+        super()._start()
+        assert self.life is not None
         if not self._full and not self._sync_fails:  # Where snapshots fail, replays grow until one succeeds.
             replayed_us = self.life.replayed_us
             require(replayed_us <= REPLAYED_US_MAX, f"a start replayed for {replayed_us:.0f} us")
@@ -259,12 +253,6 @@ class DeliveryWorld(VirtualTime):
         require(not faults, f"opened as damaged: {faults}")
         if self.trimmer is not None:
             self.trimmer.check(self.life.engine)
-        if not self.healed:
-            self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
-
-    def serving(self) -> BrokerRun | None:
-        """See `Surroundings.serving`."""
-        return self.life
 
     def told(self, request: Request, reply: Reply) -> None:
         """See `Surroundings.told`."""
@@ -276,42 +264,17 @@ class DeliveryWorld(VirtualTime):
         uncounted, and later messages of its keys with it."""
         self.history.hang_ups.append(self.clock.now_us())
 
-    def _stop(self, power_loss: bool) -> None:
-        life = self.life
-        if life is None:
-            return
-        life.alive = False
-        self.life = None
-        now_us = self.clock.now_us()
-        self.history.crashes.append((now_us, now_us))
-        if power_loss:
-            self.seen["power lost"] += 1
-            life.threads.half_done()
-            self.store.lose_power(self.random)
-        else:
-            self.seen["broker killed"] += 1
-            self.store.close()
-        for line in self._lines():
-            line.drop(True)
-        self.put_clock(0 if self.healed else None)
-        self.later(self.random.choice((1_000, 100_000, SECOND_US)), self._start)
+    def _stop(self, power_loss: bool, away_us: int | None = None) -> None:
+        if self.life is not None:
+            now_us = self.clock.now_us()
+            self.history.crashes.append((now_us, now_us))
+            self.seen["power lost"] += power_loss
+        super()._stop(power_loss, away_us)
 
     def lose_power(self) -> None:
         """Power fails now, unless the trouble is over."""
         if not self.healed:
             self._stop(True)
-
-    def _close_gracefully(self) -> None:
-        life = self.life
-        if life is None:
-            return
-
-        def over() -> None:
-            if life.alive:
-                self.seen["broker closed and opened"] += 1
-                self._stop(False)
-
-        life.engine.close(over)
 
     def _lines(self) -> list[SimulatedLink]:
         clients: list[Any] = [*self.publishers, self.writer, self.auditor, *self.members]
@@ -355,7 +318,7 @@ class DeliveryWorld(VirtualTime):
         if self.trimmer is not None:
             self.trimmer.made(self._ask(self.trimmer.request()))
         self.run_for(1)
-        self.life.threads.full, self.life.threads.sync_fails = self._full, self._sync_fails
+        self._fail_in(self.life)
 
     # ---------------------------------------------------------------------------------------- what happens
 
@@ -505,6 +468,7 @@ class DeliveryWorld(VirtualTime):
     def _heal(self) -> None:
         """No more trouble. A broker that is well has to go on by itself, another one is started anew."""
         self.healed = True
+        self._restart_skew_s = 0
         self.put_clock(0)
         life = self.life
         if life is None or life.engine.faults() or self.chance(0.5):
