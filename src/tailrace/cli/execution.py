@@ -22,6 +22,7 @@ from tailrace.errors import EDGES, InvalidRequest, TailraceError
 if TYPE_CHECKING:
     from tailrace import Client
 
+Found = TypeVar("Found")
 Command = TypeVar("Command", bound=Callable[..., Coroutine[Any, Any, None]])
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 EXIT_INTERRUPTED = 130
@@ -45,21 +46,21 @@ HINTS = {
 def with_client(
     url: str | None,
     timeout: float,
-    work: Callable[[Client], Awaitable[None]],
+    work: Callable[[Client], Awaitable[Found]],
     fields: Mapping[str, str] | None = None,
-) -> None:
+) -> Found:
     """Connect, do the work, disconnect. `fields` are those of requests that options stand for: an error about
     a field names its option."""
     import asyncio
 
     from tailrace import connect
 
-    async def session() -> None:
+    async def session() -> Found:
         async with connect(url, timeout=timeout, wait=WAIT_S.get()) as client:
-            await work(client)
+            return await work(client)
 
     with _options_named(fields or {}):
-        asyncio.run(session())
+        return asyncio.run(session())
 
 
 def client_command(

@@ -168,7 +168,7 @@ def test_a_consumer_whose_connection_breaks_goes_on_with_its_leases(broker: Loca
                 with broker._lock:
                     broker._break_links()
                 await asyncio.sleep(0)
-                await asyncio.gather(*consumer._intake.membership._tasks)
+                await asyncio.gather(*consumer._intake.membership._tasks._tasks)
                 await broker.advance(2)
             await broker.advance(10)
             assert len(broker.group("g").members) == 1

@@ -25,12 +25,8 @@ def install(shell: Shell = None, json: Json = False) -> None:
     from typer._completion_shared import install as install_script
 
     used, path = install_script(shell=_known_shell(shell), prog_name="tailrace")
-    if json:
-        Output(as_json=True).record({"shell": used, "path": str(path)})
-    else:
-        Output(as_json=False).line(
-            f"completion for {used} is installed in {path}; open a new shell to use it"
-        )
+    text = f"completion for {used} is installed in {path}; open a new shell to use it"
+    Output(as_json=json).result({"shell": used, "path": str(path)}, text)
 
 
 @completion.command()
@@ -40,10 +36,7 @@ def show(shell: Shell = None, json: Json = False) -> None:
 
     name = _known_shell(shell)
     script = get_completion_script(prog_name="tailrace", complete_var="_TAILRACE_COMPLETE", shell=name)
-    if json:
-        Output(as_json=True).record({"shell": name, "script": script})
-    else:
-        Output(as_json=False).line(script)
+    Output(as_json=json).result({"shell": name, "script": script}, script)
 
 
 @about.command()
@@ -57,11 +50,10 @@ def version(json: Json = False) -> None:
         number = installed("tailrace")
     except PackageNotFoundError:
         number = "unknown (not installed as a package)"
-    output = Output(as_json=json)
-    if json:
-        output.record({"tailrace": number, "python": platform.python_version()})
-    else:
-        output.line(f"tailrace {number} on Python {platform.python_version()}")
+    python = platform.python_version()
+    Output(as_json=json).result(
+        {"tailrace": number, "python": python}, f"tailrace {number} on Python {python}"
+    )
 
 
 def _known_shell(name: str | None) -> str:

@@ -96,9 +96,8 @@ def scrub(
 
     output = Output(as_json=json)
     topic, partition = (place, None) if place is None or "/" not in place else place_of(place)
-    found: list[ScrubState] = []
 
-    async def work(client: Client) -> None:
+    async def work(client: Client) -> ScrubState:
         admin = client.admin()
         state = await admin.scrub(topic, partition)
         while state.running:
@@ -110,10 +109,9 @@ def scrub(
                 state = await admin.scrub(topic, partition)
             if not json and sys.stderr.isatty():
                 output.note(f"{state.done} of {state.total} partitions, {state.bytes} bytes")
-        found.append(state)
+        return state
 
-    with_client(url_of(url, data), timeout, work)
-    (state,) = found
+    state = with_client(url_of(url, data), timeout, work)
     if json:
         row = {"partitions": state.done, "bytes": state.bytes, "damage": state.damage}
         output.record(row)
@@ -130,13 +128,10 @@ def scrub(
 
 
 def _ask(url: str | None, timeout: float, topic: str, partition: int, *, dry_run: bool) -> LossReport:
-    found: list[LossReport] = []
+    async def work(client: Client) -> LossReport:
+        return await client.admin().accept_loss(topic, partition, dry_run=dry_run)
 
-    async def work(client: Client) -> None:
-        found.append(await client.admin().accept_loss(topic, partition, dry_run=dry_run))
-
-    with_client(url, timeout, work)
-    return found[0]
+    return with_client(url, timeout, work)
 
 
 def _record(topic: str, partition: int, report: LossReport) -> dict[str, Any]:

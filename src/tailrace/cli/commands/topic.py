@@ -157,14 +157,12 @@ def delete(
 
 def _agreed(name: str, url: str | None, timeout: float) -> bool:
     """Ask, with the figures at hand and no connection open meanwhile."""
-    held = 0
 
-    async def count(client: Client) -> None:
-        nonlocal held
+    async def count(client: Client) -> int:
         topic = await client.admin().describe_topic(name)
-        held = sum(row["end_offset"] - row["start_offset"] for row in topic.partitions)
+        return sum(row["end_offset"] - row["start_offset"] for row in topic.partitions)
 
-    with_client(url, timeout, count)
+    held = with_client(url, timeout, count)
     return typer.confirm(f"Delete topic {printable(name)} with {held} messages?", err=True)
 
 

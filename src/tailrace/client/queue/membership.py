@@ -14,13 +14,14 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from tailrace.client.rpc.calls import ask, error_of
 from tailrace.client.rpc.loop_watch import unwatch, watch
+from tailrace.client.rpc.waiters import BackgroundTasks
 from tailrace.client.sdk_tuning import BEAT_MS_MIN, LEAVE_S, PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import Heartbeat, JoinGroup, LeaveGroup, Membership, Place
@@ -104,7 +105,7 @@ class GroupSession:
         self._on_revoked = on_revoked
         self._loop = asyncio.get_running_loop()
         self._callbacks = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(lambda error: self._holder.failed(error))
         self._version = 0
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -158,7 +159,7 @@ class GroupSession:
             return
         self._rejoining = True
         self._number += 1  # The answer to an older heartbeat does not count any more.
-        self._start(self._rejoin())
+        self._tasks.start(self._rejoin())
 
     async def _rejoin(self) -> None:
         request = msgspec.structs.replace(self._request, again=True)
@@ -189,15 +190,14 @@ class GroupSession:
         self._holder.pause(places)  # The other one shall not have to wait for what was leased ahead.
         self._drop(places)
         if self._on_revoked is not None:
-            self._start(self._call(self._on_revoked, places - self._finishing))
+            self._tasks.start(self._call(self._on_revoked, places - self._finishing))
         self._holder.refuse(error)
 
     async def leave(self) -> None:
         """Stop being a member. When the broker cannot be reached, the session runs out by itself."""
         self._end()
         self._number += 1
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         request = LeaveGroup(self._request.group, self.member, self._request.incarnation)
         try:
             await ask(self._verbs, request, min(LEAVE_S, self._timeout))
@@ -209,23 +209,12 @@ class GroupSession:
     def stop(self) -> None:
         """End without a word: there is no connection to say it on."""
         self._end()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
 
     def _end(self) -> None:
         self._left = True
         self._cancel_timer()
         unwatch(self._loop, self)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._holder.failed(error)
 
     # -- heartbeats
 
@@ -297,7 +286,7 @@ class GroupSession:
         if gone:
             self._drop(gone)
             if self._on_revoked is not None:
-                self._start(self._call(self._on_revoked, gone - self._finishing))
+                self._tasks.start(self._call(self._on_revoked, gone - self._finishing))
         renewed = {
             place: told[place] for place, generation in self._owned.items() if told[place] != generation
         }
@@ -323,7 +312,7 @@ class GroupSession:
             self._holder.granted(places)
             return
         self._assigning |= places.keys()
-        self._start(self._assign_after(self._on_assigned, places))
+        self._tasks.start(self._assign_after(self._on_assigned, places))
 
     async def _assign_after(self, callback: Moved, places: dict[Place, int]) -> None:
         self._owned.update(places)
@@ -344,7 +333,7 @@ class GroupSession:
         if new:
             self._finishing |= new
             self._holder.withdrawn(new)
-            self._start(self._finish(new))
+            self._tasks.start(self._finish(new))
 
     async def _finish(self, places: set[Place]) -> None:
         seconds = self.policy.revoke_timeout_ms / 2000

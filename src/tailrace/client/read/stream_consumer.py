@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,7 @@ from tailrace.client.queue.threaded_handlers import PlainHandler, is_async, runs
 from tailrace.client.read.fetcher import Cursor
 from tailrace.client.read.stream_feed import StreamFeed
 from tailrace.client.rpc.calls import ask, whole_of
+from tailrace.client.rpc.waiters import BackgroundTasks
 from tailrace.client.sdk_tuning import COMMIT_S, PAUSE_S_MAX, REFRESH_MS
 from tailrace.core.model.commands import FindOffsets, Offsets
 from tailrace.core.model.group_commands import JoinGroup, Place
@@ -218,18 +219,7 @@ class _Source:
         self._now_ms = now_ms
         self._due_ms = now_ms() + every_ms
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work in the background; what goes wrong is told to the application."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.feed.failed(error)
+        self.tasks = BackgroundTasks(self.feed.failed)
 
     def tick(self) -> None:
         """See whether it is time; also `membership.Holder`."""
@@ -238,8 +228,8 @@ class _Source:
         now_ms = self._now_ms()
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + self._every_ms
-            if not self._tasks:
-                self.start(self.routine())
+            if not self.tasks:
+                self.tasks.start(self.routine())
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(max(0.01, (self._due_ms - now_ms) / 1000), self.tick)
@@ -253,8 +243,7 @@ class _Source:
         self.feed.end(error)
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
+        self.tasks.cancel()
 
 
 class _Everything(_Source):
@@ -379,7 +368,7 @@ class _Seat(_Source):
 
     def granted(self, places: dict[Place, int]) -> None:
         """See `membership.Holder`."""
-        self.start(self._locate(places))
+        self.tasks.start(self._locate(places))
 
     def reconfigured(self) -> None:
         """See `membership.Holder`: a stream has no leases, and the membership itself goes by the options."""

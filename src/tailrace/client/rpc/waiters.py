@@ -1,8 +1,10 @@
-"""Coroutines of one loop that wait until something has changed, most often for messages."""
+"""Coroutines of one loop that wait until something has changed, or that work in the background."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from tailrace.errors import TailraceError
 
@@ -58,3 +60,32 @@ class AwaitedSupply:
             raise error
         if self._stopping:
             raise StopAsyncIteration
+
+
+class BackgroundTasks:
+    """Work that nobody awaits; what goes wrong with it is told."""
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __bool__(self) -> bool:
+        """Whether something is under way."""
+        return bool(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin to work."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    def cancel(self) -> None:
+        """Give up all of it."""
+        for task in list(self._tasks):
+            task.cancel()
