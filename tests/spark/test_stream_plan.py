@@ -17,7 +17,8 @@ from tailrace.core.model.commands import EARLIEST, LATEST, TopicInfo
 from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.spark.options import Point, ReadOptions
 from tailrace.spark.source import stream_plan as plan
-from tailrace.spark.source.slices import Place, Slice, cut
+from tailrace.spark.source.log_spans import Place
+from tailrace.spark.source.slices import Slice, cut
 from tailrace.spark.source.stream_plan import Head, Reached
 
 

@@ -22,7 +22,7 @@ READ_US = 400_000
 ATTEMPTS = 5
 """So often a message is not leased in vain for answers that nobody hears."""
 FOREVER = 1 << 62
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Partition and offset."""
 
 
@@ -64,7 +64,7 @@ class Given:
 
     group: str
     member: str
-    place: Place
+    place: Position
     value: bytes
     lease: int
     decided_us: int
@@ -110,7 +110,7 @@ class Quarantine:
 class LostMessage:
     """The loss of a message was accepted, between two times."""
 
-    place: Place
+    place: Position
     accepted_us: int
     over_us: int
 
@@ -261,7 +261,7 @@ class History:
 
     def check(self) -> None:
         """Everything that members saw is what was promised; raises `Violation`."""
-        by_place: dict[tuple[str, Place], list[Given]] = defaultdict(list)
+        by_place: dict[tuple[str, Position], list[Given]] = defaultdict(list)
         by_key: dict[tuple[str, int, bytes | None], list[Given]] = defaultdict(list)
         for given in sorted(self.given, key=lambda item: (item.decided_us, item.number)):
             by_place[given.group, given.place].append(given)
@@ -412,7 +412,7 @@ class History:
     def _check_order(self, family: list[Given]) -> None:
         """Messages of one key: first deliveries in order, none past one that waits, one member at a time."""
         group = family[0].group
-        last: dict[Place, Given] = {}
+        last: dict[Position, Given] = {}
         for given in family:
             at_us, name = given.decided_us, f"{group}: {given.value!r} at {given.place}"
             if given.place not in last and given.deliveries == 1:
@@ -434,7 +434,7 @@ class History:
 
     def _check_waits(self, family: list[Given]) -> None:
         """Between a confirmed nack and the next delivery nothing that is later goes out."""
-        following: dict[Place, Given] = {}
+        following: dict[Position, Given] = {}
         for given in reversed(family):
             after = following.get(given.place)
             following[given.place] = given
@@ -455,7 +455,7 @@ class History:
     # ------------------------------------------------------------------------------------- the whole story
 
     def check_complete(
-        self, log: dict[int, dict[int, bytes]], dead: dict[str, dict[Place, str]], now_us: int
+        self, log: dict[int, dict[int, bytes]], dead: dict[str, dict[Position, str]], now_us: int
     ) -> None:
         """After the drain: `log` is what each partition holds, `dead` the reason of each dead letter by group
         and place."""
@@ -482,7 +482,7 @@ class History:
                 self._check_end(group, rules, value, place, dead.get(group, {}).get(place), now_us)
 
     def _check_end(
-        self, group: str, rules: Rules, value: bytes, place: Place, reason: str | None, now_us: int
+        self, group: str, rules: Rules, value: bytes, place: Position, reason: str | None, now_us: int
     ) -> None:
         """How a message ended for a group: acked, dead, or expired."""
         message, name = self.messages[value], f"{group}: {value!r} at {place}"
@@ -511,7 +511,7 @@ class History:
         good = any(act.result in ("ok", "unknown", "pending") for act in settled)
         require(good, f"{name} was never settled: {given[-3:]}")
 
-    def _valid_from(self, group: str, place: Place) -> int | None:
+    def _valid_from(self, group: str, place: Position) -> int | None:
         """Since when acks count; None when a reset may have passed the message over."""
         since_us: int | None = 0
         in_doubt = False

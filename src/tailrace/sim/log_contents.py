@@ -8,7 +8,7 @@ from typing import Any
 from tailrace.broker.engine import Engine
 from tailrace.format import batch as arrow
 from tailrace.format import frame
-from tailrace.sim.delivery_history import Place, require
+from tailrace.sim.delivery_history import Position, require
 
 Rows = dict[int, tuple[bytes, Any]]
 """Value and headers, by offset."""
@@ -33,11 +33,11 @@ def rows_in(engine: Engine, topic: str, partition: int) -> Rows:
 
 
 def reasons_of(
-    rows: Rows, log: dict[int, dict[int, bytes]], dead: dict[str, dict[Place, str]], lives: dict[str, int]
+    rows: Rows, log: dict[int, dict[int, bytes]], dead: dict[str, dict[Position, str]], lives: dict[str, int]
 ) -> None:
     """Note the dead letters of one partition by group and place: each is what it was, and is there once for
     each of its lives."""
-    deaths: Counter[tuple[str, Place]] = Counter()
+    deaths: Counter[tuple[str, Position]] = Counter()
     for value, headers in rows.values():
         told = {name: bytes(text).decode() for name, text in headers}
         group = told["tailrace-group"]

@@ -1,4 +1,4 @@
-"""The fold behind traces, on handmade facts: events, standings, and whom a fact concerns.
+"""The fold behind traces, on handmade facts: events, statuses, and whom a fact concerns.
 
 Covers `core/trace/message_history.py` and `core/trace/trace_fold.py`.
 """
@@ -97,7 +97,7 @@ def test_failures_count_attempts_and_given_back_ones_do_not() -> None:
 def test_groups_are_independent() -> None:
     folded, (life,) = followed(5)
     play(folded, leased(1, 5, 6), leased(1, 5, 6, group=2, member="x"), f.Acked(2, [(1, [5, 6])], 20))
-    assert life.standings == {
+    assert life.statuses == {
         1: "leased",
         2: "settled",
     }
@@ -141,14 +141,14 @@ def test_a_stream_group_passes_and_comes_back() -> None:
 def test_enlisting_says_where_a_group_begins() -> None:
     folded, (low, high) = followed(5, 8)
     play(folded, f.Enlisted(3, "late", GroupPolicy(), 7, 10))
-    assert (low.standings[3], high.standings[3]) == ("settled", "free")
+    assert (low.statuses[3], high.statuses[3]) == ("settled", "free")
     assert folded.name(3) == "late"
     assert folded.name(4) == "#4"
     play(folded, leased(1, 8, 9, group=3), f.Enlisted(3, "late", GroupPolicy(lease_ms=1), 7, 20))
-    assert high.standings[3] == "leased", "only other options"
+    assert high.statuses[3] == "leased", "only other options"
     play(folded, f.Delisted(3, 30))
     assert told(high, "group")[-1] == ("group_deleted", "late")
-    assert 3 not in high.standings
+    assert 3 not in high.statuses
 
 
 def test_settled_without_a_delivery() -> None:
@@ -199,12 +199,12 @@ def test_groups_that_never_touched_it() -> None:
     folded, (life, other) = followed(5, 6)
     play(folded, leased(1, 5, 6))
     folded.finish({G: 6, 2: 6, 3: 2})
-    assert life.standings == {
+    assert life.statuses == {
         1: "leased",
         2: "settled",
         3: "free",
     }
-    assert other.standings[2] == "free"
+    assert other.statuses[2] == "free"
 
 
 @pytest.mark.parametrize(

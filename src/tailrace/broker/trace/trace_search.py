@@ -360,7 +360,7 @@ def _fields(rows: pa.RecordBatch, row: int) -> dict[str, Any]:
 
 
 def _by_group(lives: MessageHistories, life: MessageHistory) -> dict[str, str]:
-    return {lives.name(group): status for group, status in life.standings.items()}
+    return {lives.name(group): status for group, status in life.statuses.items()}
 
 
 def _answer(source: SearchedPartition, lives: MessageHistories, life: MessageHistory) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class StreamConsumer:
         self._verbs = verbs
         self._timeout = timeout
         self._options = options
-        self._source: _Seat | _Everything
+        self._source: _GroupSource | _Everything
         self._closed: TailraceError | None = Unavailable(
             "the consumer is not open: use `async with client.consumer(…)`"
         )
@@ -62,7 +62,7 @@ class StreamConsumer:
         if self.group is None:
             self._source = _Everything(self._verbs, self.topics, self._timeout, self._options)
         else:
-            self._source = _Seat(self._verbs, self.topics, self.group, self._timeout, self._options)
+            self._source = _GroupSource(self._verbs, self.topics, self.group, self._timeout, self._options)
         self._closed = None
         try:
             await self._source.open()
@@ -87,7 +87,7 @@ class StreamConsumer:
             self._source.end(error)
         self._closed = error
 
-    def _open(self) -> _Seat | _Everything:
+    def _open(self) -> _GroupSource | _Everything:
         if self._closed is not None:
             raise self._closed
         return self._source
@@ -182,7 +182,7 @@ class StreamConsumer:
     async def commit(self) -> None:
         """Store the places behind everything that was handed out; returns when they are durable."""
         source = self._open()
-        if not isinstance(source, _Seat):
+        if not isinstance(source, _GroupSource):
             raise InvalidRequest("commit: a broadcast consumer has no group that a place could be stored for")
         last = source.feed.last
         await source.store(source.feed.position(), self._timeout)
@@ -289,7 +289,7 @@ class _Everything(_Source):
         return None
 
 
-class _Seat(_Source):
+class _GroupSource(_Source):
     """A member of a stream group; see `membership.Holder`."""
 
     def __init__(

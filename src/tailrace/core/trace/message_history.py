@@ -74,7 +74,7 @@ class MessageHistory:
         self.attempt = attempt
         """The number of the attempt of a staged message."""
         self.events: list[Event] = []
-        self.standings: dict[int, str] = {}
+        self.statuses: dict[int, str] = {}
         """The status for each group."""
         self.state = ""
         """A status for all groups: scheduled, cancelled, staged, dropped, collected; else empty."""
@@ -94,7 +94,7 @@ class MessageHistory:
         """The status for all groups; "mixed" if they differ."""
         if self.state:
             return self.state
-        found = set(self.standings.values())
+        found = set(self.statuses.values())
         if len(found) > 1:
             return MIXED
         return found.pop() if found else FREE
@@ -151,7 +151,7 @@ class MessageHistories(TraceFold):
         group."""
         for life, offset in self._placed():
             for group, first in committed.items():
-                life.standings.setdefault(group, _from(first, offset))
+                life.statuses.setdefault(group, _from(first, offset))
 
     # ------------------------------------------------------------------------------------- what the fold says
 
@@ -172,7 +172,7 @@ class MessageHistories(TraceFold):
             details = _details(event, row, offset)
             life.event(event.time_us, what, group=group.name, member=event.member, **details)
             if what in _AFTER:
-                life.standings[group.number] = _AFTER[what]
+                life.statuses[group.number] = _AFTER[what]
 
     def _placed(self) -> Iterator[tuple[MessageHistory, int]]:
         return ((life, life.offset) for life in self.lives if life.offset is not None)
@@ -180,12 +180,12 @@ class MessageHistories(TraceFold):
     def _enlisted(self, fact: f.Enlisted, group: GroupTrace) -> None:
         super()._enlisted(fact, group)
         for life, offset in self._placed():  # It may be there already, and only has other options now.
-            life.standings.setdefault(fact.group, _from(fact.start, offset))
+            life.statuses.setdefault(fact.group, _from(fact.start, offset))
 
     def _delisted(self, fact: f.Delisted, group: GroupTrace) -> None:
         super()._delisted(fact, group)
         for life in self.lives:
-            if life.standings.pop(fact.group, None) is not None:
+            if life.statuses.pop(fact.group, None) is not None:
                 life.event(fact.time_us, "group_deleted", group=group.name)
 
     def _extended(self, fact: f.LeaseExtended, group: GroupTrace) -> None:
@@ -196,16 +196,16 @@ class MessageHistories(TraceFold):
     def _reset(self, fact: f.GroupReset, group: GroupTrace) -> None:
         group.clear()
         for life, offset in self._placed():
-            life.standings[fact.group] = _from(fact.offset, offset)
+            life.statuses[fact.group] = _from(fact.offset, offset)
             life.event(fact.time_us, "reset", group=group.name, to_offset=fact.offset)
 
     def _cursor_moved(self, fact: f.CursorMoved, group: GroupTrace) -> None:
         for life, offset in self._placed():
             status = _from(fact.offset, offset)
-            if life.standings.get(fact.group, FREE) != status:
+            if life.statuses.get(fact.group, FREE) != status:
                 what = "committed" if status == SETTLED else "rewound"
                 life.event(fact.time_us, what, group=group.name, member=fact.member)
-            life.standings[fact.group] = status
+            life.statuses[fact.group] = status
 
     # ----------------------------------------------------------------------- delays, staging, the log itself
 
@@ -237,8 +237,8 @@ class MessageHistories(TraceFold):
             if life.state == COLLECTED:
                 continue
             life.state = COLLECTED
-            left = [number for number, status in life.standings.items() if status not in (SETTLED, DEAD)]
-            life.standings.update(dict.fromkeys(left, COLLECTED))
+            left = [number for number, status in life.statuses.items() if status not in (SETTLED, DEAD)]
+            life.statuses.update(dict.fromkeys(left, COLLECTED))
             life.event(time_us, "collected", unsettled=[self.name(number) for number in left] or None)
 
 

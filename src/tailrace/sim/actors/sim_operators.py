@@ -19,7 +19,7 @@ from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
 from tailrace.sim.actors.surroundings import ChancyWorld
-from tailrace.sim.delivery_history import Place, require
+from tailrace.sim.delivery_history import Position, require
 from tailrace.sim.network import SimulatedLink
 
 GROUP = "_redrive"
@@ -31,10 +31,10 @@ OPTIONS = {"assignment": "shared", "ordering": "none", "max_attempts": 1_000_000
 class Letter:
     """A dead letter: where it is, what it says, and when it was appended."""
 
-    place: Place
+    place: Position
     value: bytes
     group: str
-    origin: Place
+    origin: Position
     time_us: int
 
 
@@ -76,7 +76,7 @@ class SimOperator:
         self.world = world
         self.line = SimulatedLink(world)
         self.sent: list[RedrivenLetter] = []
-        self.over: set[Place] = set()
+        self.over: set[Position] = set()
         """Letters that were taken off the list, as the broker has confirmed."""
         self.idle = 0
         """How many rounds in a row have found nothing."""

@@ -25,7 +25,7 @@ from tailrace.sim.actors.sim_publishers import SimPublisher
 from tailrace.sim.actors.sim_trimmers import SimTrimmer
 from tailrace.sim.actors.sim_vandals import SimVandal
 from tailrace.sim.actors.sim_writers import SimWriter
-from tailrace.sim.delivery_history import History, HistoryReset, Place, Rules, SentMessage, require
+from tailrace.sim.delivery_history import History, HistoryReset, Position, Rules, SentMessage, require
 from tailrace.sim.log_contents import reasons_of, rows_in
 from tailrace.sim.network import SimulatedLink
 from tailrace.sim.virtual_time import SECOND_US
@@ -524,7 +524,7 @@ class DeliveryWorld(BrokerWorld):
         self._check_ticks(sum(name.startswith(TICK) for name in names))
         resets = [reset.group for reset in self.history.resets if reset.result != "none"]
         lives = {name: 1 + resets.count(name) for name in self.options}
-        dead: dict[str, dict[Place, str]] = {name: {} for name in self.options}
+        dead: dict[str, dict[Position, str]] = {name: {} for name in self.options}
         if engine.topics.find(f"{TOPIC}.dlq") is not None:
             for number in range(self.partitions):
                 reasons_of(rows_in(engine, f"{TOPIC}.dlq", number), log, dead, lives)

@@ -15,11 +15,11 @@ from tailrace.core.model.commands import EARLIEST, LATEST
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import ReadOptions
-from tailrace.spark.source.log_spans import spans_of, topics_of
+from tailrace.spark.source.log_spans import Place, Span, spans_of, topics_of
 from tailrace.spark.source.pushdown import Condition, narrowed, row_filter, since, understood
 from tailrace.spark.source.row_batches import Choose, check_schema, row_batches, unexpired
 from tailrace.spark.source.slice_frames import frames_of
-from tailrace.spark.source.slices import Place, Slice, Span, cut
+from tailrace.spark.source.slices import Slice, cut
 
 log = logging.getLogger("tailrace.spark")
 

@@ -8,10 +8,7 @@ from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
-Place = tuple[str, int]
-"""Topic and partition."""
-Span = tuple[int, int]
-"""First offset, and the first that does not belong to it any more."""
+from tailrace.spark.source.log_spans import Place, Span
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from pyspark.sql.datasource import InputPartition
 from tailrace.core.model.commands import TopicInfo
 from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.spark.options import ReadOptions
-from tailrace.spark.source.log_spans import AtTime, spans_of
-from tailrace.spark.source.slices import Place, Slice, Span, share
+from tailrace.spark.source.log_spans import AtTime, Place, Span, spans_of
+from tailrace.spark.source.slices import Slice, share
 
 VERSION = 1
 BUNDLE_ROWS = 1_000

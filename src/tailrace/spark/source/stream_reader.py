@@ -35,9 +35,10 @@ from tailrace.errors import Fenced, InvalidRequest, NotFound
 from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.source import stream_plan as plan
+from tailrace.spark.source.log_spans import Place
 from tailrace.spark.source.row_batches import check_schema, row_batches, unexpired
 from tailrace.spark.source.slice_frames import frames_of
-from tailrace.spark.source.slices import Place, cut
+from tailrace.spark.source.slices import cut
 
 log = logging.getLogger("tailrace.spark")
 MEMBER = "spark"
