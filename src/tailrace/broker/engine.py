@@ -25,6 +25,7 @@ from tailrace.broker.local_router import LocalRouter
 from tailrace.broker.metrics import Metrics, Strays
 from tailrace.broker.partition.coordinator_partition import CoordinatorListeners, CoordinatorPartition
 from tailrace.broker.partition.credit_waiters import CreditWaiter, CreditWaiters
+from tailrace.broker.partition.delay_prefetch import releases
 from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
 from tailrace.broker.partition.staged_reads import StagedReads
 from tailrace.broker.queue.key_reads import KeyReads
@@ -142,7 +143,10 @@ class Engine:
     def _processes(self, queue: QueuePartition) -> Processes:
         home = TopicPartition(queue.topic, queue.partition)
         _, topic_id = decode_folder(queue.name.rpartition("/")[0])
-        kinds = (dead_letters(home, topic_id, self.metrics),)
+        kinds = (
+            dead_letters(home, topic_id, self.metrics),
+            releases(home, topic_id, queue.prefetch, self.metrics),
+        )
         return Processes(ProcessDriver(kind, queue, self.router, self.pump) for kind in kinds)
 
     def _coordinator_processes(self, runtime: CoordinatorPartition) -> Processes:

@@ -22,7 +22,7 @@ import msgspec
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.coordinator_partition import CoordinatorListeners, CoordinatorPartition
-from tailrace.broker.partition.delay_release import NEAR_BYTES_TOTAL
+from tailrace.broker.partition.delay_prefetch import NEAR_BYTES_TOTAL
 from tailrace.broker.partition.frame_cache import COLD_BYTES_TOTAL
 from tailrace.broker.partition.queue_partition import QueueListeners, QueuePartition
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime

@@ -356,7 +356,7 @@ def test_a_topic_that_is_deleted_with_dying_messages_ends_their_story() -> None:
     with_broken_letters(broker)
     broker.send(b"bad")
     die(broker)
-    (driver,) = broker.runtime().processes.drivers
+    driver, _ = broker.runtime().processes.drivers
     assert driver.process is not None
     broker.submit(DeleteTopic("t"))
     broker.pass_s(120)

@@ -1,6 +1,6 @@
 """Delayed messages at work: released at their tick, cancelled for good, over restarts and on full disks.
 
-Also covers `broker/partition/delay_prefetch.py` and `broker/partition/delay_release.py`.
+Also covers `broker/partition/delay_prefetch.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tailrace.broker.partition import delay_prefetch, delay_release
+from tailrace.broker.partition import delay_prefetch
 from tailrace.core.collections.timing_wheel import TICK_US
 from tailrace.core.model.commands import DeleteTopic, Published, Reply, TrimTopic
 from tailrace.core.model.commands import Publish as PublishRequest
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import Cancelled, CancelScheduled, ListScheduled, ScheduledList
+from tailrace.core.process import release_process
 from tailrace.errors import Full
 from tailrace.format import batch as arrow
 from tailrace.format import frame
@@ -173,7 +174,7 @@ def test_cancelled_messages_never_appear(store: LogStore) -> None:
 
 
 def test_a_cancel_while_a_bucket_drains_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay_release, "RELEASE_ROWS", 4)
+    monkeypatch.setattr(release_process, "RELEASE_ROWS", 4)
     broker = Broker()
     broker.later({f"m{number}": 1.0 for number in range(12)})
     broker.pass_s(1)
@@ -291,7 +292,7 @@ def test_a_trim_leaves_what_still_waits(store: LogStore) -> None:
 
 
 def test_many_frames_and_little_room(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay_release, "LOAD_ROWS", 7)
+    monkeypatch.setattr(release_process, "LOAD_ROWS", 7)
     monkeypatch.setattr(delay_prefetch, "_ENTRIES_AT_ONCE", 3)
     broker = Broker(store)
     expected = []
@@ -299,15 +300,29 @@ def test_many_frames_and_little_room(store: LogStore, monkeypatch: pytest.Monkey
         delays = {f"{number}-{row}": 1 + (number * 7 + row * 3) % 11 / 10 for row in range(5)}
         expected += [(delay, number, row, name) for row, (name, delay) in enumerate(delays.items())]
         broker.later(delays)
-    broker.runtime().releases.bytes_max = 1000
+    broker.runtime().prefetch.limit(1000)
     broker.pass_s(4)
     assert broker.texts() == [name for *_, name in sorted(expected)]
 
 
-def test_large_messages_are_released_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay_release, "RELEASE_BYTES", 3000)
+def test_a_full_prefetch_does_not_hold_a_message_that_came_later() -> None:
     broker = Broker()
-    broker.runtime().releases.bytes_max = 20_000
+    broker.runtime().prefetch.limit(1000)
+    for number in range(29):
+        broker.later({f"late {number}-{row}": 3.0 - number / 10 for row in range(10)})
+        broker.pass_s(0.1)
+    assert broker.runtime().prefetch.free_bytes((-1, 0)) <= 0
+    broker.later({"early": 0.05})
+    broker.pass_s(0.09)
+    assert broker.texts() == ["early"]
+    broker.pass_s(2)
+    assert len(broker.texts()) == 291
+
+
+def test_large_messages_are_released_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delay_prefetch, "RELEASE_BYTES", 3000)
+    broker = Broker()
+    broker.runtime().prefetch.limit(20_000)
     broker.later({f"{number:04}" * 500: 1.0 for number in range(30)})
     broker.pass_s(3)
     assert [value[:4] for value in broker.texts()] == [f"{number:04}" for number in range(30)]

@@ -39,7 +39,7 @@ class Scripted:
 class Stage:
     """A driver with its home and its router, which keep the answers back."""
 
-    def __init__(self) -> None:
+    def __init__(self, shelf: Any = None) -> None:
         self.heard: list[core.Event] = []
         self.effects: dict[str, Sequence[core.Effect]] = {}
         self.sent: list[tuple[Any, Any]] = []
@@ -56,7 +56,7 @@ class Stage:
         self.pump = Pump(self.clock, self.threads)
         log = logging.getLogger("tailrace.test")
         readers = {str: self._read}
-        kind = ProcessKind(Scripted, frozenset((Dying,)), log, readers, self._count, self.told.append)
+        kind = ProcessKind(Scripted, frozenset((Dying,)), log, readers, self._count, self.told.append, shelf)
         self.driver = ProcessDriver(kind, self, self, self.pump)
 
     def _count(self) -> None:
@@ -154,6 +154,42 @@ def test_a_read_ends_with_its_result_or_a_refusal(request_: str) -> None:
     else:
         assert found == core.Found("r", ("the log", 7, request_))
     assert len(stage.found_damage) == (request_ == "damage")
+
+
+class KeptRows:
+    """A shelf that keeps results, and tells their number."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def keep(self, found: Any) -> Any:
+        self.kept.append(found)
+        return len(self.kept)
+
+    def fill(self, command: Any) -> tuple[Any, bytes]:
+        return f"{command} of {len(self.kept)}", b"rows"
+
+    def forget(self, what: Any) -> None:
+        self.kept.remove(what)
+
+    def clear(self) -> None:
+        self.kept.clear()
+
+
+def test_what_is_read_stays_on_the_shelf_until_it_is_forgotten_or_the_life_ends() -> None:
+    shelf = KeptRows()
+    stage = Stage(shelf)
+    stage.begin(core.Read("r", "rows"), core.Read("s", "more"), core.Read("t", "fail"))
+    stage.effects["Found"] = (core.Submit("a", TARGET, "release", None), core.Forget(("the log", 7, "rows")))
+    stage.pump.drain()
+    assert [event.result for event in stage.heard[1:3] if isinstance(event, core.Found)] == [1, 1]
+    assert [(what[2], what[3]) for what, _ in stage.sent] == [("release of 1", b"rows")]
+    assert shelf.kept == [("the log", 7, "more")]
+    stage.begin(core.Read("r", "of an earlier life"))
+    assert shelf.kept == []
+    stage.driver.end()
+    stage.pump.drain()
+    assert shelf.kept == []
 
 
 def test_delays_end_in_time() -> None:

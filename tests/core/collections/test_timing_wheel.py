@@ -80,6 +80,7 @@ def test_a_wheel_is_a_sorted_list(life: list[Any], cut: int) -> None:
         assert len(wheel) == len(waiting)
         assert wheel.next_us() == (waiting[0][0] if waiting else None)
         assert wheel.oldest_ref() == min(plain.rows, default=None)
+        assert max(plain.rows, default=-1) <= wheel.newest_ref() < ref_of(entry + 1, 0)
         for until_us in (now_us, now_us + 650_000, now_us + 10**12):
             due = [pair for pair in waiting if pair[0] <= until_us]
             assert pairs(wheel.first(until_us, 1000)) == due

@@ -87,6 +87,9 @@ class ProcessWorld:
     def told(self, what: Any) -> None:
         """The process has told those who wait."""
 
+    def forgotten(self, what: Any) -> None:
+        """The process does not need something any more that it has read."""
+
     def answered(self, tag: Hashable, reply: Reply) -> None:
         """The process has answered a request."""
 
@@ -129,9 +132,12 @@ class ProcessWorld:
         self.process = self.make()
         self.tell(core.Begun())
 
+    def now(self) -> core.Now:
+        return core.Now(self.catalog, self.wall_us, now_us=self.wall_us)
+
     def tell(self, event: core.Event) -> None:
         assert self.process is not None
-        for effect in self.process.step(event, core.Now(self.catalog, self.wall_us, now_us=self.wall_us)):
+        for effect in self.process.step(event, self.now()):
             self._carry_out(effect)
 
     def _step(self) -> None:
@@ -202,6 +208,8 @@ class ProcessWorld:
                 self.pass_time(0)
             case core.Cancel():
                 self._at_wall.pop(effect.tag, None)
+            case core.Forget():
+                self.forgotten(effect.what)
             case core.Respond():
                 self.answered(effect.tag, effect.reply)
             case core.Tell():

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
+from tailrace.core.collections.timing_wheel import HIGH, NEVER, ROW_BITS, in_order, ref_of
 from tailrace.core.model import commands, facts, identifiers, queue_commands
 from tailrace.core.model.group_commands import Membership
 from tailrace.core.model.internal_commands import PublishBatch
@@ -66,17 +68,29 @@ def told(value: Any) -> str:
         return f"{value.state} with {owned}, version {value.version}{hungry}"
     if isinstance(value, Dead):
         return f"message {value.offset}"
+    if isinstance(value, np.ndarray):
+        return ", ".join(row_text(*row) for row in in_order(value)[:, :HIGH].tolist())
     if isinstance(value, msgspec.Struct):
         given = [
             f"{field.name}={told(found)}"
             for field in msgspec.structs.fields(value)
-            if (found := getattr(value, field.name)) != field.default
-            and not (field.default_factory is not msgspec.NODEFAULT and found == field.default_factory())
+            if isinstance(found := getattr(value, field.name), np.ndarray) or found != _default(field)
         ]
         return f"{type(value).__name__}({', '.join(given)})"
     if isinstance(value, list):
         return f"[{', '.join(told(item) for item in value)}]"
     return repr(value)
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def row_text(at_us: int, ref: int) -> str:
+    """A delayed message: entry and row, and when it is due."""
+    if at_us == NEVER:
+        return "the end"
+    return f"{ref >> ROW_BITS}.{ref % ref_of(1, 0)} at {at_us / 1e6:g} s"
 
 
 def named(tag: Any) -> str:
@@ -97,6 +111,8 @@ def shown(effect: core.Effect) -> str:
             sure = ", surely" if effect.sure else ""
             to = f"{effect.target} (topic {effect.topic_id}){sure}"
             return f"{named(effect.tag)}: to {to}: {told(effect.command)}"
+        case core.Forget():
+            return f"forget: up to {row_text(*effect.what)}"
         case core.Change() | core.Read():
             return f"{named(effect.tag)}: {told(effect.request)}"
         case core.After():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from tailrace.broker.partition.delay_prefetch import TooMuch, pick
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, refuse, together
 from tailrace.broker.topics import Topics
-from tailrace.core.collections.timing_wheel import AT, NEVER, REF
 from tailrace.core.model.queue_commands import CancelScheduled, ListScheduled, ScheduledList
 from tailrace.errors import InvalidRequest
 from tailrace.format.frame import Buffer
@@ -38,7 +38,6 @@ class DelayVerbs:
         if not 1 <= request.count_max <= LIST_MAX:
             raise InvalidRequest(f"count_max: 1 to {LIST_MAX}, not {request.count_max}")
         runtimes = self._topics.get(request.topic).runtimes
-        found: list[tuple[int, int, int]] = []
         ill = {
             partition: runtime.lost for partition, runtime in enumerate(runtimes) if runtime.lost is not None
         }
@@ -46,24 +45,22 @@ class DelayVerbs:
         if refusal is not None:
             respond(refusal, NOTHING)
             return
-        for partition, runtime in enumerate(runtimes):
-            rows = runtime.state.timetable.wheel.first(
-                NEVER,
-                request.count_max,
-                after_us=request.after_us,
-                refs_end=runtime.releases.safe_refs_end(),
-            )
-            found += [(at, partition, ref) for at, ref in rows[:, AT : REF + 1].tolist()]
+        found = [
+            (at_us, partition, ref)
+            for partition, runtime in enumerate(runtimes)
+            for at_us, ref in runtime.delayed(request.after_us, request.count_max)
+        ]
         places = [(partition, ref) for _, partition, ref in sorted(found)[: request.count_max]]
         asked: list[_Asked] = [
             (partition, runtime.log, [ref for place, ref in places if place == partition])
             for partition, runtime in enumerate(runtimes)
         ]
+        read = partial(_read, [part for part in asked if part[2]], places)
+        self._pump.threads.read(read, partial(_listed, respond))
 
-        def done(result: Any, error: Exception | None) -> None:
-            respond(ScheduledList(result) if error is None else refuse(error), NOTHING)
 
-        self._pump.threads.read(lambda: _read([part for part in asked if part[2]], places), done)
+def _listed(respond: Respond, result: Any, error: Exception | None) -> None:
+    respond(ScheduledList(result) if error is None else refuse(error), NOTHING)
 
 
 def _read(asked: list[_Asked], places: list[tuple[int, int]]) -> list[dict[str, Any]]:

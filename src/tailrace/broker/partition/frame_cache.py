@@ -13,6 +13,7 @@ bound in time, a message that is retried now and then would fill the memory of e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyarrow import RecordBatch
@@ -200,31 +201,21 @@ class FrameCache:
             waiting.append(loaded)
             return
         self._loading[offset] = [loaded]
-        source, log, room = self._source, self._source.log, max(1, self.bytes_max // LOAD_SHARE)
+        log, room = self._source.log, max(1, self.bytes_max // LOAD_SHARE)
         end = self._lost.next_from(offset, self._tail.end_offset)
+        self._source.read(partial(_read, log, offset, end, room), partial(self._loaded, log, offset))
 
-        def work() -> object:
-            run = HotTail(_UNBOUNDED, offset)
-            size = 0
-            for part in log.read(offset, end, room):
-                for header, body in frame.walk(part, check=False):
-                    if header.kind == frame.DATA:
-                        run.push(Frame(header, frame.pack(header), body))
-                size += len(part)
-            return run, size
-
-        def done(result: Any, error: Exception | None) -> None:
-            if not source.current(log):
-                error = None  # It was opened again meanwhile: who asked may ask that one.
-            elif error is None:
-                self._keep(*result)
-                if offset >= self._head.start_offset and self._run(offset) is None:
-                    error = Corrupt(f"{source.name}: offset {offset} is missing in the log")
-                    source.damaged(error, log)
-            for action in self._loading.pop(offset):
-                action(error)
-
-        source.read(work, done)
+    def _loaded(self, log: PartitionLog, offset: int, result: Any, error: Exception | None) -> None:
+        source = self._source
+        if not source.current(log):
+            error = None  # It was opened again meanwhile: who asked may ask that one.
+        elif error is None:
+            self._keep(*result)
+            if offset >= self._head.start_offset and self._run(offset) is None:
+                error = Corrupt(f"{source.name}: offset {offset} is missing in the log")
+                source.damaged(error, log)
+        for action in self._loading.pop(offset):
+            action(error)
 
     def _keep(self, frames: HotTail, size: int) -> None:
         """Add a run and drop the oldest beyond the bounds. The new run stays, whatever its size, so that the
@@ -253,3 +244,15 @@ class FrameCache:
 
     def _is_cold(self, offset: int) -> bool:
         return any(run.frames.start_offset <= offset < run.frames.end_offset for run in self._cold)
+
+
+def _read(log: PartitionLog, offset: int, end: int, bytes_max: int) -> tuple[HotTail, int]:
+    """The frames from an offset on, and their bytes; blocking."""
+    run = HotTail(_UNBOUNDED, offset)
+    size = 0
+    for part in log.read(offset, end, bytes_max):
+        for header, body in frame.walk(part, check=False):
+            if header.kind == frame.DATA:
+                run.push(Frame(header, frame.pack(header), body))
+        size += len(part)
+    return run, size

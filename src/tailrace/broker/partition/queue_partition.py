@@ -1,7 +1,8 @@
 """A partition with messages at work: what its readers, consumers and delays need, on the runtime.
 
     committed turn ──▶ hot tail ──▶ replies ──▶ readers and lease requests that wait are woken
-                                            ──▶ delayed messages are watched (`delay_release`)
+
+    its processes: dead letters, and the release of delayed messages
 
 *Retention.* `sweep` finds the offset to trim to and submits it as a command; the segments below are freed
 when that is durable (`broker.runtime.maintenance`). Ephemeral topics are trimmed as their groups settle
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.credit_waiters import CreditWaiter
-from tailrace.broker.partition.delay_release import NEAR_BYTES, DelayRelease, ReleaseTells
+from tailrace.broker.partition.delay_prefetch import NEAR_BYTES, DelayPrefetch
 from tailrace.broker.partition.frame_cache import COLD_BYTES, ColdFrames, FrameCache
 from tailrace.broker.partition.hot_tail import HotTail
 from tailrace.broker.partition.lease_waiters import LeaseWaiters, WaitersTell
@@ -28,8 +29,9 @@ from tailrace.broker.runtime.recovery import Rebuilt
 from tailrace.broker.runtime.state_machines import MachineKind
 from tailrace.broker.runtime.turn import NOTHING, Decided, Reach, Turn, refuse
 from tailrace.core.collections.span_map import count, flat
+from tailrace.core.collections.timing_wheel import AT, NEVER, REF, ref_of
 from tailrace.core.model.commands import Reply
-from tailrace.core.model.facts import Delayed, Fact
+from tailrace.core.model.facts import Fact
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal, TopicPartition, hash128
 from tailrace.core.model.internal_commands import StagedFrames, Sweep
@@ -92,14 +94,7 @@ class QueuePartition(PartitionRuntime[Partition]):
         """A start offset, and how often `press` has tried to free the segments below it."""
         tell = WaitersTell(self.submit, listeners.overslept, listeners.credit.changed)
         self.wakeups = LeaseWaiters(self.pump, self._takes_commands, tell)
-        self.releases = DelayRelease(
-            name,
-            self.partition,
-            self.pump,
-            self.metrics,
-            self._takes_commands,
-            ReleaseTells(self.submit, self.damaged),
-        )
+        self.prefetch = DelayPrefetch(options.key_index)
         self.processes = listeners.processes(self)
         self.tail: HotTail
         self.open(known=known)
@@ -125,7 +120,6 @@ class QueuePartition(PartitionRuntime[Partition]):
             self.state.queues.count_in(self._listeners.credit)
         self.wakeups.arm()
         self.wakeups.wake_all()
-        self.releases.start(self.state, self.log, self.entry)
 
     # -- what the runtime tells
 
@@ -146,9 +140,6 @@ class QueuePartition(PartitionRuntime[Partition]):
     def _decided(self, turn: Turn, decided: Decided) -> None:
         waiters = self.wakeups
         for command, facts, soft in decided:
-            for fact in facts:
-                if type(fact) is Delayed:
-                    self.releases.scheduled(fact)
             waiters.decided(command, facts, soft)
 
     def _turned(self) -> None:
@@ -156,23 +147,18 @@ class QueuePartition(PartitionRuntime[Partition]):
 
     def _committed(self, turn: Turn) -> None:
         """A turn is committed: its messages can be read, its replies leave, those who wait look again."""
-        tail, messages, nbytes, delayed = self.tail, 0, 0, -1
+        tail, messages, nbytes = self.tail, 0, 0
         for item in turn.frames:
-            kind = item.header.kind
-            if kind == frame.DATA:
+            if item.header.kind == frame.DATA:
                 tail.push(item)
                 nbytes += item.size
                 messages += item.header.count
-            elif kind == frame.SCHEDULED:
-                delayed = item.header.entry
         for respond, reply in turn.replies:
             respond(reply, NOTHING)
         if messages:
             seconds = (self.pump.clock.now_us() - turn.started_us) / 1e6
             self.metrics.published(self.topic, messages, nbytes, seconds)
             self.wakeups.committed(messages)
-        if delayed >= 0:
-            self.releases.stored(delayed)
 
     def _wrote(self, turn: Turn) -> None:
         self.upkeep.wrote(turn.frames)
@@ -182,7 +168,6 @@ class QueuePartition(PartitionRuntime[Partition]):
                 self._collect(0)
 
     def _drop_state(self, reach: Reach) -> None:
-        self.releases.stop()
         self._ended()
         super()._drop_state(reach)
         self._renew()
@@ -215,7 +200,6 @@ class QueuePartition(PartitionRuntime[Partition]):
     def close(self, closed: Finished) -> None:
         """Stop the timers, store a snapshot, then close the log."""
         self.wakeups.stop()
-        self.releases.stop()
         super().close(closed)
 
     # -- readers
@@ -279,6 +263,13 @@ class QueuePartition(PartitionRuntime[Partition]):
         low, high = hash128(key)
         return keys.count(low, high), self.state.end_offset, keys.alone(low, high)
 
+    def delayed(self, after_us: int, count_max: int) -> list[tuple[int, int]]:
+        """Due times and refs of the first committed messages that are due after a time, in the order of
+        release."""
+        end = ref_of(self.end_entry, 0)
+        rows = self.state.timetable.wheel.first(NEVER, count_max, after_us=after_us, refs_end=end)
+        return [(at_us, ref) for at_us, ref in rows[:, AT : REF + 1].tolist()]
+
     # -- memory
 
     def limit_tail(self, bytes_max: int) -> None:
@@ -293,7 +284,7 @@ class QueuePartition(PartitionRuntime[Partition]):
 
     def limit_delays(self, bytes_max: int) -> None:
         """Set this partition's share of the memory for delayed messages that are due soon."""
-        self.releases.limit(min(NEAR_BYTES, bytes_max))
+        self.prefetch.limit(min(NEAR_BYTES, bytes_max))
 
     def reconfigure(self, options: TopicOptions) -> None:
         """Take changed options."""
@@ -320,18 +311,17 @@ class QueuePartition(PartitionRuntime[Partition]):
                 self._collect(0)
             return
         since = None if options.retention_ms is None else self.time_us() - options.retention_ms * 1000
-        log = self.log
+        find = partial(
+            self.log.retention_offset,
+            bytes_max=options.retention_bytes,
+            append_time_us=since,
+            count_max=options.retention_count,
+        )
+        self.run_in_order(find, self._retained)
 
-        def work() -> object:
-            return log.retention_offset(
-                bytes_max=options.retention_bytes, append_time_us=since, count_max=options.retention_count
-            )
-
-        def done(result: Any, error: Exception | None) -> None:
-            if error is None:
-                self._collect(result)
-
-        self.run_in_order(work, done)
+    def _retained(self, offset: Any, error: Exception | None) -> None:
+        if error is None:
+            self._collect(offset)
 
     def _collect(self, retention_offset: int) -> None:
         """Trim to the start that retention wants, or that the groups of an ephemeral topic allow; then free

@@ -84,6 +84,26 @@ class Home(Protocol):
         ...
 
 
+class Shelf(Protocol):
+    """What the process of one partition has read, and what is too large to go through it."""
+
+    def keep(self, found: Any) -> Any:
+        """Take in the result of a read; return what the process is told of it."""
+        ...
+
+    def fill(self, command: Any) -> tuple[Any, Buffer]:
+        """The command that the process means, and its body, made from what is kept."""
+        ...
+
+    def forget(self, what: Any) -> None:
+        """Drop what is not needed any more."""
+        ...
+
+    def clear(self) -> None:
+        """Drop everything: the life has ended."""
+        ...
+
+
 class ProcessKind(NamedTuple):
     """One kind of process: how it is made from the state of its home, and who serves it."""
 
@@ -96,6 +116,7 @@ class ProcessKind(NamedTuple):
     """Counts a failure."""
     tell: Callable[[Any], None] = lambda what: None
     """Tells those who wait."""
+    shelf: Shelf | None = None
 
 
 class ProcessDriver:
@@ -119,6 +140,7 @@ class ProcessDriver:
             core.Submit: self._submit,
             core.Change: self._change,
             core.Read: self._read,
+            core.Forget: self._forget,
             core.After: self._after,
             core.Cancel: self._cancel,
             core.AtWall: self._at_wall,
@@ -159,6 +181,8 @@ class ProcessDriver:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        if self._kind.shelf is not None:
+            self._kind.shelf.clear()
         requests, self._requests = self._requests, {}
         for respond in requests.values():
             respond(_ended(), NOTHING)
@@ -177,8 +201,9 @@ class ProcessDriver:
         try:
             while self._process is not None and self._events:
                 life = self._life
-                damaged, clock = self._home.damage is not None, self._pump.clock
-                now = core.Now(self._router.catalog, clock.wall_us(), damaged, clock.now_us())
+                pump, damaged = self._pump, self._home.damage is not None
+                times = pump.clock.wall_us(), damaged, pump.clock.now_us()
+                now = core.Now(self._router.catalog, *times, pump.full)
                 for effect in self._process.step(self._events.popleft(), now):
                     if life == self._life:
                         self._effects[type(effect)](effect)
@@ -189,8 +214,11 @@ class ProcessDriver:
 
     def _submit(self, effect: core.Submit) -> None:
         respond = partial(self._answered, self._life, effect.tag)
-        target, topic_id = effect.target, effect.topic_id
-        self._router.submit(target, topic_id, effect.command, effect.body, respond, sure=effect.sure)
+        target, topic_id, command, body = effect.target, effect.topic_id, effect.command, effect.body
+        if body is None:
+            assert self._kind.shelf is not None
+            command, body = self._kind.shelf.fill(command)
+        self._router.submit(target, topic_id, command, body, respond, sure=effect.sure)
 
     def _change(self, effect: core.Change) -> None:
         self._router.change(effect.request, partial(self._answered, self._life, effect.tag))
@@ -215,7 +243,12 @@ class ProcessDriver:
         result, problem = found
         if isinstance(problem, Corrupt):
             self._home.damaged(problem, log)
-        self._tell(core.Found(tag, result))
+        shelf = self._kind.shelf
+        self._tell(core.Found(tag, result if shelf is None else shelf.keep(result)))
+
+    def _forget(self, effect: core.Forget) -> None:
+        assert self._kind.shelf is not None
+        self._kind.shelf.forget(effect.what)
 
     def _after(self, effect: core.After) -> None:
         due_us = self._pump.clock.now_us() + effect.delay_us

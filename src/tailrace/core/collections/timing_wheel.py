@@ -325,6 +325,11 @@ class TimingWheel:
             oldest = min(oldest, int(run[:, REF].min()))
         return oldest if oldest < CANCELLED else None
 
+    def newest_ref(self) -> int:
+        """The highest ref of all rows, tombstones included; -1 without any."""
+        newest = max((block.newest for block in self._blocks()), default=-1)
+        return max([newest, *(int((run[:, REF] & REF_MAX).max()) for run in self._ripe)])
+
     def first(
         self,
         until_us: int,

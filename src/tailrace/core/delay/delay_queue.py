@@ -7,12 +7,12 @@ The wheel keeps one row per message: when it is due, its id, and its *ref*, the 
 in it. The body stays in the log. Messages are released in the order of (due time, ref), so in the order of
 publishing where they are due at one time.
 
-The core does no I/O, so it cannot read the bodies. The shell reads them ahead of time, asks `due` which rows
-are due, gathers these into one batch and submits it as `ReleaseDue`, together with the place in the order up
-to which the batch has every row. Meanwhile rows may have been cancelled or added. So the command is checked
-again when it is decided: it holds only if its refs are exactly the rows that wait up to that place; otherwise
-nothing happens and the shell begins anew. A message that was cancelled a moment before is therefore never
-appended.
+The core does no I/O, so it cannot read the bodies. They are read ahead of time
+(`core.process.release_process`); those that are due are gathered into one batch and come back as
+`ReleaseDue`, together with the place in the order up to which the batch has every row. Meanwhile rows may
+have been cancelled or added. So the command is checked when it is decided: it holds only if its refs are
+exactly the rows that wait up to that place; otherwise nothing happens, and the next tick tries again. A
+message that was cancelled a moment before is therefore never appended.
 
 Example. At time 0, entry 7 stores three messages, due at 5 s, 2 s and 2 s, and entry 8 one, due at 4 s:
 
@@ -83,8 +83,9 @@ class DelayQueue:
         self.scheduled = 0
         """The number of messages that were ever delayed."""
         self.releases = 0
-        """The number of releases since the start. Not stored: the shell learns from it whether its command
-        took effect."""
+        self.released = (-1, 0)
+        """The number of releases since the start, and the due time and ref up to which the last one went. Not
+        stored: `core.process.release_process` learns from them whether its command took effect."""
 
     def __len__(self) -> int:
         return len(self.wheel)
@@ -121,7 +122,9 @@ class DelayQueue:
         if same and command.refs is not None:
             same = np.array_equal(rows[:, REF], command.refs)
         if command.until_us > wall_us or not same:
-            return Decision(NOTHING, Done())  # These are not the due rows any more: the shell begins anew.
+            return Decision(
+                NOTHING, Done()
+            )  # These are not the due rows any more: the next tick tries again.
         end_offset = self._head.end_offset
         appended = Appended(end_offset, command.view, time_us, released=True, wall_us=wall_us)
         released = Released(command.until_us, command.until_ref, time_us)
@@ -179,6 +182,7 @@ class DelayQueue:
             self.wheel.advance(fact.until_us)
             self.wheel.drop(fact.until_us, fact.until_ref)
             self.releases += 1
+            self.released = (fact.until_us, fact.until_ref)
         else:
             rows = self.wheel.cancel(fact.refs)
             self.cancelled.add(row.tobytes() for row in rows[:, HIGH : LOW + 1].astype(">i8"))

@@ -9,8 +9,8 @@ order, and nothing else: it does no I/O, keeps no time, and knows other partitio
 
     events    the life begins · facts of the home partition were stored · somebody asks · a command was
               answered · a read has ended · a delay is over
-    effects   submit a command to a partition · change a topic · read the home log · wait for a delay or for
-              the wall clock · answer a request · log · count · tell those who wait
+    effects   submit a command to a partition · change a topic · read the home log · forget what was read ·
+              wait for a delay or for the wall clock · answer a request · log · count · tell those who wait
 
 A process belongs to the leader of one partition, its *home*. It is made when the home partition takes
 commands, from the state that was recovered from the log, and it dies when that state is dropped: because
@@ -40,6 +40,9 @@ such an answer before it writes another log. Dead letters (`core.process.dead_le
 The driver (`broker.runtime.process_driver`) carries effects out and brings their answers as events. Steps
 never nest: an event that arrives during a step waits for its end. Events that belong to an earlier life never
 arrive. An effect has a `tag`, which comes back with its answer.
+
+Messages that are read may be too large to go through a process. Then the driver leaves them on a *shelf*, and
+the process hears only how much was read. The shelf makes the body of a `Submit` that has none.
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ class Now(NamedTuple):
     """Whether the home log is damaged: the state may be incomplete, and cannot be changed."""
     now_us: int = 0
     """Steady time, on which the delays of `After` run."""
+    full: bool = False
+    """Whether the disk is full: nothing is appended that can wait."""
 
 
 # ------------------------------------------------------------------------------------------------- events
@@ -114,12 +119,13 @@ Event = Begun | FactsStored | Asked | Answered | Found | Due
 class Submit(NamedTuple):
     """Submit a command to a partition, also to the home partition. With `sure`, the reply comes when all that
     the target had decided by then is synced; otherwise, when it is as durable as the target's topic asks. The
-    target is refused with `not_found` if its topic has another id than `topic_id` (0: any)."""
+    target is refused with `not_found` if its topic has another id than `topic_id` (0: any). Without a body,
+    the shelf makes command and body from what it keeps."""
 
     tag: Hashable
     target: TopicPartition
     command: Any
-    body: bytes | bytearray | memoryview = b""
+    body: bytes | bytearray | memoryview | None = b""
     topic_id: int = 0
     sure: bool = True
 
@@ -136,6 +142,12 @@ class Read(NamedTuple):
 
     tag: Hashable
     request: Any
+
+
+class Forget(NamedTuple):
+    """Drop from the shelf what is not needed any more."""
+
+    what: Any
 
 
 class After(NamedTuple):
@@ -182,7 +194,7 @@ class Tell(NamedTuple):
     what: Any
 
 
-Effect = Submit | Change | Read | After | AtWall | Cancel | Respond | Log | Count | Tell
+Effect = Submit | Change | Read | Forget | After | AtWall | Cancel | Respond | Log | Count | Tell
 
 
 class Process(Protocol):
