@@ -227,16 +227,17 @@ class GroupQueues:
         dues = [due for ledger in self._ledgers.values() if (due := ledger.next_due_us()) is not None]
         return min(dues, default=None)
 
-    def overdue(self, time_us: int) -> set[tuple[str, str]]:
+    def overdue(self, time_us: int) -> list[tuple[str, str]]:
         """The groups and members with leases whose deadline has passed, but which have not been timed out
-        yet."""
-        found: set[tuple[str, str]] = set()
+        yet: each once, in the order of their leases."""
+        found: dict[tuple[str, str], None] = {}
         for ledger in self._ledgers.values():
             next_us = ledger.receipts.next_deadline_us()
             if next_us is not None and next_us <= time_us:
                 leases = ledger.receipts.live.values()
-                found.update((ledger.name, lease.member) for lease in leases if lease.deadline_us <= time_us)
-        return found
+                over = [(ledger.name, lease.member) for lease in leases if lease.deadline_us <= time_us]
+                found.update(dict.fromkeys(over))
+        return list(found)
 
     # ---------------------------------------------------------------------------------------------- decide
 
