@@ -341,17 +341,26 @@ class History:
                 continue
             final = act.kind in ("ack", "reject")
             require(not (final and act.replied_us < at_us), f"{name} came again after {act.kind}")
-            if act.kind == "nack":
-                least_us = since_us + self._wait_us(before, act)
-                early = at_us < least_us and not self.leapt(since_us, at_us)
-                require(not early, f"{name} came again {least_us - at_us} us early")
-            stale = final and since_us > at_us and not self.crashed(at_us, act.replied_us, after.place[0])
-            if stale:
+            # Leases are answered before they are stored: where a failure took the later one, the earlier one
+            # holds again.
+            stale = since_us > at_us and not self.crashed(at_us, act.replied_us, after.place[0])
+            if stale and (final or act.kind == "nack"):
                 again = [one for item in self._later(before) for one in item.acts if one.kind == act.kind]
                 require(
-                    any(one.sent_us <= act.replied_us for one in again),
+                    final and any(one.sent_us <= act.replied_us for one in again),
                     f"{name}: {act.kind} with a stale receipt was taken",
                 )
+            if act.kind == "nack":
+                self._check_back_off(before, act)
+
+    def _check_back_off(self, given: Given, act: HistoryAct) -> None:
+        """After a nack the message waits; a lease from before the nack is no matter of it."""
+        since_us, name = act.sent_us, f"{given.group}: {given.value!r} at {given.place}"
+        after = [item.decided_us for item in self._later(given) if item.decided_us >= since_us]
+        at_us, least_us = min(after, default=FOREVER), since_us + self._wait_us(given, act)
+        early = at_us < least_us and not self.leapt(since_us, at_us)
+        early = early and not self.reset_between(given.group, since_us, at_us)
+        require(not early, f"{name} came again {least_us - at_us} us early")
 
     def _hung_up(self, from_us: int, to_us: int) -> bool:
         """Whether a connection was closed between two times, or shortly before: what was leased for an answer
