@@ -17,6 +17,8 @@ from tailrace.core.process.grant_process import GrantProcess
 from tailrace.core.process.process import Effect, Event, Now, Process, Submit
 from tailrace.core.process.staged_process import StagedProcess
 from tailrace.sim.actors.sim_operators import Letter, SimOperator
+from tailrace.sim.delivery_history import Given, HistoryAct
+from tailrace.sim.virtual_time import Violation
 from tailrace.sim.worlds import move_world
 from tests.sim.planted import Plant, first_caught, reached
 
@@ -117,3 +119,33 @@ RARE = ("tick recorded when written",)
 def test_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name](monkeypatch)
     assert first_caught(move_world.run, range(BUG_SEEDS)) is not None
+
+
+# --------------------------------------------------------------------------------------------- the accounts
+
+
+def _account_of(places: set[tuple[int, int]]) -> None:
+    """The account of a message that was acked at one place and given up at another, where a copy of it was;
+    it is at `places` in the end."""
+    world = move_world.MoveWorld(0)
+    world.operator = SimOperator(world)
+    for number, (offset, kind) in enumerate(((7, "ack"), (15, "nack")), 1):
+        act = HistoryAct(kind, number, None, number, "ok")
+        world.history.given.append(
+            Given("group-0", "a", (0, offset), b"8", number, number, 9, 1, 0, 1, number, [act])
+        )
+    world._check_life("group-0", b"8", places, [])
+
+
+def test_copy_that_power_took_with_what_was_done_to_it_needs_no_end() -> None:
+    _account_of({(0, 7)})
+
+
+def test_copy_that_is_given_up_and_never_comes_again_is_caught() -> None:
+    with pytest.raises(Violation, match="neither dead nor delivered again"):
+        _account_of({(0, 7), (0, 15)})
+
+
+def test_message_that_is_not_delivered_where_it_is_now_is_caught() -> None:
+    with pytest.raises(Violation, match="never delivered"):
+        _account_of({(0, 8)})
