@@ -170,9 +170,9 @@ def _refused_before_its_reason_is_stored(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _state_kept_after_a_failed_append(monkeypatch: pytest.MonkeyPatch) -> None:
-    reopen = PartitionRuntime._reopen
+    reopen = PartitionRuntime.reopen
 
-    def keep(self: PartitionRuntime) -> None:
+    def keep(self: PartitionRuntime, *how: Any) -> None:
         ahead = self.state
         adopt = self._adopt
 
@@ -181,9 +181,9 @@ def _state_kept_after_a_failed_append(monkeypatch: pytest.MonkeyPatch) -> None:
             self.state = ahead
 
         monkeypatch.setattr(self, "_adopt", adopt_log_only)
-        reopen(self)
+        reopen(self, *how)
 
-    monkeypatch.setattr(PartitionRuntime, "_reopen", keep)
+    monkeypatch.setattr(PartitionRuntime, "reopen", keep)
 
 
 def _failed_sync_said_to_be_harmless(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,10 +84,14 @@ class Assurance:
         self._promises = durability != "memory"
 
     def stored(self, reach: Reach, synced: bool) -> None:
-        """A turn was written, with its own sync or without."""
+        """A turn was written, with its own sync or without. Replies that wait for that leave with `release`,
+        behind those that the turn itself was waiting for."""
         self.written = reach
         if synced or not self._promises:
             self.synced = reach
+
+    def release(self) -> None:
+        """Let replies leave that nothing keeps any more."""
         if self._waiting:
             self._go_on()
 

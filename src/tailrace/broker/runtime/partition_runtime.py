@@ -348,6 +348,7 @@ class PartitionRuntime(PartitionKind, Generic[State]):
             self._go_on()
         self.assurance.stored(turn.reach, turn.synced)
         self._stored(turn.reach)
+        self.assurance.release()
         self._wrote(turn)
 
     def _stored(self, reach: Reach) -> None:
