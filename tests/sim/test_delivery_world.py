@@ -316,10 +316,10 @@ def _a_trim_outlives_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is trimmed goes at once, and not when a snapshot is stored that has the trim."""
 
     def free(self: Maintenance) -> None:
-        captured = self._capture()
-        if captured is not None and self._well() is not None:
+        captured = self._asks.capture()
+        if captured is not None and self._asks.well() is not None:
             log, offset, floor = captured.log, captured.start_offset, self._floor
-            self._in_order(lambda: log.trim(offset, floor), self.done)
+            self._asks.in_order(lambda: log.trim(offset, floor), self.done)
         self.save_snapshot()
 
     monkeypatch.setattr(Maintenance, "free", free)
@@ -330,7 +330,7 @@ def _a_snapshot_vouches_for_later_trims(monkeypatch: pytest.MonkeyPatch) -> None
     trim = Maintenance._trim
 
     def hasty(self: Maintenance) -> None:
-        captured = self._capture()
+        captured = self._asks.capture()
         if captured is not None:
             self._stored_start = captured.start_offset
         trim(self)
