@@ -251,7 +251,7 @@ class PartitionLog(Protocol):
     side by side; `read` and the look-ups may run beside them in other threads. A fault of the disk raises
     `StorageFault` (`Corrupt`, `Full`) and nothing else.
 
-    When a verb finds damage, the log is quarantined from then on; see `on_damage`.
+    When a verb finds damage, the log is quarantined from then on; see `Damaged`.
 
     After a failed sync, or a failed write that could not be undone, every further append raises until the
     owner opens the log again. The outcome of an append that raises is `none` only if no byte of it can appear
@@ -259,15 +259,9 @@ class PartitionLog(Protocol):
     good one.
     """
 
-    def on_damage(self, tell: Callable[[Corrupt], None]) -> None:
-        """Set the hook for damage that a read finds; called first of all. `tell` is called once, in the
-        thread of that read. By then the log is quarantined: every further write raises `Corrupt`, and whole
-        frames can still be read."""
-        ...
-
     def recover(self) -> Recovery:
         """Open the log: find the end, cut a torn tail, give the frames to replay. Called once, before all
-        other verbs but `on_damage`."""
+        other verbs."""
         ...
 
     def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
@@ -385,6 +379,11 @@ class PartitionLog(Protocol):
         ...
 
 
+Damaged = Callable[[Corrupt, PartitionLog], None]
+"""Told of damage that a read of a log finds: once, in the thread of that read. By then the log is
+quarantined: every further write raises `Corrupt`, and whole frames can still be read."""
+
+
 class TopicFolders(Protocol):
     """The folders of topics, for engines that have them. Every step is durable when it returns;
     `core.model.inventory` tells what each is for. A fault of the disk raises `StorageFault`."""
@@ -427,11 +426,11 @@ class LogStore(Protocol):
         """The folders with the topics' cards; None for an engine that forgets everything."""
         ...
 
-    def log(self, name: str) -> PartitionLog:
-        """The log of this name, created if it is new; `recover` comes next."""
+    def log(self, name: str, damaged: Damaged) -> PartitionLog:
+        """The log of this name, created if it is new; `recover` comes next. `damaged` hears of its damage."""
         ...
 
-    def known_log(self, name: str) -> PartitionLog:
+    def known_log(self, name: str, damaged: Damaged) -> PartitionLog:
         """A log that was made before. If it is missing, `recover` reports that as a fault, and nothing is
         made."""
         ...

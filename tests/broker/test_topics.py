@@ -24,6 +24,7 @@ from tailrace.core.model.commands import (
 )
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Full, StorageFault
+from tailrace.ports import Damaged
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 from tests.broker.held_engine import HeldEngine
 
@@ -46,10 +47,10 @@ class Store(MemoryStore):
 
     broken = ""
 
-    def log(self, name: str) -> MemoryLog:
+    def log(self, name: str, damaged: Damaged) -> MemoryLog:
         if name.endswith(self.broken or "!"):
             raise StorageFault(f"{name} cannot be opened")
-        return super().log(name)
+        return super().log(name, damaged)
 
     def remove(self, name: str) -> None:
         if name.endswith(self.broken or "!"):

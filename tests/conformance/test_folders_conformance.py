@@ -13,7 +13,7 @@ from tailrace.core.model.topic_options import TopicOptions
 from tailrace.ports import LogStore, TopicFolders
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.files.file_store import FileStore
-from tests.storage.frame_maker import FrameMaker, TestClock
+from tests.storage.frame_maker import FrameMaker, TestClock, unheard
 
 CARD = TopicCard(TopicEntry("eu/orders", 7, TopicOptions(partitions=2), 5), 3)
 FOLDER = CARD.entry.folder
@@ -53,7 +53,7 @@ def test_what_is_withdrawn_leaves_the_card_as_it_was(folders: TopicFolders) -> N
 
 def test_a_folder_is_discarded_with_all_that_it_holds(store: LogStore, folders: TopicFolders) -> None:
     folders.intend(CARD)
-    log = store.log(f"{FOLDER}/0")
+    log = store.log(f"{FOLDER}/0", unheard)
     log.recover()
     log.close()
     assert folders.exists(f"{FOLDER}/0")
@@ -67,7 +67,7 @@ def test_the_survey_says_which_partitions_were_written(store: LogStore, folders:
     folders.intend(CARD)
     folders.confirm(FOLDER)
     for partition in range(2):
-        log = store.log(f"{FOLDER}/{partition}")
+        log = store.log(f"{FOLDER}/{partition}", unheard)
         log.recover()
         if partition:
             log.append([FrameMaker().data()], sync=True)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import InvalidRequest, StorageFault, Unavailable
+from tailrace.errors import Corrupt, InvalidRequest, StorageFault, Unavailable
 from tailrace.format.frame import DATA, LOST, STAGED, Buffer, Frame, Header, walk
 from tailrace.ports import LogStore, PartitionLog, Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
 from tailrace.storage.files import log_reader
 from tailrace.storage.files.file_store import FileStore
-from tailrace.storage.memory_log import MemoryStore
-from tests.storage.frame_maker import FrameMaker, TestClock
+from tailrace.storage.memory_log import MemoryLog, MemoryStore
+from tests.storage.frame_maker import FrameMaker, TestClock, unheard
 
 END = 1 << 60
 MakeStore = Callable[[], LogStore]
@@ -32,14 +32,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> LogStore:
 
 
 def opened(store: LogStore, name: str = "topic/0") -> PartitionLog:
-    log = store.log(name)
+    log = store.log(name, unheard)
     assert log.recover().fault is None
     return log
 
 
 def reopened(store: LogStore, log: PartitionLog, name: str = "topic/0") -> tuple[PartitionLog, Recovery]:
     log.close()
-    again = store.log(name)
+    again = store.log(name, unheard)
     return again, again.recover()
 
 
@@ -67,7 +67,7 @@ def data_frames(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def test_new_log_is_empty(store: LogStore) -> None:
-    log = store.log("topic/0")
+    log = store.log("topic/0", unheard)
     recovery = log.recover()
     assert (recovery.snapshot, recovery.end_entry, recovery.end_offset, recovery.cut_bytes) == (None, 0, 0, 0)
     assert list(recovery.frames) == []
@@ -78,7 +78,7 @@ def test_new_log_is_empty(store: LogStore) -> None:
 
 
 def test_recover_comes_first_and_once(store: LogStore) -> None:
-    log = store.log("topic/0")
+    log = store.log("topic/0", unheard)
     with pytest.raises(StorageFault):
         log.append([FrameMaker().data()], sync=True)
     log.recover()
@@ -431,7 +431,7 @@ def test_truncate_below_the_only_snapshots_of_a_trimmed_log_is_refused(store: Lo
 def test_one_log_is_open_once(store: LogStore) -> None:
     log = opened(store)
     with pytest.raises(Unavailable):
-        store.log("topic/0")
+        store.log("topic/0", unheard)
     log.close()
     opened(store)
 
@@ -475,10 +475,34 @@ def test_stats(store: LogStore) -> None:
 # -------------------------------------------------------------------------------------- damage and loss
 
 
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_whoever_opened_a_log_hears_of_its_damage_once(kind: str) -> None:
+    disk, maker, heard = SimDisk(1), FrameMaker(), list[PartitionLog]()
+    store: LogStore = FileStore(disk, TestClock()) if kind == "file" else MemoryStore()
+    log = store.log("topic/0", lambda error, log: heard.append(log))
+    log.recover()
+    frames = [maker.data() for _ in range(3)]
+    log.append(frames, sync=True)
+    if isinstance(log, MemoryLog):
+        log.damage(1)
+    else:
+        (name,) = [name for name in disk.list("topic/0") if name.endswith(".log")]
+        content = bytes(disk.content(f"topic/0/{name}"))
+        disk.flip(f"topic/0/{name}", content.index(bytes(frames[1].body)), 0)
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            log.read(10, END, 1)
+        assert heard == [log]
+    with pytest.raises(Corrupt):
+        log.append([maker.data()], sync=True)
+    assert len(data_of(log.read(0, 10, 1))) == 1
+    assert heard == [log]
+
+
 def accepted(store: LogStore, log: PartitionLog, *entries: int) -> tuple[PartitionLog, Recovery]:
     log.close()
     store.accept_losses("topic/0", entries, ())
-    again = store.known_log("topic/0")
+    again = store.known_log("topic/0", unheard)
     return again, again.recover()
 
 

@@ -16,7 +16,7 @@ from tailrace.ports import PartitionLog, Threads
 from tailrace.sim.late_storage import CutStore, LateThreads
 from tailrace.storage.threads import InlineThreads, StorageThreads
 from tests.broker.held_engine import HeldThreads
-from tests.storage.frame_maker import FrameMaker
+from tests.storage.frame_maker import FrameMaker, unheard
 
 Outcome = tuple[object, Exception | None]
 
@@ -25,7 +25,7 @@ class Bench:
     """One kind of threads, a log for them, and the owner who takes their completions."""
 
     def __init__(self, kind: str) -> None:
-        self.store = CutStore()
+        self.store = CutStore(lambda name, end_offset: None)
         self._told = threading.Event()
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._now_us = 0
@@ -43,7 +43,7 @@ class Bench:
         heapq.heappush(self._later, (self._now_us + delay_us, len(self._later), act))
 
     def log(self, name: str) -> PartitionLog:
-        log = self.store.log(name)
+        log = self.store.log(name, unheard)
         log.recover()
         return log
 

@@ -1,6 +1,12 @@
 """Frames and a clock for the tests of storage."""
 
+from tailrace.errors import Corrupt
 from tailrace.format.frame import DATA, FACTS, MORE, SCHEDULED, Frame, Header, crc32c, make
+from tailrace.ports import PartitionLog
+
+
+def unheard(error: Corrupt, log: PartitionLog) -> None:
+    """Nobody listens for the damage of a log."""
 
 
 class TestClock:

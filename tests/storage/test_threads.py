@@ -13,7 +13,7 @@ from tailrace.storage.disk import RealDisk
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 from tailrace.storage.threads import InlineThreads, StorageThreads
-from tests.storage.frame_maker import FrameMaker, TestClock
+from tests.storage.frame_maker import FrameMaker, TestClock, unheard
 
 
 class Owner:
@@ -63,7 +63,7 @@ def owner() -> Owner:
 
 
 def open_log(name: str = "log") -> MemoryLog:
-    log = MemoryStore().log(name)
+    log = MemoryStore().log(name, unheard)
     log.recover()
     return log
 
@@ -195,7 +195,7 @@ def test_many_logs_on_a_real_disk(owner: Owner, tmp_path: Path) -> None:
         StorageThreads(owner.notify),
         FileStore(RealDisk(tmp_path), TestClock(), segment_bytes=8192),
     )
-    logs = [store.log(f"topic/{number}") for number in range(12)]
+    logs = [store.log(f"topic/{number}", unheard) for number in range(12)]
     for log in logs:
         log.recover()
     makers = [FrameMaker() for _ in logs]

@@ -110,8 +110,7 @@ class FlippedLog(CheckedLog):
         self.disk.obey()
         path, position, bit = self._pick_bit()
         self.disk.flip(path, position, bit)
-        told: list[Corrupt] = []
-        self.log.on_damage(told.append)
+        self._told.clear()
         found = False
         try:
             if self.random.random() < 0.5:
@@ -122,7 +121,7 @@ class FlippedLog(CheckedLog):
             found = True
         if found:
             self.seen["damage found when read"] += 1
-            self._require(len(told) == 1, "damage was found by reading, and nobody was told")
+            self._require(len(self._told) == 1, "damage was found by reading, and nobody was told")
             self._check_refuses()
             # It survives the process: the note names the file, which is checked whole.
             self.disk.restart()

@@ -9,30 +9,30 @@ from typing import NamedTuple
 
 from tailrace.errors import Full, StorageFault
 from tailrace.format.frame import DATA, MORE, Frame, Header
-from tailrace.ports import Finished, PartitionLog
+from tailrace.ports import Damaged, Finished, PartitionLog
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 
 Later = Callable[[int, Callable[[], None]], None]
 
 
 class CutStore(MemoryStore):
-    """Logs in memory that remember up to where they were synced."""
+    """Logs in memory that remember up to where they were synced. `cut` is told when a log that a failed sync
+    spoilt is opened again, and ends earlier by now."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut: Callable[[str, int], None]) -> None:
         super().__init__()
+        self._when_cut = cut
         self.durable: dict[str, int] = {}
         self._taken: dict[MemoryLog, str] = {}
         self._spoilt: dict[str, Random] = {}
-        self.cut: Callable[[str, int], None] = lambda name, end_offset: None
-        """Told when a log that a failed sync spoilt is opened again, and ends earlier by now."""
 
-    def log(self, name: str) -> MemoryLog:
+    def log(self, name: str, damaged: Damaged) -> MemoryLog:
         """See `LogStore.log`. Whoever opens a log makes durable what is there: after a failed sync that is
         not all that was written."""
         random = self._spoilt.pop(name, None)
         if random is not None:
-            self.cut(name, self._cut(name, random))
-        log = super().log(name)
+            self._when_cut(name, self._cut(name, random))
+        log = super().log(name, damaged)
         self._taken[log] = name
         self.synced(log)
         return log
@@ -71,7 +71,7 @@ class CutStore(MemoryStore):
 
     def _cut(self, name: str, random: Random) -> int:
         durable = self.durable.get(name, 0)
-        log = super().log(name)
+        log = super().log(name, lambda error, log: None)  # Nothing is read.
         entry = log.recover().end_entry
         log.truncate(self._whole(name, random.choice((durable, random.randint(durable, entry)))))
         self._taken[log] = name

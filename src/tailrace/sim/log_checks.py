@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from tailrace.errors import StorageFault
+from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.frame import DATA, Frame, Header, crc32c, make, walk
 from tailrace.ports import Recovery, Snapshot
 from tailrace.sim.sim_disk import SimDisk
@@ -96,6 +96,8 @@ class CheckedLog:
         self.model = Model()
         self._others_turn: str | None = None
         """Where the thread that flushes comes in: "lock" or "write"."""
+        self._told: list[Corrupt] = []
+        """What the logs told of damage."""
         self.log = self._take_log()
         self._check_recovery(self.log.recover())
 
@@ -108,7 +110,7 @@ class CheckedLog:
             nonce=lambda: self.random.getrandbits(62) + 1,
             lock=lambda: self._lock,
         )
-        return store.log(LOG)
+        return store.log(LOG, lambda error, log: self._told.append(error))
 
     def _other_thread(self, place: str) -> None:
         """The thread that flushes gets its turn, in the middle of what this one does."""

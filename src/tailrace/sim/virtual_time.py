@@ -46,10 +46,13 @@ class VirtualTime:
         self.clock_jumps = self._clock_random.random() < self.clocks
         self.life: BrokerRun | None = None
         """The broker, while it runs."""
-        self.store = CutStore()
+        self.store = CutStore(self.found_cut)
         self.coordinator = MemoryCoordinator()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._event_count = 0
+
+    def found_cut(self, name: str, end_offset: int) -> None:
+        """A log that a failed sync spoilt was opened again, and ends earlier by now."""
 
     def later(self, delay_us: int, action: Callable[[], None]) -> None:
         """Do something after a while; in order where the time is the same."""

@@ -13,7 +13,17 @@ from functools import partial
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault, Unavailable
 from tailrace.format.frame import DATA, HEADER_BYTES, LOST, Buffer, Frame, Header, pack
 from tailrace.format.gathering import key_rows_of
-from tailrace.ports import KeyPlaces, LogStats, Losses, LostRange, Recovery, Scrubbed, Snapshot, TopicFolders
+from tailrace.ports import (
+    Damaged,
+    KeyPlaces,
+    LogStats,
+    Losses,
+    LostRange,
+    Recovery,
+    Scrubbed,
+    Snapshot,
+    TopicFolders,
+)
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.files.key_rows import KeyRows
 from tailrace.storage.storage_tuning import SNAPSHOTS_KEPT
@@ -58,7 +68,9 @@ class _Content:
 class MemoryLog:
     """See `PartitionLog`."""
 
-    def __init__(self, name: str, content: _Content, store_errors: list[StorageFault]) -> None:
+    def __init__(
+        self, name: str, content: _Content, store_errors: list[StorageFault], damaged: Damaged
+    ) -> None:
         self._name = name
         self._content = content
         self._store_errors = store_errors
@@ -66,11 +78,7 @@ class MemoryLog:
         self._fault: StorageFault | None = None
         self._state = "new"
         self._syncs = 0
-        self._tell: Callable[[Corrupt], None] = lambda error: None
-
-    def on_damage(self, tell: Callable[[Corrupt], None]) -> None:
-        """See `PartitionLog.on_damage`."""
-        self._tell = tell
+        self._damaged = damaged
 
     def damage(self, entry: int) -> None:
         """Make the frame with this entry unreadable, as if its bytes had changed on a disk."""
@@ -82,7 +90,7 @@ class MemoryLog:
         error = Corrupt(f"{self._name} is damaged at entry {header.entry}", path=self._name, position=0)
         if self._fault is None and self._state == "open":
             self._fault = error
-            self._tell(error)
+            self._damaged(error, self)
         raise error
 
     def fail_next(self, error: StorageFault) -> None:
@@ -381,18 +389,18 @@ class MemoryStore:
         """Make the next append or sync of any log fail with `error`; see `MemoryLog.fail_next`."""
         self._errors.append(error)
 
-    def log(self, name: str) -> MemoryLog:
+    def log(self, name: str, damaged: Damaged) -> MemoryLog:
         """See `LogStore.log`."""
         known = self._open.get(name)
         if known is not None and not known.closed:
             raise Unavailable(f"the log {name} is open already: close it first")
-        log = MemoryLog(name, self._contents.setdefault(name, _Content()), self._errors)
+        log = MemoryLog(name, self._contents.setdefault(name, _Content()), self._errors, damaged)
         self._open[name] = log
         return log
 
-    def known_log(self, name: str) -> MemoryLog:
+    def known_log(self, name: str, damaged: Damaged) -> MemoryLog:
         """See `LogStore.known_log`; this engine keeps nothing across restarts, so a missing log is new."""
-        return self.log(name)
+        return self.log(name, damaged)
 
     def find_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
         """See `LogStore.find_losses`."""

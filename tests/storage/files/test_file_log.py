@@ -21,7 +21,7 @@ from tailrace.storage.disk import RealDisk
 from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.files.segment import decode_index
-from tests.storage.frame_maker import FrameMaker, TestClock
+from tests.storage.frame_maker import FrameMaker, TestClock, unheard
 
 LOG = "topic/0"
 FIRST = f"{LOG}/{0:020d}.log"
@@ -37,7 +37,7 @@ class Site:
         self.segment_bytes = segment_bytes
 
     def open(self) -> tuple[FileLog, Recovery]:
-        log = FileStore(self.disk, self.clock, segment_bytes=self.segment_bytes).log(LOG)
+        log = FileStore(self.disk, self.clock, segment_bytes=self.segment_bytes).log(LOG, unheard)
         return log, log.recover()
 
     def open_again(self) -> tuple[FileLog, Recovery]:
@@ -81,7 +81,7 @@ def test_second_store_is_refused_by_name_of_the_holder(tmp_path: Path) -> None:
 def test_names_stay_inside(tmp_path: Path, name: str) -> None:
     store = FileStore(tmp_path, TestClock())
     with pytest.raises(InvalidRequest):
-        store.log(name)
+        store.log(name, unheard)
     with pytest.raises(InvalidRequest):
         store.remove(name)
     store.close()
@@ -89,7 +89,7 @@ def test_names_stay_inside(tmp_path: Path, name: str) -> None:
 
 def test_files_of_a_log(tmp_path: Path) -> None:
     store, maker = FileStore(tmp_path, TestClock(), segment_bytes=4096), FrameMaker()
-    log = store.log(LOG)
+    log = store.log(LOG, unheard)
     log.recover()
     for _ in range(10):
         log.append([maker.data(800)], sync=True)
@@ -114,7 +114,7 @@ def test_files_of_a_log(tmp_path: Path) -> None:
 
 def test_space_is_reserved_as_a_segment_grows(tmp_path: Path) -> None:
     store, maker = FileStore(tmp_path, TestClock()), FrameMaker()
-    log = store.log(LOG)
+    log = store.log(LOG, unheard)
     log.recover()
     path, used = tmp_path / FIRST, 0
     reserved = []
@@ -133,7 +133,7 @@ def test_space_is_reserved_as_a_segment_grows(tmp_path: Path) -> None:
 )
 def test_logs_that_mostly_stay_small_reserve_less(tmp_path: Path, name: str, most: int) -> None:
     store = FileStore(tmp_path, TestClock())
-    log = store.log(name)
+    log = store.log(name, unheard)
     log.recover()
     log.append([FrameMaker().data(300)], sync=True)
     assert most // 2 < (tmp_path / name / f"{0:020d}.log").stat().st_size < most
@@ -364,7 +364,7 @@ def test_write_error_is_taken_back(site: Site) -> None:
 
 def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, maker = FileStore(tmp_path, TestClock(), segment_bytes=4096), FrameMaker()
-    log = store.log(LOG)
+    log = store.log(LOG, unheard)
     log.recover()
     log.append([maker.data()], sync=True)
     real = os.pwritev
@@ -650,7 +650,7 @@ def test_snapshot_on_a_full_disk_leaves_the_log_usable(site: Site) -> None:
 def test_readers_beside_appends_trims_and_truncation(tmp_path: Path) -> None:
     """Readers see whole true frames at any moment, whatever the writer does."""
     store = FileStore(RealDisk(tmp_path), TestClock(), segment_bytes=16384)
-    log = store.log(LOG)
+    log = store.log(LOG, unheard)
     log.recover()
     maker, failures, ended = FrameMaker(), [], threading.Event()
 

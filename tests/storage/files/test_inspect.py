@@ -9,13 +9,13 @@ from tailrace.errors import NotFound
 from tailrace.ports import Snapshot
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.files.inspect import inspect_log, verify_log
-from tests.storage.frame_maker import FrameMaker, TestClock
+from tests.storage.frame_maker import FrameMaker, TestClock, unheard
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     store, maker = FileStore(tmp_path, TestClock(), segment_bytes=4096), FrameMaker()
-    log = store.log("topic/0")
+    log = store.log("topic/0", unheard)
     log.recover()
     for _ in range(10):
         log.append([maker.data(800)], sync=True)

@@ -21,7 +21,7 @@ from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.files.key_rows import BLOCK_ROWS, KeyFile, KeyRows, encode_keys, find_rows
 from tailrace.storage.files.segment import Segment
-from tests.storage.frame_maker import TestClock
+from tests.storage.frame_maker import TestClock, unheard
 
 LOG = "topic/0"
 END = 1 << 60
@@ -41,7 +41,8 @@ class KeyedLog:
         self.open()
 
     def open(self) -> None:
-        self.log: FileLog = FileStore(self.disk, TestClock(), segment_bytes=self.segment_bytes).log(LOG)
+        store = FileStore(self.disk, TestClock(), segment_bytes=self.segment_bytes)
+        self.log: FileLog = store.log(LOG, unheard)
         recovery = self.log.recover()
         assert recovery.fault is None, recovery.fault
         self.end_entry, self.end_offset = recovery.end_entry, recovery.end_offset

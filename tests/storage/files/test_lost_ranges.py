@@ -15,7 +15,7 @@ from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.files.mark import MARK_NAME
 from tailrace.storage.files.segment import first_entry, log_name
-from tests.storage.frame_maker import FrameMaker, TestClock
+from tests.storage.frame_maker import FrameMaker, TestClock, unheard
 
 LOG = "topic/0"
 END = 1 << 60
@@ -35,7 +35,7 @@ class Site:
         return FileStore(self.disk, self.clock, segment_bytes=4096)
 
     def fill(self, appends: int = 12) -> None:
-        log = self.store.log(LOG)
+        log = self.store.log(LOG, unheard)
         log.recover()
         for number in range(appends):
             some = [self.maker.data(300), self.maker.data(500)]
@@ -58,7 +58,7 @@ class Site:
         return self.store.accept_losses(LOG, entries, ())
 
     def opened(self) -> tuple[FileLog, list[tuple[int, int, int]], list[int]]:
-        log = self.store.known_log(LOG)
+        log = self.store.known_log(LOG, unheard)
         recovery = log.recover()
         assert recovery.fault is None, recovery.fault
         found = [(header.kind, header.entry, header.base_offset) for header, _ in recovery.frames]
@@ -165,7 +165,7 @@ def test_missing_files_are_accepted_and_their_offsets_never_used_again(which: st
         for name in site.disk.list(LOG):
             site.disk.remove(f"{LOG}/{name}")
     site.disk.sync_folder(LOG)
-    log = site.store.known_log(LOG)
+    log = site.store.known_log(LOG, unheard)
     assert log.recover().fault is not None
     log.close()
     losses = site.accept()
@@ -196,7 +196,7 @@ def test_after_a_kill_the_mark_is_no_upper_bound(which: str, snapshot: bool) -> 
     site = Site()
     site.fill()
     site.clock.time_us += 2_000_000
-    log = site.store.known_log(LOG)
+    log = site.store.known_log(LOG, unheard)
     log.recover()
     if snapshot:
         log.save_snapshot(Snapshot(site.maker.entry - 1, site.maker.offset, [b"state"]))
@@ -216,7 +216,7 @@ def test_after_a_kill_the_mark_is_no_upper_bound(which: str, snapshot: bool) -> 
             site.disk.remove(f"{LOG}/{MARK_NAME}")
         site.disk.sync_folder(LOG)
     site.store = site.new_store()
-    log = site.store.known_log(LOG)
+    log = site.store.known_log(LOG, unheard)
     if log.recover().fault is None:
         assert which == "end"
         pytest.fail("the mark proves nothing here")
@@ -300,7 +300,7 @@ def test_a_crash_at_any_step_leaves_the_log_damaged_or_repaired(what: str) -> No
         site.disk.crash()
         site.disk.restart()
         site.store = site.new_store()
-        log = site.store.known_log(LOG)
+        log = site.store.known_log(LOG, unheard)
         recovery = log.recover()
         damaged = recovery.fault is not None
         try:

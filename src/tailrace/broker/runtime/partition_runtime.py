@@ -148,10 +148,12 @@ class PartitionRuntime(PartitionKind, Generic[State]):
             self._adopt(Rebuilt(self.machine.make(self.options), 0, 0, fault=error.message))
 
     def _take_log(self, *, known: bool) -> PartitionLog:
-        log = self.store.known_log(self.name) if known else self.store.log(self.name)
-        threads = self.pump.threads
-        log.on_damage(lambda error: threads.tell(lambda found, none: self.damaged(found, log), error))
-        return log
+        take = self.store.known_log if known else self.store.log
+        return take(self.name, self._found_damage)
+
+    def _found_damage(self, error: Corrupt, log: PartitionLog) -> None:
+        """A read found damage in a log; this runs in the thread of that read."""
+        self.pump.threads.tell(lambda found, none: self.damaged(found, log), error)
 
     def _recover(self, log: PartitionLog) -> Rebuilt[State]:
         """Rebuild the state from snapshot and log; may run on a storage thread."""

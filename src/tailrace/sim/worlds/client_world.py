@@ -93,7 +93,6 @@ class ClientWorld(BrokerWorld):
         self._odd = 0 if calm else self.random.choice((0, 0.05, 0.3))
         self._full = 0 if calm else self.random.choice((0, 0.02, 0.1))
         self._sync_fails = 0 if calm else self.random.choice((0, 0, 0.02))
-        self.store.cut = lambda name, end: self._after_a_cut({name: end}, "failed sync")
         self._start()
         self._create_topics()
         self.producers = [SimProducer(self, None), SimProducer(self, None), SimProducer(self, 7)]
@@ -132,6 +131,10 @@ class ClientWorld(BrokerWorld):
 
     def _cut_power(self) -> None:
         self._after_a_cut(self.store.lose_power(self.random), "power loss")
+
+    def found_cut(self, name: str, end_offset: int) -> None:
+        """See `VirtualTime.found_cut`."""
+        self._after_a_cut({name: end_offset}, "failed sync")
 
     def _after_a_cut(self, ends: dict[str, int], by: str) -> None:
         """Power loss, or a failed sync and the start after it, took what these logs had not synced."""

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tailrace.errors import Corrupt, InvalidRequest, Outcome, StorageFault
 from tailrace.format.frame import HEADER_BYTES, Buffer, Frame, Header
-from tailrace.ports import Clock, Disk, KeyPlaces, LogStats, Recovery, Scrubbed, Snapshot
+from tailrace.ports import Clock, Damaged, Disk, KeyPlaces, LogStats, Recovery, Scrubbed, Snapshot
 from tailrace.storage.continuity import first_numbers, numbers_after
 from tailrace.storage.files.frame_scan import Glanced, entry_at, scan_frames
 from tailrace.storage.files.key_rows import KEYS_SUFFIX, KeyRows, encode_keys
@@ -71,6 +71,7 @@ class FileLog:
         disk: Disk,
         folder: str,
         clock: Clock,
+        damaged: Damaged,
         *,
         segment_bytes: int,
         nonce: Callable[[], int],
@@ -84,7 +85,7 @@ class FileLog:
         self._flushing = lock()
         """Held to sync or close the active file, to remove files, or to change which file is active."""
         self._key_search = KeySearch(self._reader, self._folder, self._flushing)
-        self._tell: Callable[[Corrupt], None] = lambda error: None
+        self._damaged = damaged
         self._segment_bytes = segment_bytes
         self._least = least_of(folder)
         self._make_nonce = nonce
@@ -517,10 +518,6 @@ class FileLog:
 
     # ---------------------------------------------------------------------------------- reading
 
-    def on_damage(self, tell: Callable[[Corrupt], None]) -> None:
-        """See `PartitionLog.on_damage`."""
-        self._tell = tell
-
     def _found(self, error: Corrupt) -> None:
         """A read found damage: sync what was written, quarantine the log, and report the damage once. Nothing
         happens if the log was fenced or quarantined before."""
@@ -536,7 +533,7 @@ class FileLog:
                     text = f"{error.message}; what was written last could not be synced: {trouble.message}"
                     error = Corrupt(text, **error.details)
             self._folder.quarantine(error)
-        self._tell(error)
+        self._damaged(error, self)
 
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
         """See `PartitionLog.read`. Frames of other kinds may stand between the data frames of a buffer."""

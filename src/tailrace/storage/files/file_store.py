@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from tailrace.errors import InvalidRequest, StorageFault, Unavailable
-from tailrace.ports import Clock, Disk, Losses
+from tailrace.ports import Clock, Damaged, Disk, Losses
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.files.file_log import FileLog
 from tailrace.storage.files.key_search import Lock
@@ -51,15 +51,15 @@ class FileStore:
         self._open: dict[str, FileLog] = {}
         self.folders = FolderShelf(self._disk)
 
-    def log(self, name: str) -> FileLog:
+    def log(self, name: str, damaged: Damaged) -> FileLog:
         """See `LogStore.log`. Refused while the log is open, because two writers would destroy it."""
-        return self._log(name, known=False)
+        return self._log(name, damaged, known=False)
 
-    def known_log(self, name: str) -> FileLog:
+    def known_log(self, name: str, damaged: Damaged) -> FileLog:
         """See `LogStore.known_log`."""
-        return self._log(name, known=True)
+        return self._log(name, damaged, known=True)
 
-    def _log(self, name: str, *, known: bool) -> FileLog:
+    def _log(self, name: str, damaged: Damaged, *, known: bool) -> FileLog:
         _check_name(name)
         other = self._open.get(name)
         if other is not None and not other.closed:
@@ -71,6 +71,7 @@ class FileStore:
             self._disk,
             name,
             self._clock,
+            damaged,
             segment_bytes=segment_bytes,
             nonce=self._nonce,
             known=known,
