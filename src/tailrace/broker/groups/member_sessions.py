@@ -8,7 +8,6 @@ to the process, and what the process tells is passed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from tailrace.broker.groups.group_directory import GroupDirectory
@@ -20,14 +19,16 @@ from tailrace.ports import Gate, Respond
 
 
 class Presence:
-    """A member on the connection that it used last; hears of its end as a `Waiting`."""
+    """A member on the connection that it used last; hears of its end as a `Waiting`, and tells `ended`."""
 
-    def __init__(self, gate: Gate, number: int) -> None:
+    def __init__(self, gate: Gate, number: int, ended: Callable[[Presence], None]) -> None:
         self._fetches = gate.fetches
         self._fetches[self] = None
         self.number = number
         self.closed = False
-        self.when_closed: Callable[[], None] = lambda: None
+        self.user: core.Key | None = None
+        """The group and the member that use it, from joining to leaving."""
+        self._ended = ended
 
     def on(self, gate: Gate) -> bool:
         """Whether this is the member's connection, and still open."""
@@ -41,12 +42,12 @@ class Presence:
         """The connection is gone."""
         self._fetches.pop(self, None)
         self.closed = True
-        self.when_closed()
+        self._ended(self)
 
     def leave(self) -> None:
         """The member uses another connection or has left."""
         self._fetches.pop(self, None)
-        self.when_closed = lambda: None
+        self.user = None
 
 
 class MemberSessions:
@@ -88,7 +89,7 @@ class MemberSessions:
     def arrival(self, gate: Gate) -> Presence:
         """Somebody wants to join on a connection, which may close before the decision."""
         self._number += 1
-        return Presence(gate, self._number)
+        return Presence(gate, self._number, self._ended)
 
     def joined(self, group: str, member: str, incarnation: str, presence: Presence) -> None:
         """A consumer has joined: it has the session."""
@@ -111,13 +112,14 @@ class MemberSessions:
         if before is not None:
             before.leave()
         self._presences[group, member] = presence
-        presence.when_closed = partial(self._closed, group, member, presence)
+        presence.user = (group, member)
         if presence.closed:
-            presence.when_closed()
+            self._ended(presence)
 
-    def _closed(self, group: str, member: str, presence: Presence) -> None:
-        del self._presences[group, member]
-        self._ask(group, core.ConnectionClosed(group, member, presence.number))
+    def _ended(self, presence: Presence) -> None:
+        if presence.user is not None:
+            del self._presences[presence.user]
+            self._ask(presence.user[0], core.ConnectionClosed(*presence.user, presence.number))
 
     def poll(self, heartbeat: Heartbeat, respond: Respond) -> None:
         """Answer a heartbeat when there is something new, or its time is over."""
