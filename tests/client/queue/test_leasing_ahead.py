@@ -16,7 +16,7 @@ from tailrace.client.queue import lease_polls
 from tailrace.core.collections.span_map import count
 from tailrace.core.model.queue_commands import GiveBack, Lease
 from tailrace.testing import LocalBroker
-from tests.client.queue.test_consumer import known_as_fast, on_broker, spy
+from tests.client.queue.test_consumer import known_as_fast, on_broker, publish, spy
 from tests.client.queue.test_standstill import batch_of
 
 NO_PANDAS = """
@@ -147,6 +147,31 @@ def test_an_urgent_message_goes_next_when_the_one_of_its_key_before_it_was_hande
                 broker.clock.advance(0.015 if len(handled) > 1 else 0.03)
                 await message.ack()
         assert handled == [b"first", b"urgent", *[b"other"] * 4]
+
+    on_broker(scenario)
+
+
+def test_an_urgent_message_that_came_while_no_poll_waited_goes_first() -> None:
+    """There had been none, and a poll had waited for some; but what it brought was enough for a while, so
+    none waited when this one came, and nobody knew of it."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await batch_of(client, 4, priority=2)
+        async with client.consumer("t", "g", priority_mode="strict") as consumer:
+            pace = consumer._intake.pace
+            pace.message_ms = pace._latest_ms = 15.0
+            handled = []
+            for _ in range(4):
+                message = await anext(consumer)
+                handled.append(message.value)
+                message.ack_nowait()
+                broker.clock.advance(0.06)
+                if len(handled) == 2:
+                    for value in (b"urgent", b"urgent, too"):
+                        await publish(client, value, priority=0)
+                        await broker.settle()
+                    assert consumer._intake._hand.count == 3, "one is not leased yet"
+        assert handled == [b"0", b"1", b"urgent", b"urgent, too"]
 
     on_broker(scenario)
 

@@ -159,8 +159,8 @@ class LeasePolls:
         self._seen: int | None = None
         """How many messages were handed out when it was last said that what is in hand is started soon."""
         self._none_below: dict[str, int] = {}
-        """By topic: of lanes below this one, fewer messages came than were asked for. When there are some
-        again, the poll that waits brings them."""
+        """By topic: of lanes below this one, fewer messages came than were asked for, and a poll has waited
+        since. When there are some again, it brings them. Without a poll nothing is known of what comes."""
 
     def wasted(self, count: int) -> None:
         """Messages went back unstarted, because one of their key failed: that may happen to a small share of
@@ -304,6 +304,12 @@ class LeasePolls:
         else:
             self._none_below.pop(topic, None)
 
+    def _ask_on(self, topic: str) -> None:
+        """A poll was answered: go on, or know nothing of what comes from now on."""
+        self.ask()
+        if topic not in self._under_way:
+            self._none_below.pop(topic, None)
+
     def _look_again(self) -> None:
         """What is in hand is started soon, unless a handler takes longer than those before."""
         if self._seen is None:
@@ -351,6 +357,7 @@ class LeasePolls:
             if held is not None:
                 self._clearing.discard(topic)
             if isinstance(reply, Refusal):
+                self._none_below.pop(topic, None)
                 if reply.outcome != "none":
                     self._doubtful.add(topic)
                 if current or held is not None:
@@ -366,7 +373,7 @@ class LeasePolls:
             asked = (above > 0, poll.number)
             self._taker.arrived(Answer(topic, generations, reply, parts, granted_ms, lease_ms, *asked))
             # Later, not now: a broker in this process may answer from within `submit`.
-            self._loop.call_soon(self.ask)
+            self._loop.call_soon(self._ask_on, topic)
 
         group, member, size = self._request.group, self._request.member, self._options.fetch_bytes_max
         wait_ms = WAIT_MS if held is None and count_max and not at_once else 0
