@@ -244,10 +244,10 @@ def test_without_assurances_a_move_is_torn(move: str, monkeypatch: pytest.Monkey
 
 def _freed_when_written(upkeep: Maintenance) -> None:
     """Planted: segments go when the record of the trim is written, not when a snapshot has it."""
-    captured = upkeep._capture()
+    captured = upkeep._asks.capture()
     assert captured is not None
     log, offset = captured.log, captured.start_offset
-    upkeep._in_order(lambda: log.trim(offset), upkeep.done)
+    upkeep._asks.in_order(lambda: log.trim(offset), upkeep.done)
 
 
 def test_a_trim_that_outlives_its_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
