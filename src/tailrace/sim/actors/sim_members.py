@@ -261,7 +261,15 @@ class SimMember:
     # ------------------------------------------------------------------------------------------ settlement
 
     def _send(self, request: Request, given: list[Given], kind: str, wait_ms: int | None = None) -> None:
-        """Ask, and note for each message what became of it."""
+        """Ask, and note for each message what became of it. An ack is sent twice now and then: either of them
+        may be the one that is taken."""
+        world = self.world
+        self._send_once(request, given, kind, wait_ms)
+        if kind == "ack" and not world.healed and world.chance(0.1):
+            world.seen["acked twice"] += 1
+            self._send_once(request, given, kind, wait_ms)
+
+    def _send_once(self, request: Request, given: list[Given], kind: str, wait_ms: int | None) -> None:
         world = self.world
         notes = []
         for item in given:
@@ -285,9 +293,6 @@ class SimMember:
                     act.result = "lost" if offset in lost else "ok"
 
         self.line.submit(request, b"", answered)
-        if kind == "ack" and not world.healed and world.chance(0.1):
-            world.seen["acked twice"] += 1
-            self.line.submit(request, b"", lambda reply, parts: None)
 
     def _spans(self, given: list[Given]) -> Spans:
         offsets = sorted(item.place[1] for item in given)
