@@ -16,6 +16,7 @@ from tailrace.core.model.commands import (
     DescribeTopic,
     Publish,
     TopicInfo,
+    TrimTopic,
 )
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import BuryDone
@@ -316,6 +317,29 @@ def test_a_message_that_cannot_be_read_does_not_hold_up_the_others() -> None:
     log.read = read  # type: ignore[method-assign]
     broker.pass_s(61)
     assert [row["value"] for row in letters(broker)] == [b"b", b"a"]
+
+
+def test_what_is_trimmed_while_its_dead_letter_is_made_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = make()
+    broker.send(b"a")
+    broker.send(b"b")
+    held = broker.lease()
+    reads: list[Any] = []
+    with monkeypatch.context() as late:
+        late.setattr(broker.threads, "read", lambda *work: reads.append(work))
+        broker.ask(RejectMessages("t", 0, "g", held[0].lease, [0, 2]))
+        for _ in range(3):  # Segments go when two snapshots know that they are trimmed.
+            broker.send(b"more")
+            broker.ask(TrimTopic("t", 0, 1))
+            broker.runtime().upkeep.free()
+            broker.settle()
+        assert broker.log().stats().start_offset == 1
+    (read,) = reads
+    broker.threads.read(*read)
+    broker.settle()
+    assert broker.runtime().fault is None
+    assert [row["value"] for row in letters(broker)] == [b"b"]
+    assert figures(broker)["dying"] == 0
 
 
 def test_dead_letters_have_no_dead_letters(caplog: pytest.LogCaptureFixture) -> None:

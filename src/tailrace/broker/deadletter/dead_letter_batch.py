@@ -67,6 +67,8 @@ def read_dying(
             unreadable.append(item.offset)
             problem = error
             continue
+        if row is None:
+            continue
         row["headers"] = _headers(row, origin, item)
         rows.append(row)
         offsets.append(item.offset)
@@ -150,17 +152,19 @@ class _Reader:
         self._header = Header(frame.DATA, 0, 0, 0, 0)
         self._rows: list[dict[str, Any]] = []
 
-    def row(self, offset: int) -> dict[str, Any]:
-        """The message at an offset as plain values; times in microseconds."""
-        if not self._header.base_offset <= offset < self._header.end_offset:
-            self._open(offset)
+    def row(self, offset: int) -> dict[str, Any] | None:
+        """The message at an offset as plain values, times in microseconds; None if it was trimmed meanwhile:
+        then its death is over."""
+        here = self._header.base_offset <= offset < self._header.end_offset
+        if not here and not self._open(offset):
+            return None
         header = self._header
         for row, fields in enumerate(self._rows):
             if header.base_offset + fields.get("offset_delta", row) == offset:
                 return dict(fields)
         raise Corrupt(f"offset {offset} is missing in its frame")
 
-    def _open(self, offset: int) -> None:
+    def _open(self, offset: int) -> bool:
         for part in self._log.read(offset, self._end, 1):
             for header, body in frame.walk(part, check=False):
                 if header.kind == frame.DATA and header.base_offset <= offset < header.end_offset:
@@ -172,5 +176,7 @@ class _Reader:
                     self._header, self._rows = header, found.to_pylist()
                     for fields in self._rows:
                         fields["append_time"] = header.append_time_us
-                    return
+                    return True
+        if offset < self._log.stats().start_offset:
+            return False
         raise Corrupt(f"offset {offset} is missing in the log")

@@ -258,6 +258,8 @@ class DeliveryWorld(BrokerWorld):
         """See `Surroundings.told`."""
         if isinstance(reply, Refusal) and reply.code == "error":
             raise AssertionError(f"{request}: {reply.message}")
+        if isinstance(reply, Refusal) and reply.code == "corrupt" and self.vandal is None:
+            require(False, f"nothing is damaged, and {request} was told: {reply}")
 
     def hung_up(self) -> None:
         """See `Surroundings.hung_up`: what was leased for an answer that nobody takes any more goes back,
