@@ -506,6 +506,15 @@ def accepted(store: LogStore, log: PartitionLog, *entries: int) -> tuple[Partiti
     return again, again.recover()
 
 
+def test_a_log_that_is_cut_behind_lost_messages_keeps_their_numbers(store: LogStore) -> None:
+    log, frames = filled(store)  # Of the 40, every fifth has facts.
+    log, _ = accepted(store, log, 38)
+    log.truncate(39)
+    assert log.stats().end_offset == frames[38].header.end_offset == 320
+    _, recovery = reopened(store, log)
+    assert (recovery.end_entry, recovery.end_offset) == (39, 320)
+
+
 def test_entries_of_no_use_are_given_up_and_their_numbers_stay(store: LogStore) -> None:
     log, frames = filled(store)
     gone = next(frame.header for frame in data_frames(frames)[3:])

@@ -267,7 +267,7 @@ class MemoryLog:
             needed = min(needed, floor)
         start, gone = content.start_offset, 0
         for header, _ in content.frames:
-            end = header.end_offset if header.kind == DATA else start
+            end = _end_after(header, start)
             if end > offset or header.entry >= needed:
                 break
             start, gone = end, gone + 1
@@ -290,8 +290,9 @@ class MemoryLog:
         content.frames = content.frames[: entry - first]
         content.index_again()
         content.end_entry = entry
-        data = [header for header, _ in content.frames if header.kind == DATA]
-        content.end_offset = data[-1].end_offset if data else content.start_offset
+        content.end_offset = content.start_offset
+        for header, _ in content.frames:
+            content.end_offset = _end_after(header, content.end_offset)
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """See `PartitionLog.save_snapshot`; chunks are copied, as a disk would."""
@@ -359,6 +360,13 @@ class MemoryLog:
             raise error
 
 
+def _end_after(header: Header, offset: int) -> int:
+    """Where the messages end behind a frame that begins at an offset."""
+    if header.kind == LOST:
+        return header.timestamp_max_us
+    return header.end_offset if header.kind == DATA else offset
+
+
 def _first_data(frames: list[tuple[Header, bytes]], offset: int) -> int:
     """An index at or before the data frame that holds `offset`; only data frames have offsets."""
     low, high = 0, len(frames)
@@ -408,11 +416,11 @@ class MemoryStore:
         gone = content.damaged | set(entries)
         ranges, offset = [], content.start_offset
         for header, raw in content.frames:
-            end = header.end_offset if header.kind == DATA else offset
+            end = _end_after(header, offset)
             if header.entry in gone:
                 numbers = (header.entry, header.entry + 1, offset, end)
                 ranges.append(LostRange(*numbers, name, 0, len(raw), "it cannot be read or applied"))
-            offset = header.timestamp_max_us if header.kind == LOST else end
+            offset = end
         return Losses(ranges)
 
     def accept_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
