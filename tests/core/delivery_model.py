@@ -440,6 +440,14 @@ class DeliveryModel:
             busy = state is not None and state.state in (LEASED, DYING)
             return offset < self.trimmed or (self.expired(offset, now_us) and not busy)
 
+        def dying(offset: int) -> bool:
+            state = self.states.get(offset)
+            return offset >= self.trimmed and state is not None and state.state == DYING
+
+        if any(dying(offset) for offset in offsets):
+            assert isinstance(reply, Refusal), "what is on its way to the dead letters was opened again"
+            assert reply.code == "unavailable"
+            return
         if any(lost(offset) for offset in offsets if offset < len(self.log)):
             assert isinstance(reply, Refusal), "what is gone was opened again"
             assert reply.code == "not_found"
