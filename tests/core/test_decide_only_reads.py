@@ -117,13 +117,15 @@ def photo(value: Any, above: tuple[int, ...] = ()) -> Any:
 
 def changes(before: Any, after: Any, label: str) -> Iterator[str]:
     """The attributes that differ in two photos."""
+    if before == after:
+        return
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
         for name in before:
             yield from changes(before[name], after[name], name)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for one, other in zip(before, after, strict=True):
             yield from changes(one, other, label)
-    elif before != after:
+    else:
         yield label
 
 

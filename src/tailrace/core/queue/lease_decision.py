@@ -187,7 +187,7 @@ class LeaseDecision:
 
     def _careful(self, room: int) -> Decision:
         ledger, command = self._ledger, self._command
-        if ledger.pool is None:
+        if ledger.pool is None or self._time_us < ledger.backlog.clock_us:  # Its offers are of a later time.
             ledger.pool = RowSelector(ledger.policy)
         if ledger.pool.for_keys and self._traits.laned(ledger.committed()):
             ledger.pool.lanes_matter()
