@@ -16,6 +16,7 @@ from tailrace.core.partition import Partition
 from tailrace.core.queue.ledger import Ledger
 from tests.core.delivery_model import Letter
 from tests.core.desk import Desk, keyed, plain
+from tests.core.turns import at
 
 
 def share(desk: Desk) -> None:
@@ -116,6 +117,18 @@ def test_lanes_go_on_across_the_switch() -> None:
     assert desk.lease("bob", 1) == [0]
     assert desk.lease("ada") == []
     assert desk.lease("bob") == [1]
+
+
+def test_asking_as_of_a_later_time_leaves_no_trace() -> None:
+    desk = Desk(*keyed("-a"), backoff_ms=1_000)
+    share(desk)
+    desk.lease("bob", 1)
+    desk.nack(0, 1)
+    _, generation = desk.partition.queues.grant("g") or ("", 0)
+    command = inner.LeaseRun("g", "ada", generation, 99, 100, 1 << 20, 2)
+    later = desk.partition.decide(command, at(desk.now_us + 61_000_000, desk.shelf)).reply
+    assert isinstance(later, inner.RunLeased)
+    assert desk.lease("ada") == [1], "the other waits for its back-off"
 
 
 # ------------------------------------------------------------------------------------------------ any history
