@@ -12,12 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.core.model.catalog import Catalog
-from tailrace.core.model.commands import (
-    Reply,
-    Request,
-)
-from tailrace.core.model.inventory import TopicCard, TopicFolder
+from tailrace.core.catalog.catalog import Catalog
+from tailrace.core.catalog.inventory import TopicCard, TopicFolder
+from tailrace.core.model.access import Caller, Identities
+from tailrace.core.model.commands import Reply, Request
 from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer, Frame, Header
 
@@ -386,7 +384,7 @@ quarantined: every further write raises `Corrupt`, and whole frames can still be
 
 class TopicFolders(Protocol):
     """The folders of topics, for engines that have them. Every step is durable when it returns;
-    `core.model.inventory` tells what each is for. A fault of the disk raises `StorageFault`."""
+    `core.catalog.inventory` tells what each is for. A fault of the disk raises `StorageFault`."""
 
     def survey(self) -> list[TopicFolder]:
         """Every topic folder with its contents; reads only."""
@@ -479,6 +477,18 @@ class Registry(Protocol):
         ...
 
 
+class IdentityStore(Protocol):
+    """Keeps users, tokens, rules, quotas and tenants; on one node a file."""
+
+    def load(self) -> Identities | None:
+        """The identities as last saved; None if there never were any. Damage raises `Corrupt`."""
+        ...
+
+    def save(self, identities: Identities) -> None:
+        """Store durably and atomically before returning."""
+        ...
+
+
 Respond = Callable[[Reply, Sequence[Buffer]], None]
 """Called once per request with the reply and the parts of its body."""
 
@@ -546,8 +556,13 @@ class Waiting(Protocol):
 
 class Gate(Protocol):
     """Tells whether a receiver has room for more data, so that the fetches of a slow one wait instead of
-    filling memory.
+    filling memory, and who it is.
     """
+
+    @property
+    def caller(self) -> Caller:
+        """Who sends the requests of this connection."""
+        ...
 
     def blocked(self, resume: Callable[[], None]) -> bool:
         """False: continue. True: there is no room, and `resume` will be called."""

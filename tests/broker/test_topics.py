@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace.cluster.embedded import MemoryCoordinator
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.commands import (
     AlterTopic,
     CreateTopic,

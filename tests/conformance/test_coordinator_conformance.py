@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tailrace.cluster.embedded import FILE, FileCoordinator, MemoryCoordinator
-from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.catalog.catalog import Catalog, TopicEntry
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format.frame import crc32c

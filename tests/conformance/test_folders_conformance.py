@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.core.model.catalog import TopicEntry
-from tailrace.core.model.inventory import TopicCard, TopicFolder
+from tailrace.core.catalog.catalog import TopicEntry
+from tailrace.core.catalog.inventory import TopicCard, TopicFolder
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.ports import LogStore, TopicFolders
 from tailrace.sim.sim_disk import SimDisk

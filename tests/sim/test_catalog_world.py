@@ -1,6 +1,6 @@
 """Catalog and folders: changes cut by a crash, missing folders and files, older catalogs put back.
 
-Covers `core/model/inventory.py`, `format/cards.py` and `format/catalog_text.py`.
+Covers `core/catalog/inventory.py`, `format/cards.py` and `format/catalog_text.py`.
 """
 
 from __future__ import annotations

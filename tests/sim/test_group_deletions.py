@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tailrace.broker.groups.unknown_groups import UnknownGroups
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.commands import Done
 from tailrace.core.model.group_commands import CreateGroup, DeleteGroup, DescribeGroup, GroupInfo
 from tailrace.core.model.identifiers import Refusal

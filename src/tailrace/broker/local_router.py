@@ -6,7 +6,7 @@ from typing import Any
 
 from tailrace.broker.runtime.turn import NOTHING
 from tailrace.broker.topics import Topics
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.commands import AlterTopic, CreateTopic
 from tailrace.core.model.identifiers import Refusal, TopicPartition
 from tailrace.errors import NotFound

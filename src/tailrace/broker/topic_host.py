@@ -10,7 +10,7 @@ import msgspec
 from tailrace.broker.partition.coordinator_partition import CoordinatorPartition
 from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.partition_runtime import PartitionRuntime
-from tailrace.core.model.catalog import TopicEntry
+from tailrace.core.catalog.catalog import TopicEntry
 from tailrace.errors import NotFound
 
 Kind = TypeVar("Kind", bound=PartitionRuntime[Any])

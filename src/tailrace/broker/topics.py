@@ -1,7 +1,7 @@
 """The topics of a node: the catalog, its changes one at a time, and the partitions of each topic.
 
 A change of the catalog is done on a storage thread in steps that a crash may cut anywhere;
-`core.model.inventory` tells what each step leaves:
+`core.catalog.inventory` tells what each step leaves:
 
     create   intent in the topic's folder ──▶ folders of the logs ──▶ catalog ──▶ intent becomes the card
     delete   catalog (the topic is listed as being removed) ──▶ data removed ──▶ catalog without it
@@ -29,11 +29,11 @@ from tailrace.broker.runtime.partition_runtime import PartitionRuntime
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, Countdown, refuse
 from tailrace.broker.topic_host import AnyHost, Kind, TopicHost, grown
-from tailrace.core.model import catalog as core
+from tailrace.core.catalog import catalog as core
+from tailrace.core.catalog.inventory import Kept, Step, TopicCard, take_stock
 from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic, Reply, TopicInfo, TopicList
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_topic import TOPIC as GROUPS
-from tailrace.core.model.inventory import Kept, Step, TopicCard, take_stock
 from tailrace.errors import Corrupt, Denied, Full, NotFound, StorageFault, Unavailable
 from tailrace.ports import LogStore, Registry, Respond, TopicFolders
 

@@ -6,7 +6,7 @@ import errno
 
 import msgspec
 
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.errors import Corrupt, Full, Outcome, StorageFault
 from tailrace.format.catalog_text import CatalogText, decode_catalog
 from tailrace.ports import Disk

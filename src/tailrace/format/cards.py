@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tailrace.core.model.inventory import TopicCard
+from tailrace.core.catalog.inventory import TopicCard
 from tailrace.errors import Corrupt
 from tailrace.format.frame import crc32c
 

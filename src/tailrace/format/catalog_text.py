@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.catalog.catalog import Catalog, TopicEntry
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
 from tailrace.format.frame import crc32c

@@ -34,11 +34,23 @@ _BUFFER_BYTES = 2 * 1024 * 1024
 """Memory that a large buffer takes at once: Arrow's pool begins it with a huge page."""
 
 
+class Credentials(msgspec.Struct, frozen=True, array_like=True):
+    """What a client proves itself with: a token, or a user with its password. Never shown in a `repr`."""
+
+    user: str = ""
+    password: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Credentials(user={self.user!r})"
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The greeting of a client: the protocol versions that it speaks, and its name."""
+    """The greeting of a client: the protocol versions that it speaks, its name, and its credentials."""
 
     versions: list[int]
     client: str = ""
+    credentials: Credentials | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import msgspec
 
+from tailrace.core.model.access import Caller
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
@@ -209,6 +210,7 @@ class Link(asyncio.BufferedProtocol):
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
+        self.caller = Caller("", "open")
         self._transport: asyncio.Transport | None = None
         self._reader = WireReader(0, preamble=PREAMBLE, header_bytes_max=GREETING_BYTES_MAX)
         self._greeted = False

@@ -11,7 +11,7 @@ import pytest
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.broker.runtime.process_driver import ProcessDriver, Processes, ProcessKind
 from tailrace.broker.runtime.pump import Pump
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.commands import CreateTopic, Done
 from tailrace.core.model.facts import Buried, Dying
 from tailrace.core.model.identifiers import Refusal, TopicPartition

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tailrace.core.catalog.catalog import change
 from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.model import internal_commands as inner
-from tailrace.core.model.catalog import change
 from tailrace.core.model.commands import CreateTopic, Reply
 from tailrace.core.model.facts import Enlisted
 from tailrace.core.model.group_facts import GroupDeleted

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from random import Random
 from typing import Any
 
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.commands import Done, Reply
 from tailrace.core.model.identifiers import Refusal, TopicPartition
 from tailrace.core.process import process as core

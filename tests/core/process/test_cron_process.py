@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tailrace.core.catalog.catalog import Catalog, change
 from tailrace.core.groups.cron_schedules import CronSchedules
-from tailrace.core.model.catalog import Catalog, change
 from tailrace.core.model.commands import CreateTopic, Publish, Published, Reply
 from tailrace.core.model.group_commands import DeleteSchedule, PutSchedule
 from tailrace.core.model.identifiers import BatchView, Refusal, TopicPartition

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tailrace.core.catalog.catalog import Catalog, change
 from tailrace.core.collections.span_map import pairs
-from tailrace.core.model.catalog import Catalog, change
 from tailrace.core.model.commands import AlterTopic, CreateTopic, Publish, Published, Reply
 from tailrace.core.model.identifiers import BatchView, Refusal, TopicPartition
 from tailrace.core.model.internal_commands import BuryDone, Look, PublishBatch

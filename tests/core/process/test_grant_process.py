@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.model import internal_commands as inner
-from tailrace.core.model.catalog import Catalog
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.core.process import grant_process

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from tailrace.core.catalog.catalog import Catalog, change
 from tailrace.core.collections.timing_wheel import HIGH, NEVER, ROW_BITS, TICK_US, ref_of
 from tailrace.core.delay.delay_queue import DelayQueue
 from tailrace.core.log_head import LogHead
-from tailrace.core.model.catalog import Catalog, change
 from tailrace.core.model.commands import CreateTopic, Published, Reply
 from tailrace.core.model.decision import Decision
 from tailrace.core.model.facts import Delayed, Released, ScheduleCancelled

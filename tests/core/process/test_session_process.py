@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.groups.coordinator import Coordinator
 from tailrace.core.model import group_facts as facts
 from tailrace.core.model import internal_commands as inner
-from tailrace.core.model.catalog import Catalog
 from tailrace.core.model.group_commands import Membership, Place
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal, TopicPartition

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.core.model.catalog import Catalog, change
+from tailrace.core.catalog.catalog import Catalog, change
 from tailrace.core.model.commands import CreateTopic, DeleteTopic, Reply
 from tailrace.core.model.facts import Appended, Staged, StageDropped
 from tailrace.core.model.group_facts import StagedDecided, StagedDone, Target

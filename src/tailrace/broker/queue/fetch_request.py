@@ -14,6 +14,7 @@ from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.runtime.turn import NOTHING, refuse
+from tailrace.core.model.access import OWNER, Caller
 from tailrace.core.model.commands import Fetch, Fetched
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt
@@ -33,7 +34,8 @@ _DROPPED = Refusal("unavailable", "the receiver is gone")
 class OpenGate:
     """The gate of a receiver in the same process, which has no send buffer to protect."""
 
-    def __init__(self) -> None:
+    def __init__(self, caller: Caller = OWNER) -> None:
+        self.caller = caller
         self.answered_us: dict[str, int] = {}
         self.fetches: dict[Waiting, None] = {}
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tailrace.broker.runtime.pump import Pump, Timer
 from tailrace.broker.runtime.turn import NOTHING, refuse
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.commands import AlterTopic, CreateTopic, Reply
 from tailrace.core.model.identifiers import Refusal, TopicPartition
 from tailrace.core.process import process as core

@@ -13,7 +13,7 @@ from tailrace.cli.parameters import Json
 from tailrace.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from tailrace.core.model.rebuilt_catalog import RebuiltCatalog
+    from tailrace.core.catalog.rebuilt_catalog import RebuiltCatalog
 
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="The data folder.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be registered.")]
@@ -64,7 +64,7 @@ def rebuild_catalog(
 
 def _rebuilt(data: Path) -> RebuiltCatalog:
     from tailrace.cluster.embedded import FileCoordinator
-    from tailrace.core.model.rebuilt_catalog import rebuild
+    from tailrace.core.catalog.rebuilt_catalog import rebuild
     from tailrace.storage.files.inspect import ViewedDisk
     from tailrace.storage.files.topic_folders import FolderShelf
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tailrace.core.model import access_commands as access
 from tailrace.core.model import damage_commands as damage
 from tailrace.core.model import group_commands as groups
 from tailrace.core.model import queue_commands as delivery
@@ -139,6 +140,7 @@ Request = (
     | Fetch
     | FindOffsets
     | ReadKey
+    | access.AccessRequest
     | damage.DamageRequest
     | delivery.DeliveryRequest
     | groups.GroupRequest
@@ -219,6 +221,7 @@ Reply = (
     | Fetched
     | Offsets
     | KeyRead
+    | access.AccessReply
     | damage.DamageReply
     | delivery.DeliveryReply
     | groups.GroupReply

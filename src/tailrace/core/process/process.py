@@ -50,7 +50,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.commands import AlterTopic, CreateTopic, Reply
 from tailrace.core.model.identifiers import Refusal, TopicPartition
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from tailrace.cluster.embedded import FILE, FileCoordinator
-from tailrace.core.model.catalog import Catalog
+from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.model.facts import Fact, Trimmed
 from tailrace.core.partition import SNAPSHOT_VERSION
 from tailrace.errors import Corrupt, NotFound, StorageFault

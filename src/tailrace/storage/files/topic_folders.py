@@ -1,6 +1,6 @@
 """The folders of topics: their cards and intents, and the partitions in them.
 
-Every step is durable when its call returns; `core.model.inventory` gives the order of steps. An intent is
+Every step is durable when its call returns; `core.catalog.inventory` gives the order of steps. An intent is
 written under its own name and renamed to the card, so that a crash leaves the one or the other. Each step
 syncs everything at its end, at once for all topics that are made together.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tailrace.core.model.inventory import TopicCard, TopicFolder, is_topic_folder
+from tailrace.core.catalog.inventory import TopicCard, TopicFolder, is_topic_folder
 from tailrace.errors import Corrupt, StorageFault
 from tailrace.format.cards import decode_card, encode_card
 from tailrace.ports import Disk

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tailrace.core.model.catalog import Catalog, TopicEntry
-from tailrace.core.model.inventory import TopicCard, TopicFolder, is_topic_folder
-from tailrace.core.model.rebuilt_catalog import rebuild
+from tailrace.core.catalog.catalog import Catalog, TopicEntry
+from tailrace.core.catalog.inventory import TopicCard, TopicFolder, is_topic_folder
+from tailrace.core.catalog.rebuilt_catalog import rebuild
 from tailrace.core.model.topic_options import TopicOptions
 
 NOW_US = 1_700_000_000_000_000

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.catalog.catalog import Catalog, TopicEntry
+from tailrace.core.catalog.inventory import TopicFolder
 from tailrace.core.model.internal_topic import PARTITIONS, TOPIC
-from tailrace.core.model.inventory import TopicFolder
 from tailrace.core.model.topic_options import TopicOptions, decode_folder
 
 OWN_OPTIONS = TopicOptions(partitions=PARTITIONS, ring_buffer_bytes=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tailrace.core.model.catalog import Catalog, Removal, TopicChange, TopicEntry, change, removed
+from tailrace.core.catalog.catalog import Catalog, Removal, TopicChange, TopicEntry, change, removed
 from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.topic_options import TopicOptions

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tailrace.core.model.catalog import Catalog, TopicEntry
+from tailrace.core.catalog.catalog import Catalog, TopicEntry
 from tailrace.core.model.topic_options import decode_folder, encode_folder
 
 

@@ -1,0 +1,1 @@
+"""The catalog of topics, and how it compares with the folders on the disk."""
