@@ -555,9 +555,7 @@ class Waiting(Protocol):
 
 
 class Gate(Protocol):
-    """Tells whether a receiver has room for more data, so that the fetches of a slow one wait instead of
-    filling memory, and who it is.
-    """
+    """Tells who a receiver is, and whether it has room for more data: fetches of a slow one wait."""
 
     @property
     def caller(self) -> Caller:

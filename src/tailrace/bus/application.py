@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 from tailrace.bus.handlers import (
-    Caller,
+    Invoker,
     Handler,
     Middleware,
     check_function,
@@ -208,7 +208,7 @@ class Bus:
                 chosen.setdefault((handler.topic, handler.group), []).append(handler)
         if not chosen:
             raise InvalidRequest("there is no handler to run")
-        caller = Caller(self._middlewares, threads=max(1, concurrency) * len(chosen))
+        caller = Invoker(self._middlewares, threads=max(1, concurrency) * len(chosen))
         answers = Answers(self._producer, self._registry)
         for (topic, group), handlers in chosen.items():
             exclusive = topic == self.commands and self._exclusive

@@ -55,7 +55,7 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
         return title_of(self.function)
 
 
-class Caller:
+class Invoker:
     """Calls handlers of one running bus."""
 
     def __init__(self, middlewares: Sequence[Middleware], threads: int) -> None:
