@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 from tailrace.bus.handlers import (
-    Invoker,
     Handler,
+    Invoker,
     Middleware,
     check_function,
     check_group,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tailrace.bus.envelope import Batch, Message
-from tailrace.bus.handlers import Invoker, Handler, Settle, settlement
+from tailrace.bus.handlers import Handler, Invoker, Settle, settlement
 from tailrace.bus.outcomes import TABLE, AckPolicy, Act, outcome_of
 from tailrace.bus.payloads import BYTES, JSON
 from tailrace.bus.registry import (
