@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from tailrace.core.catalog.catalog import Catalog
 from tailrace.core.catalog.inventory import TopicCard, TopicFolder
-from tailrace.core.model.access import Caller, Identities
+from tailrace.core.model.access import Caller, Identities, Origin
 from tailrace.core.model.commands import Reply, Request
+from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Corrupt
 from tailrace.format.frame import Buffer, Frame, Header
+from tailrace.format.wire import Credentials
 
 
 class Clock(Protocol):
@@ -52,8 +54,7 @@ class Disk(Protocol):
     """The file system calls of storage, so that a simulated disk can stand in.
 
     Paths are relative to the disk's root. Files are open until `close`. Errors are OSError, as the kernel
-    raises them.
-    """
+    raises them."""
 
     def open(self, path: str, *, create: bool = False) -> int:
         """Open for reading and writing; returns a handle."""
@@ -102,8 +103,7 @@ class Disk(Protocol):
 
     def uncache(self, path: str, position: int = 0) -> None:
         """Advice to drop the page cache of a file from a position on, except for pages that are not written
-        yet, so that the next read comes from the disk.
-        """
+        yet, so that the next read comes from the disk."""
         ...
 
     def remove(self, path: str) -> None:
@@ -174,8 +174,7 @@ class Recovery(msgspec.Struct, frozen=True, eq=False):
 
     `frames` yields (header, body) of every whole, checked frame after the snapshot, in order. `cut_bytes`
     counts the torn tail that was cut. `fault` names damage that must not be cut: then the log is quarantined,
-    frames below the damage can be read, and writes are refused.
-    """
+    frames below the damage can be read, and writes are refused."""
 
     snapshot: Snapshot | None
     frames: Iterator[tuple[Header, Buffer]]
@@ -254,8 +253,7 @@ class PartitionLog(Protocol):
     After a failed sync, or a failed write that could not be undone, every further append raises until the
     owner opens the log again. The outcome of an append that raises is `none` only if no byte of it can appear
     any more. After a `sync` or `flush` that raises, nobody knows what became of the writes since the last
-    good one.
-    """
+    good one."""
 
     def recover(self) -> Recovery:
         """Open the log: find the end, cut a torn tail, give the frames to replay. Called once, before all
@@ -268,8 +266,7 @@ class PartitionLog(Protocol):
 
     def room(self) -> int:
         """Bytes that an append without `sync` can take now at the cost of one write into memory: no new file,
-        no sync.
-        """
+        no sync."""
         ...
 
     def sync(self) -> None:
@@ -284,27 +281,23 @@ class PartitionLog(Protocol):
     def read(self, offset: int, end: int, bytes_max: int) -> Sequence[Buffer]:
         """Whole frames as raw bytes, from the one that holds `offset` (or the next) up to `end`: at least one
         data frame if there is any, then as many as fit `bytes_max`. Every frame passes its checks; a damaged
-        one raises `Corrupt` unless good ones precede it.
-        """
+        one raises `Corrupt` unless good ones precede it."""
         ...
 
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
         """The checked frames with these entries, of any kind, in the given order. An entry that the log does
-        not hold raises `StorageFault`.
-        """
+        not hold raises `StorageFault`."""
         ...
 
     def find_key(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
         """Places of the messages in [begin, end) whose key has this hash: the newest `skip` are passed over,
         the next `count` are found. None if keys have to be read from frames first: `index_keys` does that.
-        Other keys may share the hash.
-        """
+        Other keys may share the hash."""
         ...
 
     def read_places(self, places: KeyPlaces, bytes_max: int) -> list[Frame]:
         """The checked frames of these places, each once and in their order: at least one, then as many as fit
-        `bytes_max`. Empty if the log has shrunk since the search: then search again.
-        """
+        `bytes_max`. Empty if the log has shrunk since the search: then search again."""
         ...
 
     def index_keys(self, bytes_max: int) -> bool:
@@ -315,34 +308,29 @@ class PartitionLog(Protocol):
     def scan(self, entry: int, end: int) -> Iterator[tuple[Header, Callable[[], Buffer]]]:
         """Frames of every kind with an entry in [entry, end) that are there now, in order: the header, and a
         function that reads and checks the body, valid until the next step. Frames that are trimmed on the way
-        may be left out.
-        """
+        may be left out."""
         ...
 
     def entry_at(self, append_time_us: int) -> int:
         """An entry at or shortly before the first frame with this append time or a later one; the end if
-        there is none.
-        """
+        there is none."""
         ...
 
     def find_time(self, timestamp_us: int) -> int | None:
         """Base offset of the first data frame whose greatest timestamp is at or after a time; None if there
-        is none.
-        """
+        is none."""
         ...
 
     def retention_offset(
         self, *, bytes_max: int | None, append_time_us: int | None, count_max: int | None
     ) -> int:
         """The lowest frame boundary that retention would keep: by bytes, by age (frames appended before
-        `append_time_us` go) and by count.
-        """
+        `append_time_us` go) and by count."""
         ...
 
     def trim(self, offset: int, floor: int | None = None) -> None:
         """Remove whole segments below `offset` and below the previous snapshot; a segment with the entry
-        `floor` or a later one stays.
-        """
+        `floor` or a later one stays."""
         ...
 
     def seal(self) -> None:
@@ -489,6 +477,20 @@ class IdentityStore(Protocol):
         ...
 
 
+class Authenticator(Protocol):
+    """Finds out who a connection belongs to. Both methods run on the loop."""
+
+    def authenticate(
+        self, credentials: Credentials | None, origin: Origin, done: Callable[[Caller | Refusal], None]
+    ) -> None:
+        """Call `done` once, with the caller or a refusal: at once, or later if a password is checked."""
+        ...
+
+    def still(self, caller: Caller, now_us: int) -> Refusal | None:
+        """None while what the caller proved itself with is good; it ends by expiry, revocation or change."""
+        ...
+
+
 Respond = Callable[[Reply, Sequence[Buffer]], None]
 """Called once per request with the reply and the parts of its body."""
 
@@ -568,8 +570,7 @@ class Gate(Protocol):
 
     def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
         """Reserve room for bytes from the disk until `release`. False: there is no room, and `resume` will be
-        called.
-        """
+        called."""
         ...
 
     def release(self, nbytes: int) -> None:

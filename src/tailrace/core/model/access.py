@@ -14,7 +14,7 @@ used again: passwords are kept as argon2id hashes, tokens as SHA-256 digests.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -67,6 +67,19 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 OWNER = Caller("", "owner")
+
+
+class Origin(NamedTuple):
+    """Where a connection comes from, and what its transport has proved."""
+
+    address: str
+    """The address of the peer without its port; empty over a Unix socket."""
+    tls: bool = False
+    certificate_names: tuple[str, ...] = ()
+    """The names of the peer's certificate, once its chain was verified: `DNS:...`, `URI:...`, `email:...`."""
+    uid: int | None = None
+    """The peer's user of the operating system, over a Unix socket."""
+    loopback: bool = False
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
