@@ -9,7 +9,7 @@ from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.client.sdk_tuning import IN_FLIGHT_MAX, PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
-from tailrace.errors import Unavailable
+from tailrace.errors import TailraceError, Unavailable
 
 BUSY = Refusal("overloaded", "slow down", "none")
 LOST = Refusal("unavailable", "the connection broke", "unknown")
@@ -32,6 +32,7 @@ class World:
         self.ids = iter(range(1, 100))
         self.at_once: Callable[[Any], Reply | None] = lambda request: None
         self.settled_batches: list[PendingBatch] = []
+        self.retries: list[str] = []
 
     def submit(self, request: Any, body: Any, respond: Any) -> None:
         reply = self.at_once(request)
@@ -48,6 +49,9 @@ class World:
 
     def new_producer_id(self) -> int:
         return next(self.ids)
+
+    def retried(self, error: TailraceError) -> None:
+        self.retries.append(error.code)
 
     def settled(self, batch: PendingBatch) -> None:
         self.settled_batches.append(batch)

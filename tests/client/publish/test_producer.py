@@ -20,6 +20,7 @@ from tailrace.client.sdk_tuning import BATCH_ROWS
 from tailrace.core.model.commands import DescribeTopic, Publish, Published, Reply, TopicInfo
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import (
+    Full,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -489,6 +490,23 @@ def test_overload_is_waited_out_and_told_when_the_time_is_up() -> None:
             assert caught.value.outcome == "none"
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("code", "remarks"), [("full", 1), ("unavailable", 0)])
+def test_the_log_tells_why_a_message_is_sent_again(
+    code: str, remarks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk would otherwise look like a program that hangs. Lost connections are told elsewhere."""
+
+    async def scenario() -> None:
+        async with make(Verbs(auto=Refusal(code, "no space is left", "none"))) as producer:
+            with pytest.raises((Full, Unavailable, Timeout)):
+                await producer.publish(b"1")
+
+    run(scenario())
+    assert [record.message for record in caplog.records] == [
+        "a message was refused and is sent again: no space is left"
+    ] * remarks
 
 
 @given(

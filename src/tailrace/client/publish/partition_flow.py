@@ -51,6 +51,10 @@ class Outside(Protocol):
         """A fresh random identity."""
         ...
 
+    def retried(self, error: TailraceError) -> None:
+        """A batch was refused and is sent again after a pause."""
+        ...
+
     def settled(self, batch: PendingBatch) -> None:
         """A batch has its result or its error."""
         ...
@@ -268,6 +272,7 @@ class PartitionFlow:
         batch.gap, batch.reason = error.details.get("expected"), error
         if error.retriable and self._outside.now_s() < batch.give_up_s:
             self._returned.append(batch)
+            self._outside.retried(error)
             return
         if error.outcome == "unknown" or batch.doubtful:
             self._renew = True

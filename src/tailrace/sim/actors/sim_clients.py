@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from tailrace.client.publish.partition_flow import PartitionFlow, PendingBatch
 from tailrace.core.model.commands import Claimed, ClaimProducer, Fetch, Fetched, Publish, Reply
 from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import TailraceError
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, crc32c
@@ -90,6 +91,10 @@ class SimOutside:
     def new_producer_id(self) -> int:
         """See `Outside.new_producer_id`."""
         return self._world.random.getrandbits(64) | 1
+
+    def retried(self, error: TailraceError) -> None:
+        """See `Outside.retried`."""
+        self._world.seen[f"sent again after {error.code}"] += 1
 
     def settled(self, batch: PendingBatch) -> None:
         """See `Outside.settled`."""
