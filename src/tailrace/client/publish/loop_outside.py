@@ -18,8 +18,8 @@ log = logging.getLogger("tailrace.client")
 
 
 class LoopOutside:
-    """See `partition_flow.Outside`. Refusals that are tried again, such as those of a full disk, are told to the
-    log: the first, then one in `REMARK_S`."""
+    """See `partition_flow.Outside`. Refusals that are tried again, such as those of a full disk, are told to
+    the log: the first, then one in `REMARK_S`."""
 
     def __init__(
         self,
