@@ -1,6 +1,13 @@
 """Requests and replies about users, tokens, rules, quotas and tenants.
 
-Requests that carry a secret do not show it in their `repr`.
+A change is answered by what it made: a `UserList`, `RuleList`, `QuotaList` or `TenantList` of one, a
+`TokenMade`; a removal by `Done`. All problems of a change are told in one refusal, with
+`details["problems"]`, each beginning with the name of its field.
+
+Lists come in pages, by name, id or number: at most `limit` rows behind `after`. The `next` of an answer is
+the `after` of the page that follows, and None on the last one.
+
+Requests and answers that carry a secret do not show it in their `repr`.
 """
 
 from __future__ import annotations
@@ -12,11 +19,12 @@ from tailrace.core.model.identifiers import Command
 
 
 class WhoAmI(Command, frozen=True, tag="who_am_i"):
-    """Ask who the broker takes the caller for."""
+    """Ask who the broker takes the caller for. Answered by `CallerInfo`."""
 
 
 class AddUser(Command, frozen=True, tag="add_user"):
-    """Add a user. The first one is an administrator in any case."""
+    """Add a user. The first one is an administrator in any case, belongs to no tenant, and needs a password,
+    a certificate or a user of the operating system: once it is there, nobody gets in unknown."""
 
     name: str
     password: str | None = None
@@ -30,7 +38,9 @@ class AddUser(Command, frozen=True, tag="add_user"):
 
 
 class AlterUser(Command, frozen=True, tag="alter_user"):
-    """Change a user; what is None stays. Connections that logged in with an older password end."""
+    """Change a user; what is None stays, and an empty password removes it. Connections that logged in with
+    an older password end. Some administrator outside of all tenants has to remain, with a way to log in that
+    does not expire."""
 
     name: str
     password: str | None = None
@@ -44,20 +54,24 @@ class AlterUser(Command, frozen=True, tag="alter_user"):
 
 
 class RemoveUser(Command, frozen=True, tag="remove_user"):
-    """Remove a user with its tokens and the rules about it; its connections end."""
+    """Remove a user with its tokens, its quota and the rules about it; its connections end. The last
+    administrator cannot be removed."""
 
     name: str
 
 
 class ListUsers(Command, frozen=True, tag="list_users"):
-    """List users by name."""
+    """List users by name. Answered by `UserList`."""
 
     prefix: str = ""
+    after: str = ""
+    limit: int = 1000
 
 
 class CreateToken(Command, frozen=True, tag="create_token"):
-    """Make a token, for the caller itself unless a user is named. Its secret is in the answer, and nowhere
-    else ever again."""
+    """Make a token, for the caller itself unless a user is named. Its secret is in the answer, `TokenMade`,
+    and nowhere else ever again. Who logged in with a token gets none that lives longer than that, unless as
+    an administrator. `name` is for people; a user's tokens have different ones."""
 
     name: str
     user: str | None = None
@@ -65,9 +79,11 @@ class CreateToken(Command, frozen=True, tag="create_token"):
 
 
 class ListTokens(Command, frozen=True, tag="list_tokens"):
-    """List the tokens of a user, or all that the caller may see."""
+    """List the tokens of a user, or all that the caller may see, by id. Answered by `TokenList`."""
 
     user: str | None = None
+    after: str = ""
+    limit: int = 1000
 
 
 class RevokeToken(Command, frozen=True, tag="revoke_token"):
@@ -93,13 +109,16 @@ class RemoveRule(Command, frozen=True, tag="remove_rule"):
 
 
 class ListRules(Command, frozen=True, tag="list_rules"):
-    """List rules, of one subject if it is named."""
+    """List rules by number, of one subject if it is named. Answered by `RuleList`."""
 
     subject: str | None = None
+    after: int = 0
+    limit: int = 1000
 
 
 class CheckAccess(Command, frozen=True, tag="check_access"):
-    """Ask whether a user (None: the caller) may do something, and which rule says so."""
+    """Ask whether a user (None: the caller) may do something, and which rule says so. Answered by
+    `AccessChecked`."""
 
     right: Right
     resource: Resource
@@ -126,11 +145,14 @@ class RemoveQuota(Command, frozen=True, tag="remove_quota"):
 
 
 class ListQuotas(Command, frozen=True, tag="list_quotas"):
-    """List all quotas."""
+    """List quotas by subject. Answered by `QuotaList`."""
+
+    after: str = ""
+    limit: int = 1000
 
 
 class AddTenant(Command, frozen=True, tag="add_tenant"):
-    """Add a tenant."""
+    """Add a tenant; its name is one segment, without `/`."""
 
     name: str
 
@@ -142,7 +164,10 @@ class RemoveTenant(Command, frozen=True, tag="remove_tenant"):
 
 
 class ListTenants(Command, frozen=True, tag="list_tenants"):
-    """List all tenants."""
+    """List tenants by name. Answered by `TenantList`."""
+
+    after: str = ""
+    limit: int = 1000
 
 
 AccessRequest = (
@@ -185,10 +210,11 @@ class UserList(Command, frozen=True, tag="users"):
     one), created_us."""
 
     users: list[dict[str, Any]]
+    next: str | None = None
 
 
 class TokenMade(Command, frozen=True, tag="token_made"):
-    """A new token with its secret."""
+    """A new token with its secret: `trt_ID_...`, the whole text that a client logs in with."""
 
     id: str
     user: str
@@ -204,12 +230,14 @@ class TokenList(Command, frozen=True, tag="tokens"):
     """Tokens, a dict each: id, user, name, created_us, expires_us."""
 
     tokens: list[dict[str, Any]]
+    next: str | None = None
 
 
 class RuleList(Command, frozen=True, tag="rules"):
     """Rules, a dict each: id, effect, subject, rights, resource, pattern."""
 
     rules: list[dict[str, Any]]
+    next: int | None = None
 
 
 class AccessChecked(Command, frozen=True, tag="access_checked"):
@@ -224,12 +252,14 @@ class QuotaList(Command, frozen=True, tag="quotas"):
     """Quotas, a dict each: the fields of `PutQuota`."""
 
     quotas: list[dict[str, Any]]
+    next: str | None = None
 
 
 class TenantList(Command, frozen=True, tag="tenants"):
     """Tenants, a dict each: name, created_us, users."""
 
     tenants: list[dict[str, Any]]
+    next: str | None = None
 
 
 AccessReply = (
