@@ -23,16 +23,14 @@ from tailrace.format.wire import Credentials
 
 
 class Clock(Protocol):
-    """Time for decisions, in two readings: durations run on steady time, users' absolute times on the wall
-    clock."""
+    """Time for decisions: durations run on steady time, users' absolute times on the wall clock."""
 
     def now_us(self) -> int:
-        """Steady time: wall time at the start plus monotonic time, never backwards. Microseconds since 1970
-        UTC."""
+        """Steady time, never backwards: microseconds since 1970 at the start, plus monotonic time."""
         ...
 
     def wall_us(self) -> int:
-        """Time of the machine's clock, which may jump in both directions. Microseconds since 1970 UTC."""
+        """Time of the machine's clock, in microseconds since 1970 UTC; it may jump in both directions."""
         ...
 
 
@@ -45,8 +43,7 @@ class ClientClock(Protocol):
         ...
 
     def elapsed_ms(self) -> float:
-        """Milliseconds since some moment, never less than before, for leases. Time in which the machine was
-        suspended counts, too."""
+        """Milliseconds since some moment, for leases; never less than before, also after a suspension."""
         ...
 
 
@@ -123,8 +120,7 @@ class Disk(Protocol):
         ...
 
     def add_folder(self, folder: str) -> None:
-        """Create a folder in a parent whose name is durable; a sync of the parent makes the new name
-        durable."""
+        """Create a folder in a parent whose name is durable; a sync of the parent makes this one durable."""
         ...
 
     def sync_folder(self, folder: str) -> None:
@@ -132,8 +128,7 @@ class Disk(Protocol):
         ...
 
     def sync_all(self, handles: Sequence[int], folders: Sequence[str]) -> None:
-        """`sync` all handles and `sync_folder` all folders, in no order, side by side if that is faster.
-        Raises the first error when all have ended."""
+        """`sync` all handles and `sync_folder` all folders; raises the first error when all have ended."""
         ...
 
 
@@ -256,8 +251,7 @@ class PartitionLog(Protocol):
     good one."""
 
     def recover(self) -> Recovery:
-        """Open the log: find the end, cut a torn tail, give the frames to replay. Called once, before all
-        other verbs."""
+        """Open the log: find the end, cut a torn tail, give the frames to replay. Called once, at first."""
         ...
 
     def append(self, frames: Sequence[Frame], *, sync: bool) -> None:
@@ -265,8 +259,7 @@ class PartitionLog(Protocol):
         ...
 
     def room(self) -> int:
-        """Bytes that an append without `sync` can take now at the cost of one write into memory: no new file,
-        no sync."""
+        """Bytes that an append without `sync` can take now without a new file or a sync."""
         ...
 
     def sync(self) -> None:
@@ -312,13 +305,11 @@ class PartitionLog(Protocol):
         ...
 
     def entry_at(self, append_time_us: int) -> int:
-        """An entry at or shortly before the first frame with this append time or a later one; the end if
-        there is none."""
+        """An entry at or shortly before the first frame appended at this time or later; else the end."""
         ...
 
     def find_time(self, timestamp_us: int) -> int | None:
-        """Base offset of the first data frame whose greatest timestamp is at or after a time; None if there
-        is none."""
+        """Base offset of the first data frame with a timestamp at or after a time; None without one."""
         ...
 
     def retention_offset(
@@ -417,8 +408,7 @@ class LogStore(Protocol):
         ...
 
     def known_log(self, name: str, damaged: Damaged) -> PartitionLog:
-        """A log that was made before. If it is missing, `recover` reports that as a fault, and nothing is
-        made."""
+        """A log that was made before. A missing one is a fault that `recover` reports; nothing is made."""
         ...
 
     def find_losses(self, name: str, entries: Collection[int], snapshots: Collection[int]) -> Losses:
@@ -488,6 +478,18 @@ class Authenticator(Protocol):
 
     def still(self, caller: Caller, now_us: int) -> Refusal | None:
         """None while what the caller proved itself with is good; it ends by expiry, revocation or change."""
+        ...
+
+
+class Doorkeeper(Protocol):
+    """Counts the connections of users and addresses. Both methods run on the loop."""
+
+    def admitted(self, caller: Caller) -> Refusal | None:
+        """Count a connection that has just authenticated, or refuse it: too many are open."""
+        ...
+
+    def left(self, caller: Caller) -> None:
+        """A connection that was admitted is gone."""
         ...
 
 
@@ -569,8 +571,7 @@ class Gate(Protocol):
         ...
 
     def reserve(self, nbytes: int, resume: Callable[[], None]) -> bool:
-        """Reserve room for bytes from the disk until `release`. False: there is no room, and `resume` will be
-        called."""
+        """Reserve room for bytes until `release`. False: there is no room, and `resume` will be called."""
         ...
 
     def release(self, nbytes: int) -> None:
