@@ -278,8 +278,7 @@ class PartitionLog(Protocol):
         ...
 
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
-        """The checked frames with these entries, of any kind, in the given order. An entry that the log does
-        not hold raises `StorageFault`."""
+        """The checked frames with these entries, of any kind, in this order; `StorageFault` if one is not there."""
         ...
 
     def find_key(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
