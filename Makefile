@@ -13,7 +13,7 @@ TEST_PROCESSES ?= 2
 TEST_BUDGET_S ?= 1000
 TEST_LONG_BUDGET_S ?= 2700
 
-.PHONY: help run test test-long check bench bench-pairs soak sim table format clean setup-base setup-dev
+.PHONY: help run test test-long check audit bench bench-pairs soak sim table format clean setup-base setup-dev
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -30,7 +30,10 @@ test-long: setup-dev ## all tests, the long ones too, within TEST_LONG_BUDGET_S
 check: setup-dev ## style, types, direction of imports, sizes and documents
 	@scripts/within.sh $(CHECK_BUDGET_S) check scripts/check.sh
 
-bench: setup-dev ## measure; SUITE=foundation, delivery or spark
+audit: setup-dev ## known vulnerabilities of what is pinned; needs the network, and fails where nothing can be asked
+	@exec .venv/bin/pip-audit --strict --disable-pip --no-deps -r requirements/base.lock
+
+bench: setup-dev ## measure; SUITE=foundation, delivery, spark or security
 	@exec .venv/bin/python -m bench $(SUITE)
 
 bench-pairs: setup-dev ## compare with the commit BASE=... in five interleaved pairs of each case; ARGS="--suite delivery"

@@ -15,6 +15,8 @@ step "ruff check" .venv/bin/ruff check .
 step "ruff format" .venv/bin/ruff format --check .
 step "mypy" .venv/bin/mypy --strict src
 step "imports" .venv/bin/lint-imports
+step "bandit" .venv/bin/bandit -q -c pyproject.toml -r src scripts
+step "hadolint" .venv/bin/hadolint Dockerfile
 step "tidy" .venv/bin/pytest -q tests/tidy
 
 if [ ${#failed[@]} -gt 0 ]; then

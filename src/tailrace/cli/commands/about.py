@@ -24,7 +24,9 @@ def install(shell: Shell = None, json: Json = False) -> None:
     """Install completion for a shell."""
     from typer._completion_shared import install as install_script
 
-    used, path = install_script(shell=_known_shell(shell), prog_name="tailrace")
+    name = _known_shell(shell)
+    # `shell` says which one is meant; none is started.
+    used, path = install_script(shell=name, prog_name="tailrace")  # nosec B604
     text = f"completion for {used} is installed in {path}; open a new shell to use it"
     Output(as_json=json).result({"shell": used, "path": str(path)}, text)
 
@@ -35,7 +37,8 @@ def show(shell: Shell = None, json: Json = False) -> None:
     from typer._completion_shared import get_completion_script
 
     name = _known_shell(shell)
-    script = get_completion_script(prog_name="tailrace", complete_var="_TAILRACE_COMPLETE", shell=name)
+    variable = "_TAILRACE_COMPLETE"
+    script = get_completion_script(prog_name="tailrace", complete_var=variable, shell=name)  # nosec B604
     Output(as_json=json).result({"shell": name, "script": script}, script)
 
 
