@@ -69,13 +69,11 @@ class CatalogText:
 
 
 def decode_catalog(data: bytes) -> Catalog:
-    """The catalog in a file, also of an earlier release; raises `Corrupt` if its checksum is wrong, and
+    """The catalog in a file; raises `Corrupt` if its checksum is wrong, and
     `msgspec.DecodeError` if it is no catalog."""
     stored = msgspec.json.decode(data, type=_StoredCatalog)
     if crc32c(bytes(stored.catalog)) != stored.crc:
         raise Corrupt("the checksum is wrong")
-    if stored.version == 1:  # All options of every topic are in the file.
-        return msgspec.json.decode(stored.catalog, type=Catalog)
     if stored.version != VERSION:
         raise Corrupt(f"it is of version {stored.version}, this release reads {VERSION}")
     plain = msgspec.json.decode(stored.catalog, type=_PlainCatalog)

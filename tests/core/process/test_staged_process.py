@@ -77,7 +77,7 @@ class StagedActs:
         elif found := re.fullmatch(r"version (\d+) is decided: (.*)", line):
             grouped = grouped_of(self._targets(found[2]))
             ids = {topic: self.catalog.topics[topic].id for _, topic, _ in grouped}
-            self.versions.apply(StagedDecided("w", int(found[1]), [], 0, grouped, topic_ids=ids))
+            self.versions.apply(StagedDecided("w", int(found[1]), 0, grouped, topic_ids=ids))
         elif found := re.fullmatch(r"version (\d+) is done", line):
             self.versions.apply(StagedDone("w", int(found[1]), 0))
         elif found := re.fullmatch(r"(\w+) is deleted", line):
@@ -289,7 +289,7 @@ class StagedWorld(ProcessWorld):
     def _check_decision(self, fact: StagedDecided) -> None:
         """Its targets have the batches, whatever power takes."""
         wanted: dict[TopicPartition, list[int]] = {}
-        for topic, number, attempt in targets_of(fact.attempts, fact.grouped):
+        for topic, number, attempt in targets_of((), fact.grouped):
             place = TopicPartition(topic, number)
             if not self._is_there(place, fact.topic_ids):
                 continue

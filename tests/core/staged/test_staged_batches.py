@@ -410,16 +410,6 @@ def test_groups_keep_the_order_of_targets(found: list[Target]) -> None:
     assert targets_of([], grouped_of(found)) == found
 
 
-def test_decisions_of_releases_without_groups_are_understood() -> None:
-    machine = Machine()
-    machine.decisions.apply(staged_versions.StagedDecided("w", 1, targets("a", "b"), T0))
-    assert machine.choose(1, "a", "b").won
-    data = msgspec.msgpack.encode([("w", [1, targets("a"), T0, True])])
-    machine.decisions.load(data)
-    machine.decisions.verify()
-    assert machine.choose(1, "a") == StagedDecision(1, targets("a"), True, True)
-
-
 def test_old_writers_make_room_for_new_ones() -> None:
     machine = Machine()
     machine.decisions.bytes_max = 250

@@ -64,7 +64,7 @@ from tailrace.core.model.identifiers import Hashes, Refusal, Times
 from tailrace.core.model.internal_commands import ReleaseDue
 from tailrace.core.model.queue_commands import Cancelled, CancelScheduled
 from tailrace.core.model.turn_input import TurnInput
-from tailrace.core.publish.delayed_dedup import WINDOW_BUFFERS, DelayedDedup
+from tailrace.core.publish.delayed_dedup import DelayedDedup
 from tailrace.errors import InvalidRequest
 
 
@@ -203,8 +203,7 @@ class DelayQueue:
             return
         numbers = array("q")
         numbers.frombytes(columns[0])
-        # Older snapshots have fewer numbers there.
-        self.scheduled, cancelled, dedup = (*numbers, *(0, WINDOW_BUFFERS)[len(numbers) - 1 :])
+        self.scheduled, cancelled, dedup = numbers
         self.cancelled.load(columns[1 : 1 + cancelled])
         self.dedup.load(columns[1 + cancelled : 1 + cancelled + dedup])
         self.wheel.load(columns[1 + cancelled + dedup :])

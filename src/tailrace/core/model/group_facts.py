@@ -206,8 +206,6 @@ class StagedDecided(msgspec.Struct, frozen=True, array_like=True, tag=120):
 
     writer: str
     version: int
-    attempts: list[Target]
-    """Only written by releases without `grouped`."""
     time_us: int
     grouped: list[TargetGroup] = []
     attempt: str = ""

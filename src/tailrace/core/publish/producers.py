@@ -179,10 +179,6 @@ class Producers:
         )
         for column, data in zip((self._epochs, self._last, self._active, self._results), others, strict=True):
             column.frombytes(data)
-        if self._ids and len(self._results) == len(self._ids) * RESULTS_KEPT * (_NUMBERS - 1):
-            # A snapshot of an earlier release: wall time and append time were the same.
-            results = np.frombuffer(self._results, np.int64).reshape(-1, _NUMBERS - 1)
-            self._results = array("q", np.column_stack((results, results[:, 2])).tobytes())
         self._rows = {producer_id: row for row, producer_id in enumerate(self._ids)}
 
     def verify(self) -> None:

@@ -45,8 +45,6 @@ class DecidedVersion(msgspec.Struct, frozen=True, array_like=True):
     """The last decision of a writer."""
 
     version: int
-    attempts: list[Target]
-    """Only in snapshots of releases without `grouped`; see `targets`."""
     time_us: int
     done: bool
     grouped: list[TargetGroup] = []
@@ -56,7 +54,7 @@ class DecidedVersion(msgspec.Struct, frozen=True, array_like=True):
     @property
     def targets(self) -> list[Target]:
         """The attempts that won, in their order."""
-        return targets_of(self.attempts, self.grouped)
+        return targets_of((), self.grouped)
 
     def answer(self, won: bool) -> StagedDecision:
         """The reply to a writer."""
@@ -117,8 +115,8 @@ class StagedVersions:
             return Decision(NOTHING, Refusal(Overloaded.code, text, details={"retry_after_ms": 60_000}))
         grouped = grouped_of(targets_of(command.attempts, command.grouped))
         attempt = "" if grouped else command.attempt
-        fact = StagedDecided(command.writer, command.version, [], now_us, grouped, attempt, topic_ids)
-        return Decision((fact,), DecidedVersion(command.version, [], now_us, False, grouped).answer(True))
+        fact = StagedDecided(command.writer, command.version, now_us, grouped, attempt, topic_ids)
+        return Decision((fact,), DecidedVersion(command.version, now_us, False, grouped).answer(True))
 
     def _bytes_after(self, command: DecideStaged, now_us: int) -> int:
         """Bytes to remember after a decision, with idle writers forgotten as far as needed."""
@@ -152,7 +150,7 @@ class StagedVersions:
             del self._last[fact.writer]
             self._bytes -= _size(fact.writer, last)
         names = (fact.grouped, fact.attempt, fact.topic_ids)
-        settled = DecidedVersion(fact.version, fact.attempts, fact.time_us, False, *names)
+        settled = DecidedVersion(fact.version, fact.time_us, False, *names)
         self._bytes += _size(fact.writer, settled)
         self._forget(fact.time_us)
         self._last[fact.writer] = settled
@@ -228,7 +226,7 @@ def malformed(command: DecideStaged) -> Refusal | None:
 
 def _size(writer: str, last: DecidedVersion) -> int:
     """Bytes that a decision counts: its names, and a little for each."""
-    return 64 + len(writer) + len(last.attempt) + _names(last.attempts, last.grouped)
+    return 64 + len(writer) + len(last.attempt) + _names((), last.grouped)
 
 
 def _names(attempts: Iterable[Target], grouped: Iterable[TargetGroup]) -> int:
