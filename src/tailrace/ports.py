@@ -278,7 +278,7 @@ class PartitionLog(Protocol):
         ...
 
     def read_entries(self, entries: Sequence[int]) -> list[tuple[Header, Buffer]]:
-        """The checked frames with these entries, of any kind, in this order; `StorageFault` if one is not there."""
+        """The checked frames with these entries, of any kind, in this order, or `StorageFault`."""
         ...
 
     def find_key(self, key_hash: int, begin: int, end: int, skip: int, count: int) -> KeyPlaces | None:
