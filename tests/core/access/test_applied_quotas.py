@@ -1,4 +1,4 @@
-"""Which quotas apply to whom: the tightest of a user's own, its teams' and everyone's, beside tenant and address."""
+"""Which quotas apply to whom: the tightest of those for the user, beside its tenant and its address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token bucket: never more than its rate and a burst in any window, exact in the long run, nobody starves."""
+"""The token bucket: in any window its rate and a burst at most, exact in the long run, and nobody starves."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_single_sender_gets_its_rate(rate: int, n: int, count: int) -> None:
 
 @given(st.integers(10, 500), st.integers(1, 4), st.integers(2, 1_000), st.integers(20_000, 50_000))
 def test_neither_large_nor_small_amounts_starve(rate: int, small: int, times: int, pause_us: int) -> None:
-    """Small amounts are asked for all the time, at least as many as there are; a large one comes when told."""
+    """Small amounts are asked for all the time, at least as many as there are; a large one when told."""
     large = small * times
     bucket = TokenBucket(rate, 0)
     small_due_us = large_due_us = large_taken = small_taken = 0

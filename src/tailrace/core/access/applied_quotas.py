@@ -55,10 +55,8 @@ def accounts_of(identities: Identities, caller: Caller) -> tuple[Account, ...]:
     if not identities.quotas or caller.proof == "owner":
         return ()
     user = identities.users.get(caller.user)
-    if user is not None and user.administrator and not tenant_of(user.name):
-        return _bound((_account(identities, f"user:{user.name}"),))
     found = [*owner_accounts(identities, caller.user)] if caller.user else []
-    if caller.address:
+    if caller.address and not (user is not None and _unbound(user)):
         address = f"address:{caller.address}"
         found += _bound((_account(identities, address, ANY_ADDRESS),))
     return tuple(found)
@@ -67,11 +65,8 @@ def accounts_of(identities: Identities, caller: Caller) -> tuple[Account, ...]:
 def owner_accounts(identities: Identities, name: str) -> tuple[Account, ...]:
     """The accounts of a user and its tenant, wherever it comes from."""
     user = identities.users.get(name) or User(name=name)
-    subject = f"user:{name}"
-    each = (
-        () if user.administrator and not tenant_of(name) else (*map("team:{}".format, user.teams), EVERYONE)
-    )
-    return _bound((_account(identities, subject, *each), _tenant(identities, name)))
+    also = () if _unbound(user) else (*(f"team:{team}" for team in user.teams), EVERYONE)
+    return _bound((_account(identities, f"user:{name}", *also), _tenant(identities, name)))
 
 
 def topic_accounts(identities: Identities, topic: str, owner: str) -> tuple[Account, ...]:
@@ -80,6 +75,11 @@ def topic_accounts(identities: Identities, topic: str, owner: str) -> tuple[Acco
     if owner:
         found |= {account.subject: account for account in owner_accounts(identities, owner)}
     return tuple(found.values())
+
+
+def _unbound(user: User) -> bool:
+    """Whether quotas of others do not bind it."""
+    return user.administrator and not tenant_of(user.name)
 
 
 def _tenant(identities: Identities, name: str) -> Account:
