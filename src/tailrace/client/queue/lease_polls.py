@@ -138,6 +138,8 @@ class LeasePolls:
         self.paused: set[Place] = set()
         self._count = 0
         self._unanswered: dict[int, _Poll] = {}
+        self._brief = 0
+        """How many of them do not wait for a message."""
         self._waiters = Waiters()
         self._going_back: dict[Place, list[tuple[int, FirstOfKeys]]] = {}
         """What went back, and the last poll that was sent before: what that or an earlier one brings may have
@@ -221,7 +223,7 @@ class LeasePolls:
             await asyncio.wait([self._waiters.join()], timeout=until_s - self._loop.time())
 
     def _answered(self, number: int) -> None:
-        self._unanswered.pop(number, None)
+        self._brief -= self._unanswered.pop(number).at_once
         self._waiters.wake()
         for place, entries in list(self._going_back.items()):
             polls = (number for number, poll in self._unanswered.items() if place in poll.places)
@@ -263,7 +265,7 @@ class LeasePolls:
         if self._cap < self._cap_max and self._taker.started() - self._since > self._window:
             self._cap = min(self._cap_max, self._cap * 2)
             self._wasted, self._since = 0, self._taker.started()
-        if self._taker.is_waiting() and not count:
+        if not count and self._taker.is_waiting():
             return min(self._pace.wanted(), options.batch_size, self._cap)
         limit = min(self._cap, self._pace.ahead()) if options.prefetch else 0
         if self._modest_ms and limit > self._modest_count:
@@ -279,7 +281,6 @@ class LeasePolls:
     def _above(self, stuck: bool) -> tuple[int, int]:
         """Some messages of lanes below this one are wanted although enough is in hand; 0: none are."""
         hand, pace, policy = self._hand, self._pace, self._taker.policy()
-        enough = max(1, pace.ahead())
         if policy.ordering == "partition" or not self._options.prefetch:
             return 0, 0
         parked = self._taker.parked()
@@ -290,11 +291,17 @@ class LeasePolls:
             self._look_again()
             return 0, 0
         if policy.priority_mode != "strict":
-            return min([hand.lane(), *(message.priority for message, _ in parked)]), pace.wanted()
+            lane = hand.lane()
+            if parked:
+                lane = min(lane, *(message.priority for message, _ in parked))
+            return lane, pace.wanted()
+        enough = max(1, pace.ahead())
         return hand.short_of(enough, [(rank_of(message), int(free)) for message, free in parked])
 
     def may_bring_before(self, rank: int) -> bool:
         """Whether what is answered in a moment may be more urgent than this; strictly, that goes first."""
+        if not self._brief:
+            return False
         return any(poll.at_once and poll.above <= rank for poll in self._unanswered.values())
 
     def _note_urgent(self, topic: str, above: int, reply: Leases, count_max: int) -> None:
@@ -343,6 +350,7 @@ class LeasePolls:
         if count_max:
             self._under_way[topic] = poll
         self._unanswered[poll.number] = poll
+        self._brief += at_once
 
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             answered(reply, parts)
@@ -369,6 +377,8 @@ class LeasePolls:
             self._retries.served(topic)
             if above:
                 self._note_urgent(topic, above, reply, count_max)
+            if not (current or reply.grants) and topic in self._under_way:
+                return  # It brings nothing, and the poll that took its place asks for what there is room for.
             granted_ms = sent_ms + reply.waited_ms
             asked = (above > 0, poll.number)
             self._taker.arrived(Answer(topic, generations, reply, parts, granted_ms, lease_ms, *asked))

@@ -134,13 +134,13 @@ class LeasePrefetch(AwaitedSupply):
             calm = self.calm_ns <= self.wall_ns() < self.until_ns and lease.deadline_ms > self._safe_ms
             if lease.error is not None if calm else self.is_over(lease):
                 continue
-            one_by_one = self.sampling or self.pace.workers
-            soon = max(1, int(2 * SOON_MS / self.pace.message_ms))
-            if one_by_one and len(rows) > soon:
+            if len(rows) > 1 and (self.sampling or self.pace.workers):
                 # So the next ones are asked for in time, and more urgent ones come in between: also those in
                 # hand that have to wait no more for one of their key.
-                self._hand.put_back(rows.rest(soon))
-                rows = rows.part(range(soon))
+                soon = max(1, int(2 * SOON_MS / self.pace.message_ms))
+                if len(rows) > soon:
+                    self._hand.put_back(rows.rest(soon))
+                    rows = rows.part(range(soon))
             self._rows, self._since_ms = rows, now_ms
             self.current = rows.deliveries(self._kind)
             self._streak += len(rows)

@@ -17,7 +17,7 @@ class Waiters:
 
     def __bool__(self) -> bool:
         """Whether somebody waits."""
-        return any(not future.done() for future in self._futures)
+        return bool(self._futures) and any(not future.done() for future in self._futures)
 
     def join(self) -> asyncio.Future[None]:
         """Something to await; it is there at once, so that a change from now on is not missed."""
