@@ -50,6 +50,29 @@ def test_sound_bodies_measure_the_same(values: list[bytes], keyed: bool) -> None
     assert (quick is not None) == (len(values) <= small.ROWS_MAX)
 
 
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=12), st.booleans())
+def test_plain_rows_have_the_values_of_the_opened_batch(values: list[bytes], keyed: bool) -> None:
+    columns, body = encoded(values, values if keyed else None)
+    rows = small.plain_rows(memoryview(body), columns)
+    assert (rows is not None) == (len(values) <= small.ROWS_MAX)
+    assert rows is None or rows.values == values == batch.decode(body, columns).column("value").to_pylist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_bodies_have_the_rows_of_the_opened_batch_or_none(seed: int) -> None:
+    rng = random.Random(seed)
+    plain = 0
+    for _ in range(1500):
+        values = [rng.randbytes(rng.randrange(20)) for _ in range(rng.randrange(1, 6))]
+        columns, body = encoded(values, values if rng.random() < 0.5 else None)
+        damaged = mutate(rng, body)
+        rows = small.plain_rows(damaged, columns)
+        if rows is not None:
+            plain += 1
+            assert rows.values == batch.decode(damaged, columns).column("value").to_pylist()
+    assert plain > 50
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_hostile_bodies_get_the_same_answer(seed: int) -> None:
     rng = random.Random(seed)

@@ -19,10 +19,12 @@ from tailrace.core.model.commands import (
     Published,
     TopicInfo,
 )
-from tailrace.core.model.identifiers import PRIORITY_DEFAULT
+from tailrace.core.model.identifiers import HAS_OFFSET_DELTA, PRIORITY_DEFAULT
 from tailrace.errors import InvalidRequest, TailraceError
 from tailrace.format import tabular
+from tailrace.format.batch import stored
 from tailrace.format.frame import Header
+from tailrace.format.small import PlainRows
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -88,20 +90,32 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 class Rows:
-    """A batch as read: columns are turned into Python lists when somebody first asks for them."""
+    """A batch as read: columns are turned into Python lists when somebody first asks for them.
 
-    __slots__ = ("_lists", "base_offset", "batch", "deltas", "header", "partition", "topic")
+    The batch of a few plain rows is opened when somebody first asks for another column than the values, which
+    is mostly never."""
 
-    def __init__(self, topic: str, partition: int, header: Header, batch: pa.RecordBatch) -> None:
+    __slots__ = ("_batch", "_lists", "base_offset", "deltas", "header", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, header: Header, batch: pa.RecordBatch | PlainRows) -> None:
         self.topic = topic
         self.partition = partition
         self.header = header
-        self.batch = batch
+        self._batch: Any = batch
         self.base_offset = header.base_offset
         self._lists: dict[str, list[Any] | None] = {}
         self.deltas: list[int] | None = None
-        if "offset_delta" in batch.schema.names:
+        if isinstance(batch, PlainRows):
+            self._lists["value"] = batch.values
+        elif header.columns & HAS_OFFSET_DELTA:
             self.deltas = batch.column("offset_delta").to_pylist()
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """All of its columns."""
+        if isinstance(self._batch, PlainRows):
+            self._batch = stored(self._batch.body, self.header.columns)
+        return self._batch
 
     def offset(self, row: int) -> int:
         """Offset of a row."""

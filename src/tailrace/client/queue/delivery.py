@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 from tailrace.client.messages import Message, Rows
 from tailrace.client.queue.held_leases import HeldLease, Unstarted
 from tailrace.client.sdk_tuning import FEW_RUNS
-from tailrace.core.model.identifiers import HAS_HEADERS
+from tailrace.core.model.identifiers import HAS_HEADERS, HAS_PRIORITY, PRIORITY_DEFAULT
 from tailrace.core.model.queue_commands import Grant
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import Buffer, Header
 from tailrace.format.schema import numbers_of
+from tailrace.format.small import PlainRows, plain_rows
 
 REDRIVE_HEADER = "tailrace-redrive-group"
 """On a message that was published again from the dead letters: the only group that it is for."""
@@ -76,10 +77,18 @@ class Settling(Protocol):
 class LeasedRows(Rows):
     """Rows of one frame, all of them leased by one lease."""
 
-    __slots__ = ("lease", "rank", "settling", "urgent")
+    __slots__ = ("_count", "_lane", "lease", "rank", "settling", "urgent")
 
-    def __init__(self, lease: HeldLease, settling: Settling, header: Header, batch: pa.RecordBatch) -> None:
+    def __init__(
+        self,
+        lease: HeldLease,
+        settling: Settling,
+        header: Header,
+        batch: pa.RecordBatch | PlainRows,
+    ) -> None:
         super().__init__(lease.place[0], lease.place[1], header, batch)
+        self._count = len(batch.values) if isinstance(batch, PlainRows) else int(batch.num_rows)
+        self._lane: int | None = None
         self.lease = lease
         self.settling = settling
         self.rank = 0
@@ -88,7 +97,7 @@ class LeasedRows(Rows):
         """Whether they were asked for because they are more urgent than others that were in hand."""
 
     def __len__(self) -> int:
-        return int(self.batch.num_rows)
+        return self._count
 
     def offsets(self) -> Sequence[int]:
         """The offset of every row, in order."""
@@ -104,12 +113,13 @@ class LeasedRows(Rows):
         first, last = (rows[0], rows[-1]) if rows else (0, -1)
         if self.deltas is None and last - first + 1 == len(rows):
             self.base_offset += first
-            self.batch = self.batch.slice(first, len(rows))
+            self._batch = self.batch.slice(first, len(rows))
         else:
             offsets = self.offsets()
             self.deltas = [offsets[row] - self.base_offset for row in rows]
-            self.batch = self.batch.take(numbers_of(rows))
+            self._batch = self.batch.take(numbers_of(rows))
         self._lists.clear()
+        self._count, self._lane = len(rows), None
 
     def rest(self, first: int) -> LeasedRows | None:
         """A copy that begins at a row; None when nothing is there."""
@@ -125,7 +135,13 @@ class LeasedRows(Rows):
 
     def lanes(self) -> Sequence[int] | None:
         """The priority of every row; None when all have the usual one."""
-        return self.values("priority")
+        return self.values("priority") if self.header.columns & HAS_PRIORITY else None
+
+    def lane(self) -> int:
+        """The most urgent lane of any row; looked for once, because the hand asks with each message."""
+        if self._lane is None:
+            self._lane = min(self.lanes() or (PRIORITY_DEFAULT,))
+        return self._lane
 
     def orders(self, ordering: str) -> Sequence[object]:
         """What every row keeps its order with, as `order_of` has it."""
@@ -255,10 +271,11 @@ def unpack(lease: HeldLease, settling: Settling, grant: Grant, data: Buffer) -> 
     """The leased rows of a grant, frame by frame; raises `Corrupt`. Enters the offsets into the lease."""
     found: list[LeasedRows] = []
     frames = [(header, body) for header, body in frame.walk(data) if header.kind == frame.DATA]
-    # All that is granted is there; so a single frame of just as many rows holds nothing else.
-    exact = len(frames) == 1 and frames[0][0].count == sum([run[1] for run in grant.runs])
+    # All that is granted is there; so frames of just as many rows hold nothing else.
+    exact = sum([header.count for header, _ in frames]) == sum([run[1] for run in grant.runs])
     for header, body in frames:
-        rows = LeasedRows(lease, settling, header, arrow.decode(body, header.columns))
+        batch = plain_rows(body, header.columns) or arrow.decode(body, header.columns)
+        rows = LeasedRows(lease, settling, header, batch)
         if not exact:
             _keep_leased(rows, grant.runs)
         if len(rows):

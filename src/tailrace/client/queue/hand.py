@@ -30,6 +30,8 @@ class Hand:
 
     def __init__(self) -> None:
         self._rows: deque[LeasedRows] = deque()
+        self._lanes = [0] * (LANES + 1)
+        """How many of the rows have this as their most urgent lane."""
         self.count = 0
         self.held_back = False
         """Whether more urgent rows may wait behind others of their key."""
@@ -41,6 +43,7 @@ class Hand:
         """The next rows."""
         rows = self._rows.popleft()
         self.count -= len(rows)
+        self._lanes[rows.lane()] -= 1
         return rows
 
     def put_back(self, rows: LeasedRows | None) -> None:
@@ -48,11 +51,13 @@ class Hand:
         if rows is not None:
             self._rows.appendleft(rows)
             self.count += len(rows)
+            self._lanes[rows.lane()] += 1
 
     def clear(self) -> None:
         """Nothing is in hand."""
         self._rows.clear()
         self.count = 0
+        self._count_lanes()
 
     def take_out(self, chosen: Chosen, keep: int = 0) -> Unstarted:
         """Take chosen rows out, but for the first `keep` in hand."""
@@ -70,7 +75,13 @@ class Hand:
             if len(rows):
                 kept.append(rows)
         self._rows = kept
+        self._count_lanes()
         return taken
+
+    def _count_lanes(self) -> None:
+        self._lanes = [0] * (LANES + 1)
+        for rows in self._rows:
+            self._lanes[rows.lane()] += 1
 
     def rank(self) -> int | None:
         """The rank of the next rows; None: there are none."""
@@ -78,8 +89,10 @@ class Hand:
 
     def lane(self) -> int:
         """The most urgent lane of what is in hand."""
-        lanes = ((min(lanes) if (lanes := rows.lanes()) else PRIORITY_DEFAULT) for rows in self._rows)
-        return min(lanes, default=LANES)
+        for lane, many in enumerate(self._lanes):
+            if many:
+                return lane
+        return LANES
 
     def short_of(self, count: int, others: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """The least urgent rank before which there are fewer than `count` messages, and by how many fewer; of
@@ -100,6 +113,7 @@ class Hand:
         """Those before them of their key may be gone: rows that were held back have their own rank again."""
         rows, self._rows = self._rows, deque()
         self.count, self.held_back = 0, False
+        self._count_lanes()
         for part in rows:
             self.add(part, policy, now_us, urgent=False)
 
@@ -110,6 +124,7 @@ class Hand:
         rows.rank = _IN_TURN
         if not _by_lane(policy, urgent=urgent):
             self._rows.append(rows)
+            self._lanes[rows.lane()] += 1
             return
         starved_us = now_us - policy.starvation_ms * 1000
         lanes = rows.lanes()
@@ -135,6 +150,7 @@ class Hand:
                 break
             at -= 1
         self._rows.insert(at, part)
+        self._lanes[part.lane()] += 1
 
     def _behind_their_keys(self, rows: LeasedRows, lanes: Sequence[int]) -> Sequence[int]:
         """Ranks that let no message overtake one of its key."""
