@@ -11,11 +11,11 @@ import sys
 
 from rich.console import Console
 
-from bench import delivery, foundation, results, spark
+from bench import delivery, foundation, results, security, spark
 from bench.harness import RUNS, Plan, execute
 from bench.machine import Unfit
 
-SUITES = {suite.name: suite for suite in (foundation.SUITE, delivery.SUITE, spark.SUITE)}
+SUITES = {suite.name: suite for suite in (foundation.SUITE, delivery.SUITE, spark.SUITE, security.SUITE)}
 
 
 def arguments() -> argparse.Namespace:

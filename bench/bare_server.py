@@ -2,7 +2,9 @@
 
 It parses nothing, checks nothing and answers nothing but the total, so no broker in Python can take more
 bytes on this machine and disk. `python -m bench.bare_server serve|send JOB` takes the job as
-JSON; `measure` runs both.
+JSON; `measure` runs both. With a certificate the same bytes go through TLS, by the same library as those of
+a broker; there the end of the transfer is told on standard output, because a TLS connection is closed in
+both directions at once.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import os
 import queue
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -40,6 +43,10 @@ class Transfer(msgspec.Struct, frozen=True):
     bytes_max: int
     one_by_one: bool = False
     port: int = 0
+    authority: str = ""
+    certificate: str = ""
+    key: str = ""
+    """Files; with them the transfer is encrypted, but for frames one by one."""
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -49,10 +56,19 @@ class Listening(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """Last line of the client: frames that are in the file, and the time that took."""
+    """Last line of the client: frames that are in the file, and the time that took. Under TLS: frames that
+    were sent, and when that began."""
 
     frames: int
     seconds: float
+    began: float = 0.0
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Last line of a server under TLS: bytes that are in the file, and when the last of them was."""
+
+    total: int
+    ended: float
 
 
 def frame_bytes(batch: int, value_bytes: int) -> int:
@@ -63,9 +79,10 @@ def frame_bytes(batch: int, value_bytes: int) -> int:
 class FileSink(asyncio.BufferedProtocol):
     """Receives into a ring of buffers, which a thread writes to the file."""
 
-    def __init__(self, descriptor: int, done: asyncio.Event) -> None:
+    def __init__(self, descriptor: int, done: asyncio.Event, *, encrypted: bool) -> None:
         self._descriptor = descriptor
         self._done = done
+        self._encrypted = encrypted
         self._loop = asyncio.get_running_loop()
         self._free = [bytearray(BUFFER_BYTES) for _ in range(BUFFERS)]
         self._current = self._free.pop()
@@ -99,7 +116,7 @@ class FileSink(asyncio.BufferedProtocol):
         if self._filled:
             self._full.put((self._current, self._filled))
         self._full.put(None)
-        return True
+        return not self._encrypted
 
     def _write(self) -> None:
         total = 0
@@ -120,12 +137,17 @@ class FileSink(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _finish(self, total: int) -> None:
+        if self._encrypted:
+            _say(Stored(total, time.perf_counter()))
+            self._done.set()
+            return
         self._transport.write(total.to_bytes(8, "little"))
         self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """One client is all that it serves."""
-        self._done.set()
+        if not self._encrypted:
+            self._done.set()
 
 
 class AnsweringSink(asyncio.Protocol):
@@ -161,10 +183,14 @@ async def serve(job: Transfer) -> None:
     def protocol() -> asyncio.BaseProtocol:
         if job.one_by_one:
             return AnsweringSink(descriptor, job.frame_bytes, done)
-        return FileSink(descriptor, done)
+        return FileSink(descriptor, done, encrypted=bool(job.certificate))
 
+    context = None
+    if job.certificate:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(job.certificate, job.key)
     try:
-        server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0, ssl=context)
         _say(Listening(server.sockets[0].getsockname()[1]))
         await done.wait()
         server.close()
@@ -177,8 +203,7 @@ def send(job: Transfer) -> Taken:
     frame = os.urandom(job.frame_bytes)
     frames_max = job.bytes_max // job.frame_bytes
     frames = 0
-    with socket.create_connection(("127.0.0.1", job.port), timeout=REPLY_TIMEOUT_S) as link:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with _connection(job) as link:
         started = time.perf_counter()
         end = started + job.seconds
         while frames < frames_max and time.perf_counter() < end:
@@ -186,12 +211,24 @@ def send(job: Transfer) -> Taken:
             frames += 1
             if job.one_by_one and not link.recv(1):
                 raise ConnectionError("the bare server hung up")
+        if isinstance(link, ssl.SSLSocket):
+            link.unwrap()
+            return Taken(frames, time.perf_counter() - started, started)
         if not job.one_by_one:
             link.shutdown(socket.SHUT_WR)
             total = int.from_bytes(link.recv(8, socket.MSG_WAITALL), "little")
             if total != frames * job.frame_bytes:
                 raise ConnectionError(f"the bare server took {total} of {frames * job.frame_bytes} bytes")
         return Taken(frames, time.perf_counter() - started)
+
+
+def _connection(job: Transfer) -> socket.socket:
+    link = socket.create_connection(("127.0.0.1", job.port), timeout=REPLY_TIMEOUT_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not job.certificate:
+        return link
+    context = ssl.create_default_context(cafile=job.authority)
+    return context.wrap_socket(link, server_hostname="127.0.0.1")
 
 
 def measure(job: Transfer, log: Path) -> float:
@@ -203,7 +240,14 @@ def measure(job: Transfer, log: Path) -> float:
         encoded = msgspec.json.encode(msgspec.structs.replace(job, port=port)).decode()
         with Child("client of the bare server", [*module, "send", encoded], log=log) as client:
             taken = client.answer(Taken, job.seconds + REPLY_TIMEOUT_S)
-    return taken.frames / taken.seconds
+        if not job.certificate:
+            return taken.frames / taken.seconds
+        stored = server.answer(Stored, REPLY_TIMEOUT_S)
+    if stored.total != taken.frames * job.frame_bytes:
+        raise ConnectionError(
+            f"the bare server took {stored.total} of {taken.frames * job.frame_bytes} bytes"
+        )
+    return taken.frames / (stored.ended - taken.began)
 
 
 def _say(answer: msgspec.Struct) -> None:

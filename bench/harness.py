@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 
 from bench import bare_server, machine
+from bench.certificates import CertificateFiles
 from bench.load import Job, Load, Produced, Received
 from bench.processes import BenchmarkFailed, Broker, Child
 from bench.results import Bar, Figure, Sample, figures, readable
@@ -22,8 +23,9 @@ RUNS = 3
 ROLE_PATIENCE_S = 300.0
 
 
-Limits = dict[tuple[int, float, bool], float]
-"""Frames a second of the bare server, by size of frame, seconds and whether one by one."""
+Limits = dict[tuple[int, float, bool, bool], float]
+"""Frames a second of the bare server, by size of frame, seconds, whether one by one and whether through
+TLS."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -66,11 +68,14 @@ class Run:
         return max(1, int(count * self.scale))
 
     @contextmanager
-    def broker(self, data: str = "data", *, keep: bool = False) -> Iterator[Broker]:
+    def broker(
+        self, data: str = "data", *, keep: bool = False, flags: Sequence[str] = (), scheme: str = "tailrace"
+    ) -> Iterator[Broker]:
         """A broker on a folder of this run; it ends with the block, and so do its data unless kept."""
         if not (self.folder / data).exists():
             machine.settle()
-        with Broker(self.folder / data, log=self.folder / "broker.log") as broker:
+        log = self.folder / "broker.log"
+        with Broker(self.folder / data, log=log, flags=flags, scheme=scheme) as broker:
             yield broker
         if not keep:
             shutil.rmtree(self.folder / data)
@@ -88,9 +93,13 @@ class Run:
 
     def fill(self, broker: Broker, load: Load, topic: str = "bench") -> int:
         """Create a topic and publish to it with nobody reading; returns how many messages it holds."""
-        asyncio.run(_create(broker.url, topic, load))
-        with self.role("producer", Job(broker.url, topic, load)) as producer:
-            return producer.answer(Produced, load.seconds + ROLE_PATIENCE_S).sent
+        return self.produce(broker.url, load, topic).sent
+
+    def produce(self, url: str, load: Load, topic: str = "bench") -> Produced:
+        """Create a topic by one of a broker's addresses and publish to it with nobody reading."""
+        asyncio.run(_create(url, topic, load))
+        with self.role("producer", Job(url, topic, load)) as producer:
+            return producer.answer(Produced, load.seconds + ROLE_PATIENCE_S)
 
     def reread(self, broker: Broker, load: Load, expected: int, topic: str = "bench") -> Received:
         """Read or consume a topic that is already written from its beginning, and check the count."""
@@ -112,9 +121,16 @@ class Run:
         argument = msgspec.json.encode(job).decode()
         return Child(role, ["-m", f"bench.roles.{role}", argument], log=self.folder / f"{role}.log")
 
-    def limit(self, *, batch: int, value_bytes: int, one_by_one: bool = False) -> float:
-        """Messages a second that the bare server takes in frames of this size; measured once a repetition.
-        0 where limits are not asked for."""
+    def limit(
+        self,
+        *,
+        batch: int,
+        value_bytes: int,
+        one_by_one: bool = False,
+        through: CertificateFiles | None = None,
+    ) -> float:
+        """Messages a second that the bare server takes in frames of this size, with certificates through TLS;
+        measured once a repetition. 0 where limits are not asked for."""
         if self._limits is None:
             return 0.0
         job = bare_server.Transfer(
@@ -123,8 +139,9 @@ class Run:
             seconds=self.seconds,
             bytes_max=self.bytes_max,
             one_by_one=one_by_one,
+            **({} if through is None else msgspec.structs.asdict(through)),
         )
-        key = (job.frame_bytes, job.seconds, job.one_by_one)
+        key = (job.frame_bytes, job.seconds, job.one_by_one, through is not None)
         if key not in self._limits:
             machine.settle()
             try:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -113,16 +114,17 @@ class Child:
 class Broker(Child):
     """A real `tailrace serve` on a folder; `startup_s` is the time from its start to its ready line."""
 
-    def __init__(self, data: Path, *, log: Path) -> None:
+    def __init__(self, data: Path, *, log: Path, flags: Sequence[str] = (), scheme: str = "tailrace") -> None:
         super().__init__(
             "broker",
-            ["-m", "tailrace.cli", "serve", "--json", "--data", str(data), *SERVE_ADDRESSES],
+            ["-m", "tailrace.cli", "serve", "--json", "--data", str(data), *SERVE_ADDRESSES, *flags],
             log=log,
         )
+        self.data = data
         try:
             ready: dict[str, Any] = self.answer(dict, READY_TIMEOUT_S)
             self.startup_s = time.perf_counter() - self.spawned_at
-            self.url = f"tailrace://{ready['listen']}"
+            self.url = f"{scheme}://{ready['listen']}"
             self.metrics_url = f"http://{ready['http_listen']}/metrics"
         except BaseException:
             self.stop()

@@ -23,7 +23,15 @@ from tailrace.core.model.group_commands import JoinGroup, Membership
 from tailrace.core.model.queue_commands import Ack, Lease
 from tailrace.format import batch, codec
 from tailrace.format.frame import crc32c
-from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, PROTOCOL_VERSION, Hello, prefix
+from tailrace.format.wire import (
+    PREAMBLE,
+    PREFIX,
+    PREFIX_BYTES,
+    PROTOCOL_VERSION,
+    Credentials,
+    Hello,
+    prefix,
+)
 
 TOPIC, GROUP = "busy", "workers"
 WARM_S = 1.0
@@ -39,7 +47,7 @@ Answered = Callable[[Any], None]
 
 class ConnectionJob(msgspec.Struct, frozen=True, kw_only=True):
     """The one argument of this role, as JSON. `task` is what is measured; `pid` is the process whose CPU
-    counts; `waiting` members have a lease request that waits."""
+    counts; `waiting` members have a lease request that waits. With a token every connection shows it."""
 
     task: str
     address: tuple[str, int]
@@ -49,6 +57,7 @@ class ConnectionJob(msgspec.Struct, frozen=True, kw_only=True):
     value_bytes: int = 100
     durability: str = "interval"
     waiting: int = 0
+    token: str = ""
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -105,19 +114,22 @@ class Peer(asyncio.Protocol):
             raise ConnectionError(str(reply))
         return reply
 
-    async def greet(self) -> None:
+    async def greet(self, credentials: Credentials | None = None) -> None:
         """The first words."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._transport.write(PREAMBLE)
-        self.send(msgspec.msgpack.encode(Hello([PROTOCOL_VERSION], "bench")), b"", answer.set_result)
-        await answer
+        hello = Hello([PROTOCOL_VERSION], "bench", credentials)
+        self.send(msgspec.msgpack.encode(hello), b"", answer.set_result)
+        if msgspec.msgpack.decode(said := await answer)[0] != "welcome":
+            raise ConnectionError(f"not welcome: {said!r}")
 
 
 async def connect(job: ConnectionJob, count: int) -> list[Peer]:
     """Connections that were greeted."""
     loop = asyncio.get_running_loop()
     peers = [(await loop.create_connection(Peer, *job.address))[1] for _ in range(count)]
-    await asyncio.gather(*(peer.greet() for peer in peers))
+    credentials = Credentials(token=job.token) if job.token else None
+    await asyncio.gather(*(peer.greet(credentials) for peer in peers))
     return peers
 
 
