@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from tailrace.broker.access.authority import Authority, BrokerNames
 from tailrace.broker.deadletter.dead_letter_batch import dead_letters
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
 from tailrace.broker.delay.delay_verbs import DelayVerbs
@@ -100,6 +101,7 @@ class Engine:
         self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
+        self.authority = Authority(BrokerNames(self.topics, self.coordinators), (self._rights_changed,))
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
         parts += [
             DelayVerbs(self.topics, self.pump),
@@ -110,7 +112,7 @@ class Engine:
         parts += [LossAcceptance(self.topics), self.scrubbing]
         self.key_reading = KeyReads(self.topics, self.pump, self.metrics)
         parts += [TraceVerbs(self.topics, self.pump), FactReads(self.topics, self.pump), self.key_reading]
-        self.gateway = Gateway(self.topics, self.pump, self.metrics, self.space, parts)
+        self.gateway = Gateway(self.topics, self.pump, self.metrics, self.space, self.authority, parts)
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition (blocking), and start."""
@@ -155,7 +157,7 @@ class Engine:
             sessions(home, groups.sessions.told),
             grants(home, groups.touch),
             deletions(home, groups.left),
-            cron(home),
+            cron(home, self.authority.may_tick),
             staged(home),
         )
         return Processes(ProcessDriver(kind, runtime, self.router, self.pump) for kind in kinds)
@@ -174,6 +176,10 @@ class Engine:
 
     def _coordinator_reopened(self, home: CoordinatorPartition) -> None:
         self.coordination.coordinator_reopened(home)
+
+    def _rights_changed(self) -> None:
+        self.gateway.recheck()
+        self.leasing.recheck(self.authority.refusal)
 
     # -- upkeep
 

@@ -7,10 +7,11 @@ raises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from tailrace.broker.access.authority import FILTERED, Authority
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.queue.fetch_request import FetchRequest, OpenGate
@@ -20,6 +21,7 @@ from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
 from tailrace.broker.upkeep.space_watch import SpaceWatch
+from tailrace.core.model.access import Caller
 from tailrace.core.model.commands import (
     EARLIEST,
     LATEST,
@@ -39,6 +41,7 @@ from tailrace.core.model.commands import (
     Request,
     TrimTopic,
 )
+from tailrace.core.model.group_commands import Heartbeat
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import StageRows
 from tailrace.errors import InvalidRequest, TailraceError, Unavailable
@@ -55,6 +58,29 @@ _TAKES_SPACE = frozenset((Publish, StageRows, CreateTopic))
 """Refused while the disk is full."""
 
 
+class _OpenRequest:
+    """A request that may wait for long, and is answered once: by its verb, or because rights have changed."""
+
+    def __init__(
+        self, caller: Caller, request: Request, respond: Respond, over: Callable[[_OpenRequest], None]
+    ) -> None:
+        self.caller = caller
+        self.request = request
+        self._respond: Respond | None = respond
+        self._over = over
+
+    def answer(self, reply: Reply, parts: Sequence[Buffer]) -> None:
+        """Answer, unless that was done before."""
+        respond, self._respond = self._respond, None
+        if respond is not None:
+            self._over(self)
+            respond(reply, parts)
+
+    def evict(self, refusal: Refusal) -> None:
+        """The caller may not wait for this any longer."""
+        self.answer(refusal, NOTHING)
+
+
 class Gateway:
     """`BrokerVerbs` of one node. All methods run on the pump's thread."""
 
@@ -64,15 +90,19 @@ class Gateway:
         pump: Pump,
         metrics: Metrics,
         space: SpaceWatch,
+        authority: Authority,
         parts: Sequence[VerbPart] = (),
     ) -> None:
         self._topics = topics
         self._space = space
         self._pump = pump
         self._metrics = metrics
+        self._authority = authority
         self._closing = False
         self._gate = OpenGate()
         self._jobs: dict[FetchRequest, None] = {}
+        self._open: dict[_OpenRequest, None] = {}
+        """Long polls of which no other part of the broker can be told to end them."""
         verbs: dict[type[Any], Verb] = {
             Ping: self._ping,
             Publish: self._publish,
@@ -93,14 +123,23 @@ class Gateway:
 
     def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate | None = None) -> None:
         """Take a request; `respond` is called exactly once."""
+        gate = self._gate if gate is None else gate
         try:
+            caller = gate.caller
+            if caller.proof != "owner":
+                refusal = self._authority.refusal(caller, request)
+                if refusal is not None:
+                    self._metrics.refused(refusal.code)
+                    respond(refusal, NOTHING)
+                    return
+                respond = self._guarded(caller, request, respond)
             if self._closing:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
             name, verb = self._verbs[type(request)]
             self._metrics.requested(name)
             if self._pump.full and type(request) in _TAKES_SPACE:
                 self._space.refuse()
-            verb(request, body, respond, self._gate if gate is None else gate)
+            verb(request, body, respond, gate)
         except TailraceError as error:
             self._metrics.refused(error.code)
             respond(refuse(error), NOTHING)
@@ -108,6 +147,30 @@ class Gateway:
             log.exception("request %s failed", type(request).__name__)
             self._metrics.refused("error")
             respond(refuse(error), NOTHING)
+
+    def _guarded(self, caller: Caller, request: Request, respond: Respond) -> Respond:
+        """The way of an answer to somebody whose rights are limited, or may be before it leaves."""
+        if type(request) in FILTERED:
+            return partial(self._show, caller, respond)
+        if type(request) is Heartbeat and request.wait_ms > 0:
+            waiting = _OpenRequest(caller, request, respond, self._answered)
+            self._open[waiting] = None
+            return waiting.answer
+        return respond
+
+    def _show(self, caller: Caller, respond: Respond, reply: Reply, parts: Sequence[Buffer]) -> None:
+        respond(self._authority.visible(caller, reply), parts)
+
+    def _answered(self, waiting: _OpenRequest) -> None:
+        self._open.pop(waiting, None)
+
+    def recheck(self) -> None:
+        """Rights have changed: refuse the requests that wait and may not be made any more."""
+        jobs: list[FetchRequest | _OpenRequest] = [*self._jobs, *self._open]
+        for waiting in jobs:
+            refusal = self._authority.refusal(waiting.caller, waiting.request)
+            if refusal is not None:
+                waiting.evict(refusal)
 
     def close(self) -> None:
         """Refuse new requests, and answer waiting fetches with what there is."""

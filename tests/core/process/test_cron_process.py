@@ -54,15 +54,19 @@ def made() -> Catalog:
 
 
 class CronActs:
-    """`NAME every N s [on TOPIC]` and `NAME is deleted` are decided and stored; `it is N s` on the wall
-    clock; `the home log is damaged`; `a new life`."""
+    """`NAME every N s [on TOPIC | of OWNER]` and `NAME is deleted` are decided and stored; `it is N s` on the
+    wall clock; `OWNER may not publish`, `OWNER may publish again`; `the home log is damaged`; `a new life`."""
 
     def __init__(self) -> None:
         self.schedules = CronSchedules()
         self.catalog = made()
         self.wall_us = 0
         self.damaged = False
-        self.process = CronProcess(HOME, self.schedules.by_name, EverySoOften())
+        self.barred = ""
+        self.process = CronProcess(HOME, self.schedules.by_name, EverySoOften(), self.may)
+
+    def may(self, owner: str, topic: str) -> bool:
+        return owner != self.barred or not owner
 
     def now(self) -> Now:
         return Now(self.catalog, self.wall_us, self.damaged)
@@ -70,11 +74,15 @@ class CronActs:
     def act(self, line: str) -> bool:
         if line.startswith("it is "):
             self.wall_us = int(line.split()[2]) * SECOND
+        elif line.endswith(" may not publish"):
+            self.barred = line.split()[0]
+        elif line.endswith(" may publish again"):
+            self.barred = ""
         elif line == "the home log is damaged":
             self.damaged = True
         elif line == "a new life":
             self.damaged = False
-            self.process = CronProcess(HOME, self.schedules.by_name, EverySoOften())
+            self.process = CronProcess(HOME, self.schedules.by_name, EverySoOften(), self.may)
         else:
             return False
         return True
@@ -82,8 +90,9 @@ class CronActs:
     def event(self, line: str) -> Event | None:
         words = line.split()
         if words[1:2] == ["every"]:
-            topic = words[5] if len(words) > 4 else "t"
-            return self._decide(PutSchedule(words[0], topic, words[2]))
+            topic = words[5] if words[4:5] == ["on"] else "t"
+            owner = words[5] if words[4:5] == ["of"] else ""
+            return self._decide(PutSchedule(words[0], topic, words[2], owner=owner))
         if words[1:3] == ["is", "deleted"]:
             return self._decide(DeleteSchedule(words[0]))
         return None
@@ -122,7 +131,7 @@ class CronWorld(ProcessWorld):
 
     def make(self) -> CronProcess:
         self._stored = len(self.log(HOME).facts)
-        return self._kind(HOME, self.schedules.by_name, EverySoOften())
+        return self._kind(HOME, self.schedules.by_name, EverySoOften(), lambda owner, topic: True)
 
     def crashed(self) -> None:
         self.schedules = CronSchedules()

@@ -35,7 +35,7 @@ from tailrace.core.model.identifiers import (
 )
 from tailrace.core.model.internal_commands import PublishBatch
 from tailrace.core.model.topic_options import check_name
-from tailrace.core.process.cron_process import CronProcess
+from tailrace.core.process.cron_process import CronProcess, MayTick
 from tailrace.core.publish.publish_rules import over_limit
 from tailrace.errors import InvalidRequest, NotFound
 from tailrace.format import batch
@@ -83,7 +83,8 @@ class CronVerbs:
             respond(problem, NOTHING)
             return
 
-        self._coordinators.submit(request.name, request, respond)
+        owned = msgspec.structs.replace(request, owner=gate.caller.user)
+        self._coordinators.submit(request.name, owned, respond)
 
     def _delete(self, request: DeleteSchedule, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._coordinators.require_well(request.name)
@@ -114,13 +115,13 @@ class CronVerbs:
         return {**fields, "next_us": next_us, "last_us": schedule.last_us or None}
 
 
-def cron(home: TopicPartition) -> ProcessKind:
+def cron(home: TopicPartition, may: MayTick) -> ProcessKind:
     """The process that publishes the ticks of a coordinator's schedules."""
-    return ProcessKind(partial(_make, home), CronProcess.WATCHES, log)
+    return ProcessKind(partial(_make, home, may), CronProcess.WATCHES, log)
 
 
-def _make(home: TopicPartition, state: Coordinator) -> CronProcess:
-    return CronProcess(home, state.recurrences.by_name, CronTicks())
+def _make(home: TopicPartition, may: MayTick, state: Coordinator) -> CronProcess:
+    return CronProcess(home, state.recurrences.by_name, CronTicks(), may)
 
 
 class CronTicks:

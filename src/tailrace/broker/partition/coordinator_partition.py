@@ -92,6 +92,11 @@ class CoordinatorPartition(PartitionRuntime[Coordinator]):
         """All schedules."""
         return list(self.state.recurrences.by_name.values()) if self.well else ()
 
+    def decided_topics(self, writer: str) -> Collection[str]:
+        """The topics of the last decided version of a writer."""
+        last = self.state.staged.last(writer) if self.well else None
+        return () if last is None else last.topics
+
     def shorten_replay(self) -> None:
         """Take a snapshot, and free the segments that snapshots cover: nobody reads this log."""
         self.upkeep.free()

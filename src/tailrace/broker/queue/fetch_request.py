@@ -74,7 +74,7 @@ class FetchRequest:
         respond: Respond,
         over: Callable[[FetchRequest], None],
     ) -> None:
-        self._fetch = fetch
+        self.request = fetch
         self._runtimes = runtimes
         self._pump = pump
         self._metrics = metrics
@@ -96,13 +96,22 @@ class FetchRequest:
         self._gate.fetches[self] = None
         self.look()
         if self._respond is not None and not self._expired:
-            wait_us = min(self._fetch.wait_ms, WAIT_MS_MAX) * 1000
+            wait_us = min(self.request.wait_ms, WAIT_MS_MAX) * 1000
             self._timer = self._pump.at(self._pump.clock.now_us() + wait_us, self.expire)
 
     def expire(self, now_us: int) -> None:
         """The deadline has come: answer, possibly with nothing."""
         self._expired = True
         self.look()
+
+    @property
+    def caller(self) -> Caller:
+        """Who waits."""
+        return self._gate.caller
+
+    def evict(self, refusal: Refusal) -> None:
+        """The receiver may not read this any more."""
+        self._answer(refusal, NOTHING)
 
     def hang_up(self) -> None:
         """The receiver sends nothing more: answer with what there is now."""
@@ -125,7 +134,7 @@ class FetchRequest:
         room = self._bytes_max
         rows = 0
         damage: Refusal | None = None
-        for (partition, offset), runtime in zip(self._fetch.positions, self._runtimes, strict=True):
+        for (partition, offset), runtime in zip(self.request.positions, self._runtimes, strict=True):
             end, start = runtime.end_offset, runtime.start_offset
             if runtime.gone is not None:
                 self._answer(runtime.gone, NOTHING)
@@ -159,8 +168,8 @@ class FetchRequest:
         elif damage is not None and not slices:
             self._answer(damage, NOTHING)
         elif slices or self._expired:
-            self._gate.answered_us[self._fetch.topic] = self._pump.clock.now_us()
-            self._metrics.delivered(self._fetch.topic, self._bytes_max - room, rows)
+            self._gate.answered_us[self.request.topic] = self._pump.clock.now_us()
+            self._metrics.delivered(self.request.topic, self._bytes_max - room, rows)
             self._answer(Fetched(slices), parts)
         elif not self._watching:
             self._watching = True
@@ -172,7 +181,7 @@ class FetchRequest:
         if nbytes >= PACE_BYTES or self._expired:
             return False
         now_us = self._pump.clock.now_us()
-        due_us = self._gate.answered_us.get(self._fetch.topic, 0) + PACE_US
+        due_us = self._gate.answered_us.get(self.request.topic, 0) + PACE_US
         if now_us >= due_us:
             return False
         if self._pace is None:
@@ -184,7 +193,7 @@ class FetchRequest:
         self.look()
 
     def _out_of_range(self, partition: int, offset: int, start: int, end: int) -> Refusal:
-        place = f"{self._fetch.topic}/{partition}"
+        place = f"{self.request.topic}/{partition}"
         if offset > end:
             message = f"offset {offset} of {place} is beyond the end, {end}"
         else:
@@ -195,7 +204,7 @@ class FetchRequest:
     def _lost(self, partition: int, lost: tuple[int, int], end: int) -> Refusal:
         """The refusal for a reader at a lost offset; it names the next offset that is there."""
         first, stop = lost
-        place = f"{self._fetch.topic}/{partition}"
+        place = f"{self.request.topic}/{partition}"
         message = f"offsets {first} to {stop - 1} of {place} are lost, as accepted: go on at {stop}"
         details = {"partition": partition, "start_offset": stop, "end_offset": end, "lost": [first, stop]}
         return Refusal("not_found", message, "none", details)
@@ -220,7 +229,7 @@ class FetchRequest:
             parts, error = NOTHING, None  # Storage failed meanwhile: some of these may be gone.
         if self._respond is not None and parts:
             size = sum(len(part) for part in parts)
-            self._metrics.delivered(self._fetch.topic, size, rows)
+            self._metrics.delivered(self.request.topic, size, rows)
             self._answer(Fetched([(cold.partition, size, runtime.start_offset, runtime.end_offset)]), parts)
         self._gate.release(self._bytes_max)
         if self._respond is not None:

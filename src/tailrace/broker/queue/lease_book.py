@@ -10,6 +10,7 @@ from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.credit_waiters import CreditWaiter
 from tailrace.broker.queue.hunger import Hunger
 from tailrace.broker.runtime.pump import Pump
+from tailrace.core.model.access import Caller
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import Lease
 from tailrace.core.process.credit_process import CreditProcess
@@ -23,6 +24,11 @@ class LeaseJob(Protocol):
     """A lease request under way."""
 
     request: Lease
+
+    @property
+    def caller(self) -> Caller:
+        """Who waits for messages."""
+        ...
 
     def supersede(self, newer: LeaseJob) -> None:
         """The member has sent another request: ask no more, and answer with what there is."""

@@ -45,6 +45,7 @@ from tailrace.broker.queue.lease_part import LeasePart
 from tailrace.broker.runtime.pump import Timer
 from tailrace.broker.runtime.turn import refuse
 from tailrace.core.collections import span_map
+from tailrace.core.model.access import Caller
 from tailrace.core.model.group_options import GroupPolicy
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import RunLeased
@@ -416,6 +417,11 @@ class LeaseRequest:
             for part, leased in self._taken:
                 part.give_back(leased)
             self._finish()
+
+    @property
+    def caller(self) -> Caller:
+        """See `LeaseJob.caller`."""
+        return self._gate.caller
 
     def evict(self, refusal: Refusal) -> None:
         """The member is gone: refuse, and give back the messages leased for it."""

@@ -17,6 +17,7 @@ from tailrace.broker.queue.lease_request import LeaseRequest
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, together
 from tailrace.broker.topics import Topics
+from tailrace.core.model.access import Caller
 from tailrace.core.model.commands import Done, Offsets, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import EvictMember, MoveCursor
@@ -79,6 +80,13 @@ class LeaseVerbs:
         refusal = Refusal(Fenced.code, f"{member!r} is no member of group {group!r} any more")
         for job in list(self.book.jobs):
             if job.request.group == group and job.request.member == member:
+                job.evict(refusal)
+
+    def recheck(self, refused: Callable[[Caller, Lease], Refusal | None]) -> None:
+        """Rights have changed: end the waiting requests that may not be made any more."""
+        for job in list(self.book.jobs):
+            refusal = refused(job.caller, job.request)
+            if refusal is not None:
                 job.evict(refusal)
 
     def overslept(self, group: str, member: str) -> None:

@@ -121,6 +121,8 @@ class PutSchedule(Command, frozen=True, tag="put_schedule"):
     priority: int = 2
     ttl_ms: int | None = None
     paused: bool = False
+    owner: str = ""
+    """The user whose rights its ticks need. The broker writes it, whatever a client says."""
 
 
 class DeleteSchedule(Command, frozen=True, tag="delete_schedule"):

@@ -175,6 +175,8 @@ class SchedulePut(msgspec.Struct, frozen=True, array_like=True, tag=111):
     paused: bool
     time_us: int
     wall_us: int = 0
+    owner: str = ""
+    """Empty: made while the broker had no users, or by the broker's owner."""
 
 
 class ScheduleDeleted(msgspec.Struct, frozen=True, array_like=True, tag=112):

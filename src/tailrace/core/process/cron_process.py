@@ -19,6 +19,10 @@ a newer one that comes before takes its place.
 While the home log is damaged nothing is published: what is missing may be that the schedule was deleted. The
 life after the damage goes on with the latest tick.
 
+A schedule publishes with the rights of its owner, who last put it. While the owner may not publish to the
+topic, ticks are left out, one by one and each with a line in the log; when the right is back, the schedule
+goes on with its next tick.
+
 Ticks are times of the wall clock. If a tick was published while that clock was ahead, it is not published
 again after the clock was put back: the schedule continues after its last tick, or at once when it is deleted
 and put again.
@@ -26,7 +30,7 @@ and put again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from tailrace.core.groups.cron_schedules import CronSchedule
@@ -51,6 +55,9 @@ from tailrace.core.process.process import (
 from tailrace.errors import Fenced
 
 RETRY_US = 1_000_000
+
+MayTick = Callable[[str, str], bool]
+"""Whether the owner of a schedule may publish to a topic now."""
 
 
 class Ticks(Protocol):
@@ -83,10 +90,13 @@ class CronProcess:
 
     WATCHES: frozenset[type] = frozenset((SchedulePut, ScheduleDeleted, ScheduleTicked))
 
-    def __init__(self, home: TopicPartition, schedules: Mapping[str, CronSchedule], ticks: Ticks) -> None:
+    def __init__(
+        self, home: TopicPartition, schedules: Mapping[str, CronSchedule], ticks: Ticks, may: MayTick
+    ) -> None:
         self._home = home
         self._schedules = schedules
         self._ticks = ticks
+        self._may = may
 
     def step(self, event: Event, now: Now) -> Sequence[Effect]:
         """See `Process.step`."""
@@ -119,6 +129,8 @@ class CronProcess:
         tick_us = self._ticks.latest_us(put, schedule.after_us, now.wall_us)
         if tick_us is None:
             return self._arm(name)
+        if not self._may(put.owner, put.topic):
+            return self._denied(put, now)
         topic = now.catalog.topics.get(put.topic)
         if topic is None:
             return self._again(name, f"there is no topic {put.topic!r}", now)
@@ -137,6 +149,14 @@ class CronProcess:
         # Fenced: a later tick is there already, so this one is over.
         done = TickDone(tag.name, tag.tick_us)
         return (Submit(tag._replace(what="record"), self._home, done, sure=False),)
+
+    def _denied(self, put: PutSchedule, now: Now) -> Sequence[Effect]:
+        """Leave a tick out, and look again at the next one."""
+        tag = _CronTag("tick", put.name)
+        next_us = self._ticks.next_us(put, now.wall_us)
+        text = f"schedule {put.name}: its owner, {put.owner!r}, may not publish to {put.topic!r}"
+        told = Log("warning", text + "; its tick is left out")
+        return (told, Cancel(tag) if next_us is None else AtWall(tag, next_us))
 
     def _again(self, name: str, why: str, now: Now) -> Sequence[Effect]:
         text = f"schedule {name}: {why}; it is tried again"

@@ -56,6 +56,11 @@ class DecidedVersion(msgspec.Struct, frozen=True, array_like=True):
         """The attempts that won, in their order."""
         return targets_of((), self.grouped)
 
+    @property
+    def topics(self) -> list[str]:
+        """The topics of its targets, each once."""
+        return list(dict.fromkeys(topic for _, topic, _ in self.grouped))
+
     def answer(self, won: bool) -> StagedDecision:
         """The reply to a writer."""
         targets = self.targets
