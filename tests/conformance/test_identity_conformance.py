@@ -188,14 +188,14 @@ def test_nobody_else_may_read_the_files(tmp_path: Path) -> None:
 
 
 def test_the_file_of_the_first_token_is_whole_or_not_there() -> None:
-    found = set()
+    found: set[str | None] = set()
     for seed in range(20):
         for step in range(8):
             disk = SimDisk(seed)
             disk.crash_in = step
             try:
                 FirstToken(disk).save("trt_1_secret")
-                expected = {"trt_1_secret"}
+                expected: set[str | None] = {"trt_1_secret"}
             except Crash:
                 expected = {"trt_1_secret", None}
             disk.crash()

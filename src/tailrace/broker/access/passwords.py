@@ -1,0 +1,157 @@
+"""Passwords are hashed and compared with argon2id, at most two at once, in turns between those who ask.
+
+One hash takes about 50 ms of a core and 46 MiB, so it is work for threads of its own, and what waits for them
+is bounded. Each source (the address of a peer) has its own line, and the lines are served in turn: who floods
+the broker with logins mostly waits for itself. When too many wait, the source with the longest line gives up
+its newest.
+
+An unknown user costs the same as a wrong password: then `verify` compares with a hash that no password fits.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from argon2 import PasswordHasher
+from argon2.exceptions import VerifyMismatchError
+
+from tailrace.broker.runtime.turn import refuse
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import Overloaded
+from tailrace.ports import Finished
+
+AT_ONCE = 2
+WAITING_MAX = 256
+HASH_MS = 50
+"""About how long one takes; for `retry_after_ms`."""
+
+Run = Callable[[Callable[[], object], Finished], None]
+"""Does work elsewhere and then calls back on the loop."""
+
+
+class Profile(NamedTuple):
+    """What a hash costs: passes over so many KiB, in so many lanes."""
+
+    passes: int = 1
+    memory_kib: int = 46 * 1024
+    lanes: int = 1
+
+
+CHEAP = Profile(1, 8, 1)
+"""For tests, whose passwords protect nothing."""
+
+
+class _Job(NamedTuple):
+    work: Callable[[], object]
+    done: Callable[[Any], None]
+
+
+class Passwords:
+    """The one place where passwords are hashed. All methods run on the loop."""
+
+    def __init__(self, run: Run, profile: Profile = Profile()) -> None:  # noqa: B008 - it is immutable
+        self._run = run
+        self._hasher = PasswordHasher(*profile)
+        self._dummy = ""
+        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._waiting = 0
+        self._running = 0
+
+    def hash(self, source: str, password: str, done: Callable[[str | Refusal], None]) -> None:
+        """Hash a new password; `done` gets the hash, or a refusal."""
+        self._take(source, _Job(partial(_hashed, self._hasher, password), done))
+
+    def verify(self, source: str, stored: str, password: str, done: Callable[[bool | Refusal], None]) -> None:
+        """Compare a password with a stored hash; an empty one stands for a user that is unknown, or has no
+        password, and takes the same time."""
+        self._take(source, _Job(partial(self._verified, stored, password), done))
+
+    def _verified(self, stored: str, password: str) -> bool:
+        """In a thread. The dummy is made before the first comparison, whatever that is of."""
+        if not self._dummy:
+            self._dummy = _hashed(self._hasher, "nobody's password")
+        try:
+            self._hasher.verify(stored or self._dummy, _text(password))
+        except VerifyMismatchError:
+            return False
+        return bool(stored)
+
+    def _take(self, source: str, job: _Job) -> None:
+        line = self._lines.setdefault(source, deque())
+        line.append(job)
+        self._waiting += 1
+        self._next()
+        if self._waiting > WAITING_MAX:
+            longest = max(self._lines.values(), key=len)
+            given_up = longest.pop()
+            self._waiting -= 1
+            self._tidy()
+            given_up.done(self._overloaded())
+
+    def _tidy(self) -> None:
+        for source in [source for source, line in self._lines.items() if not line]:
+            del self._lines[source]
+
+    def _overloaded(self) -> Refusal:
+        after_ms = (self._waiting // AT_ONCE + 1) * HASH_MS
+        text = f"too many logins with passwords at once: try again in {after_ms} ms, or use a token"
+        return refuse(Overloaded(text, retry_after_ms=after_ms))
+
+    def _next(self) -> None:
+        while self._waiting and self._running < AT_ONCE:
+            source, line = self._lines.popitem(last=False)
+            job = line.popleft()
+            if line:
+                self._lines[source] = line  # Behind all others.
+            self._waiting -= 1
+            self._running += 1
+            self._run(job.work, partial(self._done, job))
+
+    def _done(self, job: _Job, result: Any, error: Exception | None) -> None:
+        self._running -= 1
+        try:
+            job.done(result if error is None else refuse(error))
+        finally:
+            self._next()
+
+
+def _text(password: str) -> bytes:
+    """The same bytes for the same password, however a keyboard composes its letters."""
+    return unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")
+
+
+def _hashed(hasher: PasswordHasher, password: str) -> str:
+    return hasher.hash(_text(password))
+
+
+class HashThreads:
+    """Two threads beside those of the storage, so that no read of a log waits for a login. They begin with
+    the first password."""
+
+    def __init__(self, tell: Callable[[Finished, object], None]) -> None:
+        self._tell = tell
+        self._pool = ThreadPoolExecutor(AT_ONCE, "passwords")
+
+    def run(self, work: Callable[[], object], done: Finished) -> None:
+        """Do work in one of the threads, then call `done` on the loop."""
+        self._pool.submit(self._act, work, done)
+
+    def _act(self, work: Callable[[], object], done: Finished) -> None:
+        try:
+            outcome: tuple[object, Exception | None] = (work(), None)
+        except Exception as error:  # It is told to the owner.
+            outcome = (None, error)
+        self._tell(partial(_unpacked, done), outcome)
+
+    def close(self) -> None:
+        """End the threads; blocking."""
+        self._pool.shutdown()
+
+
+def _unpacked(done: Finished, outcome: Any, error: Exception | None) -> None:
+    done(*outcome)

@@ -1,0 +1,168 @@
+"""How long a login with a password has to wait, so that guessing is slow and nobody else is locked out.
+
+Wrong passwords are counted three times, and each count makes the next attempt wait, longer with each failure:
+
+    of a pair (address and user)   from the first failure on, one attempt after the other
+    of an address                  after a few, since many people may share an address
+    of a user                      after a few and for less time, since anybody may fail in a user's name
+
+An attempt waits before its password is checked, a right one like a wrong one, for the longest of the three.
+Nobody is refused for what others did: who waits, waits for seconds at most, and an address from which the
+user has logged in before does not wait for failures of that user elsewhere. What is bounded is how many
+attempts of one address wait at once.
+
+Counts go down with time. Each table forgets what was not touched for longest, so that made-up names and
+addresses cannot fill the memory. Of an IPv6 address the first 64 bits count, because a network has them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter, OrderedDict
+
+TABLE_MAX = 10_000
+"""Most pairs, addresses, users and known pairs that are remembered, each."""
+STEP_US = 200_000
+"""The first wait; each further failure doubles it."""
+WAIT_US_MAX = 5_000_000
+USER_WAIT_US_MAX = 2_000_000
+FREE_OF_ADDRESS = 5
+FREE_OF_USER = 3
+"""Failures that cost nothing."""
+FORGIVEN_US = 30_000_000
+"""So much time takes back one failure."""
+PENDING_MAX = 64
+"""Most attempts of one address under way, while they do not have to wait."""
+PENDING_SLOW_MAX = 8
+"""Most attempts of one address under way, when they have to."""
+SLOW_MAX = 1024
+"""Most attempts that wait, of all addresses."""
+_NAME_MAX = 256
+
+
+class _Failures:
+    """Failures of one kind under one key."""
+
+    __slots__ = ("count", "next_us", "since_us")
+
+    def __init__(self, now_us: int) -> None:
+        self.count = 0
+        self.since_us = now_us
+        self.next_us = 0
+
+    def settle(self, now_us: int) -> int:
+        """Take back what time has forgiven; returns what is left."""
+        forgiven = max(now_us - self.since_us, 0) // FORGIVEN_US
+        self.count = max(self.count - forgiven, 0)
+        self.since_us += forgiven * FORGIVEN_US
+        return self.count
+
+
+class _Table:
+    """Failures by key; the key that was not touched for longest goes first."""
+
+    def __init__(self, free: int, wait_us_max: int) -> None:
+        self._rows: OrderedDict[tuple[str, ...], _Failures] = OrderedDict()
+        self._free = free
+        self._wait_us_max = wait_us_max
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def wait_us(self, key: tuple[str, ...], now_us: int) -> int:
+        row = self._rows.get(key)
+        return 0 if row is None else self._delay_us(row.settle(now_us))
+
+    def turn_us(self, key: tuple[str, ...], now_us: int) -> int:
+        """As `wait_us`, with a turn for each: also the wait for those that came before."""
+        row = self._rows.get(key)
+        if row is None or not (delay_us := self._delay_us(row.settle(now_us))):
+            return 0
+        begin_us = min(max(now_us + delay_us, row.next_us), now_us + self._wait_us_max)
+        row.next_us = begin_us + delay_us
+        return begin_us - now_us
+
+    def failed(self, key: tuple[str, ...], now_us: int) -> None:
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = _Failures(now_us)
+            if len(self._rows) > TABLE_MAX:
+                self._rows.popitem(last=False)
+        if not row.settle(now_us):
+            row.since_us = now_us
+        row.count += 1
+        self._rows.move_to_end(key)
+
+    def forget(self, key: tuple[str, ...]) -> None:
+        self._rows.pop(key, None)
+
+    def _delay_us(self, count: int) -> int:
+        over = count - self._free
+        return 0 if over <= 0 else min(STEP_US << min(over - 1, 16), self._wait_us_max)
+
+
+class SlowDown:
+    """The waits of logins. Each `begin` that gives a number is followed by one `end`."""
+
+    def __init__(self) -> None:
+        self._pairs = _Table(0, WAIT_US_MAX)
+        self._addresses = _Table(FREE_OF_ADDRESS, WAIT_US_MAX)
+        self._users = _Table(FREE_OF_USER, USER_WAIT_US_MAX)
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._pending: Counter[str] = Counter()
+        self._slow = 0
+
+    @property
+    def rows(self) -> int:
+        """How much is remembered, in rows of all tables."""
+        return sum(map(len, (self._pairs, self._addresses, self._users, self._known, self._pending)))
+
+    def begin(self, address: str, user: str, now_us: int) -> int | None:
+        """How many microseconds an attempt has to wait; None if too many of its address are under way."""
+        source, user = network_of(address), user[:_NAME_MAX]
+        wait_us = self._addresses.wait_us((source,), now_us)
+        if (source, user) not in self._known:
+            wait_us = max(wait_us, self._users.wait_us((user,), now_us))
+        slow = wait_us > 0 or self._pairs.wait_us((source, user), now_us) > 0
+        if self._pending[source] >= (PENDING_SLOW_MAX if slow else PENDING_MAX) or (
+            slow and self._slow >= SLOW_MAX
+        ):
+            return None
+        self._pending[source] += 1
+        self._slow += slow
+        return max(wait_us, self._pairs.turn_us((source, user), now_us), int(slow))
+
+    def end(self, address: str, user: str, waited_us: int, right: bool | None, now_us: int) -> None:
+        """An attempt that waited so long is over: the password was right, wrong, or (None) not checked."""
+        source, user = network_of(address), user[:_NAME_MAX]
+        self._slow -= waited_us > 0
+        self._pending[source] -= 1
+        if not self._pending[source]:
+            del self._pending[source]
+        if right is None:
+            return
+        if right:
+            # Only the pair is forgiven: who knows one password does not get more guesses at others.
+            self._pairs.forget((source, user))
+            self._known[source, user] = None
+            self._known.move_to_end((source, user))
+            if len(self._known) > TABLE_MAX:
+                self._known.popitem(last=False)
+            return
+        for table, key in (
+            (self._pairs, (source, user)),
+            (self._addresses, (source,)),
+            (self._users, (user,)),
+        ):
+            table.failed(key, now_us)
+
+
+def network_of(address: str) -> str:
+    """What counts of an address: all of it, or of IPv6 the first 64 bits."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address[:_NAME_MAX]
+    return str(parsed.ipv4_mapped or ipaddress.IPv6Address(int(parsed) >> 64 << 64))
