@@ -75,8 +75,7 @@ class CredentialCheck:
         claimed = given.user or _token_id(given.token)
         end = partial(self._end, origin, claimed, done)
         if not self._identities().users:
-            proof = "owner" if origin.uid in self._owners else "open"
-            end(Caller("", proof, address=origin.address))
+            end(Caller("", "owner" if origin.uid in self._owners else "open", address=origin.address))
         elif given.token:
             end(self._by_token(given.token, origin))
         elif given.user or given.password:
@@ -173,8 +172,8 @@ class CredentialCheck:
             if (user := self._certificates.get(name)) is not None
         }
         if len(found) == 1:
-            ((user, name),) = found.items()
-            return Caller(user, "certificate", name, origin.address)
+            ((known, certificate),) = found.items()
+            return Caller(known, "certificate", certificate, origin.address)
         names = ", ".join(name[:80] for name in origin.certificate_names[:5])
         what = "stand for several users" if found else "stand for no user"
         return _refused(f"the names of the client certificate {what}: {names}", hint=_HINT)

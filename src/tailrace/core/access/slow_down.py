@@ -115,7 +115,8 @@ class SlowDown:
     @property
     def rows(self) -> int:
         """How much is remembered, in rows of all tables."""
-        return sum(map(len, (self._pairs, self._addresses, self._users, self._known, self._pending)))
+        counted = len(self._pairs) + len(self._addresses) + len(self._users)
+        return counted + len(self._known) + len(self._pending)
 
     def begin(self, address: str, user: str, now_us: int) -> int | None:
         """How many microseconds an attempt has to wait; None if too many of its address are under way."""
