@@ -65,9 +65,11 @@ RANGES: dict[str, tuple[int, int]] = {
     "storage.free_bytes_low": (0, 1024 * GIB),
 }
 
-# Variables that are no options of the broker: the client's address, the path of the file, and the variables
-# that Kubernetes sets in every pod of a namespace with a service called "tailrace".
-_NOT_OPTIONS = re.compile(r"TAILRACE_(URL|CONFIG|(SERVICE_(HOST|PORT)|PORT)(_.*)?)")
+# Variables that are no options of the broker: the client's address and what it proves itself with, the path
+# of the file, and the variables that Kubernetes sets in every pod of a namespace with a service called "tailrace".
+_NOT_OPTIONS = re.compile(
+    r"TAILRACE_(URL|TOKEN|CA|CERT|KEY|CREDENTIALS|CONFIG|(SERVICE_(HOST|PORT)|PORT)(_.*)?)"
+)
 
 
 class _Given(NamedTuple):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tailrace.client.rpc.broker_url import parse_url
 from tailrace.core.model.commands import EARLIEST, LATEST
 from tailrace.errors import InvalidRequest
 from tailrace.format.tabular import POSITIONED
@@ -29,9 +30,9 @@ URL = "tailrace://somewhere:7400"
 
 def test_defaults_are_those_of_the_table(monkeypatch):
     monkeypatch.setenv("TAILRACE_URL", URL)
-    assert read_options({"topic": "t"}) == ReadOptions(url=URL, topics=["t"])
-    assert write_options({}) == WriteOptions(url=URL)
-    stated = {o.name: o.default for o in OPTIONS if o.default and o.name != "url"}
+    assert read_options({"topic": "t"}) == ReadOptions(url=parse_url(URL), topics=["t"])
+    assert write_options({}) == WriteOptions(url=parse_url(URL))
+    stated = {o.name: o.default for o in OPTIONS if o.default and not o.default.startswith("TAILRACE_")}
     for use, parse in (
         (BATCH, lambda given: read_options(given)),
         (STREAM, lambda given: read_options(given, streaming=True)),

@@ -31,6 +31,7 @@ CHECK_S = 30.0
 
 HINTS = {
     "already_exists": "see it with `tailrace {what} describe`, or pass --if-missing to accept it as it is",
+    "denied": "see what you may do with `tailrace acl check`, or ask an administrator",
     "corrupt": "check the files with `tailrace log verify`; docs/operations.md says what to do about damage",
     "fenced": "somebody else is active: wait for it to end, or see who it is with `tailrace group describe`",
     "full": "free space on the disk of the data folder; reads go on meanwhile",
@@ -39,6 +40,8 @@ HINTS = {
     "overloaded": "wait a moment and try again",
     "sequence_conflict": "somebody else was faster: read on from there, then decide again",
     "timeout": "it may still have happened: look before you repeat it, or give more --timeout",
+    "unauthenticated": "give a token in TAILRACE_TOKEN or the credentials file, or --url "
+    "tailraces://USER:PASSWORD@HOST; `tailrace whoami` shows who the broker takes you for",
     "unavailable": "start a broker with `tailrace serve`, or name another one with --url or TAILRACE_URL",
 }
 

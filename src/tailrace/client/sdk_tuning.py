@@ -31,11 +31,26 @@ LIST_MAX = 1000
 PROBLEMS_MAX = 20
 """Reasons that a redrive tells of dead letters that stay behind."""
 
+HOSTS_MAX = 100
+"""Of one address."""
+SECRET_CHARS_MAX = 1024
+"""Of a user, password or token: the greeting that carries them is small."""
+CREDENTIALS_BYTES_MAX = 1024 * 1024
+"""Of the credentials file."""
+SOCKET_PATH_BYTES_MAX = 107
+"""Of the path of a Unix socket, on Linux."""
+ADDRESS_BYTES_MAX = 4096
+"""Of the file that names a door."""
+CERTIFICATE_NAMES_SHOWN = 10
+"""Of a certificate that is for somebody else."""
+
 # --------------------------------------------------------------------------------------- policy: connections
 
 CONNECT_S = 5.0
 RECONNECT_PAUSE_S_MIN = 0.05
 RECONNECT_PAUSE_S_MAX = 1.0
+REFUSED_PAUSE_S = 5.0
+"""Before the next attempt where asking again soon is no use: a certificate or a file has to change first."""
 REMARK_S = 10.0
 """Between two remarks about a lost connection."""
 PAUSE_S_MIN = 0.02

@@ -12,8 +12,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from tailrace.client.rpc.broker_url import BrokerUrl, parse_url
 from tailrace.client.rpc.calls import ask_parts
-from tailrace.client.rpc.transport import NetworkVerbs, parse_hosts
+from tailrace.client.rpc.credentials import AccessSource, GivenAccess
+from tailrace.client.rpc.endpoints import endpoints_of
+from tailrace.client.rpc.transport import NetworkVerbs
 from tailrace.core.model.commands import (
     FindOffsets,
     ListTopics,
@@ -33,13 +36,20 @@ Answer = tuple[Reply, Sequence[Buffer]]
 class BrokerLink:
     """One connection to a broker. Calls may come from any thread."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self.url = url
+    def __init__(self, address: BrokerUrl | str, timeout_s: float) -> None:
+        url = parse_url(address) if isinstance(address, str) else address
+        self.url = str(url)
+        """Where it leads; there is no secret in it."""
         self.timeout_s = timeout_s
         self.pid = os.getpid()
         self._portal: Portal = shared_portal()
-        self._verbs = NetworkVerbs(parse_hosts(url.removeprefix("tailrace://").rstrip("/")))
+        self._verbs = NetworkVerbs(endpoints_of(url, AccessSource(url, GivenAccess(), os.environ)))
         self._portal.call(lambda: self._verbs.open(timeout_s))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will go through it any more."""
+        return self._verbs.over
 
     def close(self) -> None:
         """Let go."""
@@ -82,13 +92,15 @@ class BrokerLink:
         return reply.offsets
 
 
-_links: dict[str, BrokerLink] = {}
+_links: dict[BrokerUrl, BrokerLink] = {}
 
 
-def link_to(url: str, timeout_s: float) -> BrokerLink:
-    """The link of this process to an address. It stays open; what fails on it for good is opened anew."""
+def link_to(address: BrokerUrl | str, timeout_s: float) -> BrokerLink:
+    """The link of this process to an address, for a client that proves itself in the same way. It stays open;
+    what fails on it for good is opened anew."""
+    url = parse_url(address) if isinstance(address, str) else address
     known = _links.get(url)
-    if known is not None and known.pid == os.getpid():
+    if known is not None and known.pid == os.getpid() and not known.over:
         known.timeout_s = timeout_s
         return known
     _links[url] = link = BrokerLink(url, timeout_s)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tailrace.client.rpc.broker_url import BrokerUrl, parse_url, shown
+from tailrace.client.rpc.credentials import GivenAccess, check_given
 from tailrace.connect import DEFAULT_URL
 from tailrace.core.model.commands import EARLIEST, LATEST
 from tailrace.errors import InvalidRequest
@@ -44,8 +46,12 @@ OPTIONS = (
         "url",
         (BATCH, STREAM, WRITE),
         "TAILRACE_URL",
-        "where the broker is: tailrace://host:port[,host:port…]",
+        "where the broker is: tailrace://host:port[,host:port…], tailraces:// or unix:PATH",
     ),
+    Option("token", (BATCH, STREAM, WRITE), "TAILRACE_TOKEN", "a token that proves who reads or writes"),
+    Option("ca", (BATCH, STREAM, WRITE), "TAILRACE_CA", "tailraces://: a file with trusted authorities"),
+    Option("cert", (BATCH, STREAM, WRITE), "TAILRACE_CERT", "tailraces://: a client certificate, a file"),
+    Option("key", (BATCH, STREAM, WRITE), "TAILRACE_KEY", "the key that belongs to `cert`, a file"),
     Option("timeout_s", (BATCH, STREAM, WRITE), "30", "how long a call may take before it is an error"),
     Option(
         "topic", (BATCH, STREAM, WRITE), "", "a topic, or several with commas between; `path` means the same"
@@ -88,9 +94,9 @@ _FOREIGN = frozenset(("path", "paths", "checkpointlocation", "queryname", "heade
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a read, checked."""
+    """Options of a read, checked; `url` holds the token, too, and shows no secret."""
 
-    url: str
+    url: BrokerUrl
     timeout_s: float = TIMEOUT_S
     topics: list[str] = []
     pattern: str = ""
@@ -111,9 +117,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a write, checked."""
+    """Options of a write, checked; `url` is as in a read."""
 
-    url: str
+    url: BrokerUrl
     timeout_s: float = TIMEOUT_S
     topic: str = ""
     """Of rows that name none; "": every row has to."""
@@ -229,13 +235,20 @@ def _known(given: Mapping[str, str], use: str) -> dict[str, str]:
     return {name: text.strip() for name, text in texts.items() if name in uses}
 
 
-def _url(texts: Mapping[str, str]) -> str:
-    url = texts.get("url") or os.environ.get("TAILRACE_URL") or DEFAULT_URL
-    if not url.startswith("tailrace://"):
+def _url(texts: Mapping[str, str]) -> BrokerUrl:
+    text = texts.get("url") or os.environ.get("TAILRACE_URL") or DEFAULT_URL
+    url = parse_url(text)
+    if not url.network:
         raise InvalidRequest(
-            f"url: tailrace://host:port is needed, because Spark has many processes; not {url!r}"
+            f"url: tailrace://host:port is needed, because Spark has many processes; not {shown(text)!r}"
         )
-    return url
+    given = {name: texts[name] for name in ("token", "ca", "cert", "key") if texts.get(name)}
+    check_given(GivenAccess(**given), url)
+    if "token" in given:
+        given |= {"user": "", "password": ""}
+    if "cert" in given:
+        given.setdefault("key", "")
+    return msgspec.structs.replace(url, **given)
 
 
 def _names(text: str) -> list[str]:

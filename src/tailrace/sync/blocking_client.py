@@ -24,9 +24,19 @@ from tailrace.sync.portal import Portal, shared_portal
 T = TypeVar("T")
 
 
-def connect(url: str | None = None, *, timeout: float = 30.0, wait: float = 0.0) -> Client:
+def connect(
+    url: str | None = None,
+    *,
+    timeout: float = 30.0,
+    wait: float = 0.0,
+    token: str | None = None,
+    ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+) -> Client:
     """A client to use with `with`; see `tailrace.connect`."""
-    return Client(connect_async(url, timeout=timeout, wait=wait))
+    inner = connect_async(url, timeout=timeout, wait=wait, token=token, ca=ca, cert=cert, key=key)
+    return Client(inner)
 
 
 class Admin(BlockingWrapper[topic_admin.Admin]):

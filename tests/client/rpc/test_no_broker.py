@@ -143,7 +143,7 @@ def test_the_wait_is_a_number_of_seconds(wait: float) -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:7400", "tailrace:127.0.0.1:7400", "trailrace://127.0.0.1:7400"])
 def test_a_mistyped_url_is_told_with_what_may_be_meant(url: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"tailrace://host:port or embedded:folder is needed, not"):
+    with pytest.raises(InvalidRequest, match=r"unix:path or embedded:folder is needed, not"):
         tailrace.connect(url)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tailrace.client.rpc import calls
-from tailrace.client.rpc.transport import NetworkVerbs, parse_hosts
+from tailrace.client.rpc.transport import NetworkVerbs
 from tailrace.core.model.commands import ListTopics, Ping, Pong, Reply, TopicList
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, Unavailable
@@ -257,26 +257,3 @@ def test_an_idle_connection_is_kept_alive_by_probes() -> None:
             await verbs.close()
 
     within(scenario)
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("host", [("host", 7400)]),
-        ("host:1, other:65535", [("host", 1), ("other", 65535)]),
-        ("[::1]:9", [("::1", 9)]),
-        ("[fe80::1]", [("fe80::1", 7400)]),
-        ("127.0.0.1:7400", [("127.0.0.1", 7400)]),
-    ],
-)
-def test_hosts(text: str, hosts: list[tuple[str, int]]) -> None:
-    assert parse_hosts(text) == hosts
-
-
-NO_HOSTS = "|:7400|host:|host:0|host:65536|host:x|host:\u00b2|::1|fe80::1|[]:1|a,,b|[::1"
-
-
-@pytest.mark.parametrize("text", NO_HOSTS.split("|"))
-def test_what_is_no_host_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="url"):
-        parse_hosts(text)

@@ -1,4 +1,4 @@
-"""The broker's verbs over a socket: several hosts, pipelining, keep-alive, and reconnecting by itself.
+"""The broker's verbs over a socket: several endpoints, pipelining, keep-alive, and reconnecting by itself.
 
 A request that cannot be sent is refused at once with outcome `none`; one that was sent when the
 connection broke, with outcome `unknown`. Whoever asked decides whether to try again.
@@ -6,13 +6,16 @@ connection broke, with outcome `unknown`. Whoever asked decides whether to try a
 The first connection fails at once when nobody listens, unless the caller asked to wait. A connection that
 was lost later is made again for as long as the client is open; the logger `tailrace.client` tells of the
 loss, of attempts (the first, then one in 10 s) and of the new connection.
+
+A broker that refuses the client's credentials ends this: `open` raises at once, and a client that was
+connected before tries once more, because the credentials are read again, and then refuses every call. So a
+secret that was revoked is not shown to a broker again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -20,17 +23,29 @@ from typing import cast
 
 import msgspec
 
+from tailrace.client.rpc.credentials import HostAccess
+from tailrace.client.rpc.endpoints import Endpoint, TcpEndpoint, is_protected, unprotected, unreached
 from tailrace.client.rpc.machine_clock import MachineClock
 from tailrace.client.sdk_tuning import (
     BODY_BYTES_MAX,
     CONNECT_S,
     RECONNECT_PAUSE_S_MAX,
     RECONNECT_PAUSE_S_MIN,
+    REFUSED_PAUSE_S,
     REMARK_S,
 )
+from tailrace.core.model.access_commands import AddUser, AlterUser, CreateToken
 from tailrace.core.model.commands import Ping, Reply, Request
 from tailrace.core.model.identifiers import Refusal
-from tailrace.errors import InvalidRequest, TailraceError, TooLarge, Unavailable, from_code
+from tailrace.errors import (
+    Denied,
+    InvalidRequest,
+    TailraceError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    from_code,
+)
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import PREAMBLE, PROTOCOL_VERSION, Hello, Welcome, WireReader, prefix
@@ -39,22 +54,27 @@ Respond = Callable[[Reply, Sequence[Buffer]], None]
 
 log = logging.getLogger("tailrace.client")
 
-DEFAULT_PORT = 7400
 _ENCODER = msgspec.msgpack.Encoder()
 _GREETING = msgspec.msgpack.Decoder(Welcome | Refusal)
 _DOWN = Refusal("unavailable", "not connected to a broker", "none")
-_LOST = Refusal("unavailable", "the connection broke before the answer came", "unknown")
-_ABSENT = "nobody listens there"
+_LOST = "the connection broke before the answer came"
 _ENDED = "the connection ended with its greeting"
 _STRANGER = "what listens there is not a Tailrace broker"
 _CLOSED = Refusal("unavailable", "the client is closed", "none")
+_EXPOSED = Refusal(
+    "invalid_request",
+    "a password or token would travel over this connection for everybody to read: use tailraces://",
+    "none",
+)
 
 
 class Connection(asyncio.BufferedProtocol):
     """One connection to one broker."""
 
-    def __init__(self, lost: Callable[[Connection], None]) -> None:
+    def __init__(self, lost: Callable[[Connection], None], access: HostAccess, where: str) -> None:
         self._lost = lost
+        self._access = access
+        self._where = where
         self._reader = WireReader(BODY_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, Respond] = {}
@@ -63,9 +83,11 @@ class Connection(asyncio.BufferedProtocol):
         # The connection may break before anybody looks at it: that is no error of this program.
         self.greeting.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.heard = True
-        self.connected = self.lost = False
+        self.connected = self.lost = self.protected = False
         self.why = "the broker closed it"
         """Why the connection ended, for the log."""
+        self.told = ""
+        """The same, if the broker said it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it.
@@ -74,7 +96,12 @@ class Connection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello = _ENCODER.encode(Hello([PROTOCOL_VERSION], "tailrace-python"))
+        self.protected = is_protected(transport)
+        credentials = self._access.credentials
+        if credentials is not None and not self.protected:
+            self._fail(unprotected(self._where, self._access))
+            return
+        hello = _ENCODER.encode(Hello([PROTOCOL_VERSION], "tailrace-python", credentials))
         transport.write(PREAMBLE + prefix(hello, 0, 0))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -99,6 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         elif request_id == 0:
             reply = codec.decode_reply(header)
             if isinstance(reply, Refusal):
+                self.told = reply.message
                 raise from_code(reply.code, reply.message, "none", reply.details)
 
     def _greeted(self, header: bytes) -> None:
@@ -121,11 +149,14 @@ class Connection(asyncio.BufferedProtocol):
         if exc is not None:
             self.why = str(exc)
         if not self.greeting.done():
-            self.greeting.set_exception(Unavailable(f"{_ENDED}: {self.why}"))
+            ended = Unavailable(f"{_ENDED}: {self.why}", silent=True)
+            ended.__cause__ = exc
+            self.greeting.set_exception(ended)
         waiting, self._waiting = self._waiting, {}
         self._lost(self)
+        refusal = Refusal("unavailable", f"{_LOST}: {self.told}" if self.told else _LOST, "unknown")
         for respond in waiting.values():
-            respond(_LOST, ())
+            respond(refusal, ())
 
     def send(self, request: Request, body: Buffer, respond: Respond) -> None:
         """Write a request; the answer comes through `respond`."""
@@ -171,20 +202,23 @@ class _Outage:
 
 
 class NetworkVerbs:
-    """`BrokerVerbs` over whichever of the hosts answers."""
+    """`BrokerVerbs` over whichever of the endpoints answers; a host and port is one, too."""
 
-    def __init__(self, hosts: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint | tuple[str, int]]) -> None:
         self.clock = MachineClock()
-        self._hosts = list(hosts)
+        self._endpoints = [TcpEndpoint(*item) if isinstance(item, tuple) else item for item in endpoints]
         self._wire: Connection | None = None
         self._where = ""
         self._keeper: asyncio.Task[None] | None = None
         self._down = asyncio.Event()
-        self._closed = False
+        self._refusal = _DOWN
+        """What requests are answered with while there is no connection."""
+        self.over = False
+        """It was closed, or the broker does not take its credentials any more."""
 
     async def open(self, wait_s: float = 0.0, *, timeout_s: float = CONNECT_S) -> None:
-        """Connect; raises what the hosts said when none takes the connection. With `wait_s` they are asked
-        again for so long, unless what was said is for good."""
+        """Connect; raises what the endpoints said when none takes the connection. With `wait_s` they are
+        asked again for so long, unless what was said is for good."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         pause, outage = RECONNECT_PAUSE_S_MIN, None
@@ -205,42 +239,46 @@ class NetworkVerbs:
         self._keeper = loop.create_task(self._keep(idle_ms))
 
     async def _connect(self, timeout_s: float) -> int:
-        loop = asyncio.get_running_loop()
-        problems = []
-        for host, port in list(self._hosts):
-            wire = Connection(self._lost)
+        failures: list[tuple[Endpoint, Connection, Exception]] = []
+        for endpoint in list(self._endpoints):
+            access = endpoint.access()
+            wire = Connection(self._lost, access, str(endpoint))
             try:
                 async with asyncio.timeout(timeout_s):
-                    await loop.create_connection(lambda wire=wire: wire, host, port)  # type: ignore[misc]
+                    await endpoint.dial(lambda wire=wire: wire, access)  # type: ignore[misc]
                     welcome = await wire.greeting
                 if wire.lost:
                     raise Unavailable(_ENDED)
             except (TimeoutError, OSError, TailraceError) as error:
-                where = _address(host, port)
                 if isinstance(error, TailraceError) and not error.retriable:
-                    text = f"{where}: {error.message}"
-                    raise from_code(error.code, text, error.outcome, error.details) from error
-                problems.append(_problem(error, wire, host, where, timeout_s))
-                self._hosts.append(self._hosts.pop(0))
+                    raise _final(error, endpoint, access) from error
+                failures.append((endpoint, wire, error))
+                self._endpoints.append(self._endpoints.pop(0))
             else:
-                self._wire, self._where = wire, _address(host, port)
+                self._wire, self._where = wire, str(endpoint)
                 return welcome.idle_ms
             finally:
                 if self._wire is not wire:
                     wire.close()
-        raise _unreached(problems, self._hosts)
+        problems = []
+        for endpoint, wire, failure in failures:
+            told = await endpoint.explain(failure, connected=wire.connected, timeout_s=timeout_s)
+            if not told.retriable or (len(failures) == 1 and told.details):
+                raise told from failure
+            problems.append(told.message)
+        raise unreached(problems, self._endpoints)
 
     def _lost(self, wire: Connection) -> None:
         if self._wire is wire:
             self._wire = None
             self._down.set()
-            if not self._closed:
+            if not self.over:
                 log.warning("lost the connection to the broker at %s: %s", self._where, wire.why)
 
     async def _keep(self, idle_ms: int) -> None:
         """Keep the connection alive while it stands, and make a new one when it is lost."""
         loop = asyncio.get_running_loop()
-        while not self._closed:
+        while not self.over:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(idle_ms / 3000, 0.05)):
                     await self._down.wait()
@@ -248,15 +286,25 @@ class NetworkVerbs:
                 self._probe()
                 continue
             pause, outage = RECONNECT_PAUSE_S_MIN, _Outage(loop.time())
-            while self._wire is None and not self._closed:
+            while self._wire is None and not self.over:
                 try:
                     idle_ms = await self._connect(CONNECT_S)
                     outage.over(self._where, loop.time())
+                    self._refusal = _DOWN
+                except (Unauthenticated, Denied) as error:
+                    self._end(error)
                 except TailraceError as error:
                     outage.attempt(error, loop.time())
-                    await asyncio.sleep(pause)
+                    self._refusal = Refusal("unavailable", f"{_DOWN.message}: {error.message}", "none")
+                    await asyncio.sleep(pause if error.retriable else REFUSED_PAUSE_S)
                     pause = min(pause * 2, RECONNECT_PAUSE_S_MAX)
             self._down.clear()
+
+    def _end(self, error: TailraceError) -> None:
+        """The broker does not take these credentials any more: every call is told, and nothing is tried."""
+        self.over = True
+        self._refusal = Refusal(error.code, error.message, "none", error.details)
+        log.error("the broker refuses this client, which gives up: %s", error.message)
 
     def _probe(self) -> None:
         """Every third of the idle time: a silent peer that did not even answer the last probe is gone."""
@@ -271,14 +319,17 @@ class NetworkVerbs:
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """Send, or refuse when there is no connection at the moment."""
-        if self._wire is not None:
-            self._wire.send(request, body, respond)
+        if self._wire is None:
+            respond(self._refusal, ())
+        elif not self._wire.protected and _carries_secret(request):
+            respond(_EXPOSED, ())
         else:
-            respond(_CLOSED if self._closed else _DOWN, ())
+            self._wire.send(request, body, respond)
 
     async def close(self) -> None:
         """Stop reconnecting and close."""
-        self._closed = True
+        self.over = True
+        self._refusal = _CLOSED
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -288,50 +339,16 @@ class NetworkVerbs:
             await asyncio.sleep(0)
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _carries_secret(request: Request) -> bool:
+    """Whether a request or its answer contains a secret."""
+    if isinstance(request, AddUser | AlterUser):
+        return request.password is not None
+    return isinstance(request, CreateToken)
 
 
-def _problem(error: Exception, wire: Connection, host: str, where: str, timeout_s: float) -> str:
-    """Why there is no connection to one host, in words for whoever named it."""
-    if isinstance(error, TailraceError):
-        return f"the broker at {where} takes no connection now: {error.message}"
-    if type(error) is TimeoutError:  # Of ours; one of the system has its own words.
-        if wire.connected:
-            return f"what listens at {where} does not greet within {timeout_s:g} s: is it a Tailrace broker?"
-        return f"no broker at {where}: no answer within {timeout_s:g} s"
-    if isinstance(error, socket.gaierror):
-        return f"no broker at {where}: the host name {host!r} is not known ({error.strerror})"
-    text = str(error)
-    # asyncio puts the errors of all addresses of a host into one text.
-    if getattr(error, "errno", None) == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in text:
-        text = _ABSENT
-    return f"no broker at {where}: {text}"
-
-
-def _unreached(problems: Sequence[str], hosts: Sequence[tuple[str, int]]) -> Unavailable:
-    """The error for hosts of which none took the connection."""
-    text = "; ".join(problems)
-    if _ABSENT in text:
-        host, port = hosts[0]
-        other = (host, port) != ("127.0.0.1", DEFAULT_PORT)
-        listen = f" --listen {_address(host, port)}" if len(hosts) == 1 and other else ""
-        text += f"; start one with `tailrace serve{listen}`"
-    hint = "name another broker with --url or TAILRACE_URL, or wait for this one with --wait SECONDS"
-    return Unavailable(text, hint=hint)
-
-
-def parse_hosts(text: str) -> list[tuple[str, int]]:
-    """`host:port,host:port` with the default port 7400; IPv6 in brackets."""
-    hosts = []
-    for item in text.split(","):
-        host, colon, port = item.strip().rpartition(":")
-        if not colon or item.strip().endswith("]"):
-            host, port = item.strip(), str(DEFAULT_PORT)
-        bracketed = host.startswith("[") and host.endswith("]")
-        host = host[1:-1] if bracketed else host
-        good = host and (bracketed or not set(host) & set(":[]")) and port.isascii() and port.isdigit()
-        if not good or not 0 < int(port) < 65536:
-            raise InvalidRequest(f"url: {item.strip()!r} is not host:port (IPv6 addresses in brackets)")
-        hosts.append((host, int(port)))
-    return hosts
+def _final(error: TailraceError, endpoint: Endpoint, access: HostAccess) -> TailraceError:
+    """What an endpoint has said for good, with its name, and with where the credentials are from."""
+    text = error.message if str(endpoint) in error.message else f"{endpoint}: {error.message}"
+    if isinstance(error, Unauthenticated) and access.source:
+        text += f" (the credentials were those of {access.source})"
+    return from_code(error.code, text, error.outcome, error.details)

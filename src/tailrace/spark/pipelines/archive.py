@@ -145,7 +145,7 @@ class Archiver:
         given = {"topic": options.topic, "timeout_s": str(options.timeout_s)}
         if options.url:
             given["url"] = options.url
-        self._url = read_options(given).url
+        self._url = read_options(given).url.spelled()
         self._link: BrokerLink = link_to(self._url, options.timeout_s)
         self._root = os.path.abspath(options.root)
         self._rounds = self._rows = self._files = self._merged = self._removed = 0

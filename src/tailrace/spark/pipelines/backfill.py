@@ -161,7 +161,7 @@ class _Writing(ABC):
         given = {"topic": options.topic, "timeout_s": str(options.timeout_s)}
         if options.url:
             given["url"] = options.url
-        self._url = write_options(given).url
+        self._url = write_options(given).url.spelled()
         self._link = link_to(self._url, options.timeout_s)
         self._options = options
         self._progress = progress

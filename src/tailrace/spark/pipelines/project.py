@@ -162,7 +162,7 @@ class Projection:
         if options.archive:
             given.update(mode="archive", archive=options.archive)
         self._given = given
-        self._url = read_options(given).url
+        self._url = read_options(given).url.spelled()
         self._link: BrokerLink = link_to(self._url, options.timeout_s)
 
     def round(self, *, rebuild: bool) -> int:
