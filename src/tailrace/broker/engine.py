@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from tailrace.broker.access.authority import Authority, BrokerNames
+from tailrace.broker.access.quotas import Quotas, TopicUse
 from tailrace.broker.deadletter.dead_letter_batch import dead_letters
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
 from tailrace.broker.delay.delay_verbs import DelayVerbs
@@ -83,6 +84,7 @@ class Engine:
         self.space = SpaceWatch(self.pump, self.metrics, gauge, free_bytes_low, self._give_back)
         self.stores = stores
         credit = CreditWaiters(self.pump).process
+        self.quotas = Quotas(clock, self._topic_uses, credit.held)
         self.topics = Topics(
             stores,
             coordinator,
@@ -93,8 +95,11 @@ class Engine:
             defaults=topic_defaults or {},
             changed=lambda name: self.coordination.topic_changed(name),
             trouble=lambda: self.space.trouble,
+            too_many=self.quotas.too_many_topics,
         )
-        self.leasing = LeaseVerbs(self.topics, self.pump, self.metrics, credit, self._hungry, entropy)
+        self.leasing = LeaseVerbs(
+            self.topics, self.pump, self.metrics, credit, self._hungry, entropy, ceiling=self.quotas
+        )
         self.router = LocalRouter(self.topics)
         self.coordinators = GroupDirectory(self.topics)
         self.staged_writes = StagedVerbs(self.topics, self.coordinators)
@@ -112,7 +117,9 @@ class Engine:
         parts += [LossAcceptance(self.topics), self.scrubbing]
         self.key_reading = KeyReads(self.topics, self.pump, self.metrics)
         parts += [TraceVerbs(self.topics, self.pump), FactReads(self.topics, self.pump), self.key_reading]
-        self.gateway = Gateway(self.topics, self.pump, self.metrics, self.space, self.authority, parts)
+        self.gateway = Gateway(
+            self.topics, self.pump, self.metrics, self.space, self.authority, parts, quotas=self.quotas
+        )
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Recover every partition (blocking), and start."""
@@ -179,6 +186,7 @@ class Engine:
 
     def _rights_changed(self) -> None:
         self.gateway.recheck()
+        self.quotas.put(self.authority.identities)
         self.leasing.recheck(self.authority.refusal)
 
     # -- upkeep
@@ -209,6 +217,11 @@ class Engine:
         for host in self.topics.hosts():
             for partition, runtime in host.numbered():
                 yield host.info.name, partition, runtime.stats()
+
+    def _topic_uses(self) -> Iterator[TopicUse]:
+        for host in self.topics.queue_hosts():
+            nbytes = sum(runtime.stats().bytes for runtime in host.runtimes)
+            yield TopicUse(host.info.name, host.info.owner, nbytes)
 
     def _strays(self) -> Strays:
         return Strays(len(self.coordination.unknown.find()), len(self.topics.kept))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from tailrace.broker.access.authority import FILTERED, Authority
+from tailrace.broker.access.quotas import Quotas
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.queue.fetch_request import FetchRequest, OpenGate
@@ -92,9 +93,12 @@ class Gateway:
         space: SpaceWatch,
         authority: Authority,
         parts: Sequence[VerbPart] = (),
+        *,
+        quotas: Quotas,
     ) -> None:
         self._topics = topics
         self._space = space
+        self._quotas = quotas
         self._pump = pump
         self._metrics = metrics
         self._authority = authority
@@ -125,7 +129,10 @@ class Gateway:
         """Take a request; `respond` is called exactly once."""
         gate = self._gate if gate is None else gate
         try:
-            caller = gate.caller
+            caller, quotas = gate.caller, self._quotas
+            if quotas.active:
+                quotas.charge(caller, request, body)
+                respond = quotas.metered(caller, respond)
             if caller.proof != "owner":
                 refusal = self._authority.refusal(caller, request)
                 if refusal is not None:
@@ -137,6 +144,8 @@ class Gateway:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
             name, verb = self._verbs[type(request)]
             self._metrics.requested(name)
+            if quotas.active:
+                quotas.check_room(request)
             if self._pump.full and type(request) in _TAKES_SPACE:
                 self._space.refuse()
             verb(request, body, respond, gate)
@@ -244,7 +253,7 @@ class Gateway:
     def _catalog(
         self, request: CreateTopic | AlterTopic | DeleteTopic, body: Buffer, respond: Respond, gate: Gate
     ) -> None:
-        self._topics.change(request, self._counted(respond))
+        self._topics.change(request, self._counted(respond), by=gate.caller.user)
 
     def _list(self, request: ListTopics, body: Buffer, respond: Respond, gate: Gate) -> None:
         respond(self._topics.listing(request.prefix, request.internal), NOTHING)

@@ -45,4 +45,4 @@ class LocalRouter:
 
     def change(self, request: CreateTopic | AlterTopic, respond: Respond) -> None:
         """Change a topic, internal ones included."""
-        self._topics.change(request, respond, internal=True)
+        self._topics.change(request, respond, by=None)

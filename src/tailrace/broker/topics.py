@@ -53,13 +53,14 @@ TAIL_BYTES_TOTAL = 48 * 1024 * 1024
 
 
 class TopicCreation(msgspec.Struct):
-    """A change of one topic under way: the catalog with it, the request, and the new partitions."""
+    """A change of one topic under way: the catalog with it, the request, who sent it (None: the broker), and
+    the new partitions."""
 
     catalog: core.Catalog
     entry: core.TopicEntry
     request: TopicChange
     respond: Respond
-    internal: bool
+    by: str | None
     queues: list[QueuePartition] = []
     coordinators: list[CoordinatorPartition] = []
 
@@ -79,6 +80,7 @@ class Topics:
         defaults: dict[str, Any],
         changed: Callable[[str], None],
         trouble: Callable[[], str | None],
+        too_many: Callable[[core.Catalog, CreateTopic, str], Refusal | None] = lambda catalog, new, by: None,
     ) -> None:
         self._stores = stores
         self._defaults = defaults
@@ -92,11 +94,13 @@ class Topics:
         """Called when a topic was created, altered or deleted."""
         self._trouble = trouble
         """Gives a problem of the whole node, and so of every partition; None without one."""
+        self._too_many = too_many
+        """Refuses a user's topic that is one too many."""
         self._hosts: dict[str, TopicHost[QueuePartition]] = {}
         """The topics with messages."""
         self._groups: TopicHost[CoordinatorPartition] | None = None
         """The internal topic of groups, once it is made."""
-        self._changes: deque[tuple[Change, Respond, bool]] = deque()
+        self._changes: deque[tuple[Change, Respond, str | None]] = deque()
         self._changing = False
         self._closed: Callable[[], None] | None = None
         """Called when the change under way is done; no other is begun after that."""
@@ -295,9 +299,10 @@ class Topics:
 
     # -- changes
 
-    def change(self, request: Change, respond: Respond, *, internal: bool = False) -> None:
-        """Queue a change of the catalog; internal topics change only with `internal`."""
-        self._changes.append((request, respond, internal))
+    def change(self, request: Change, respond: Respond, *, by: str | None) -> None:
+        """Queue a change of the catalog by a user, whose name may be empty, or by the broker itself: then
+        internal topics change, too."""
+        self._changes.append((request, respond, by))
         self._next()
 
     def close(self, closed: Callable[[], None]) -> None:
@@ -317,14 +322,14 @@ class Topics:
             closed, self._closed = self._closed, _nothing
             closed()
 
-    def _begin(self, request: Change, respond: Respond, internal: bool) -> None:
+    def _begin(self, request: Change, respond: Respond, by: str | None) -> None:
         """Begin a change on a storage thread, unless it is refused or changes nothing."""
         if isinstance(request, core.Removal):
             removals = [request, *self._other_removals()]
             self._changing = True
             self._pump.threads.run(self, lambda: self._remove(self.catalog, removals), self._removed)
             return
-        making = self._decided(self.catalog, request, respond, internal)
+        making = self._decided(self.catalog, request, respond, by)
         if making is None:
             return
         self._changing = True
@@ -338,13 +343,13 @@ class Topics:
         and share its syncs. A second change of the same topic waits until the first is done."""
         names, made, kind = {first.entry.name}, [first], type(first.request)
         while self._changes and len(made) < TOPICS_AT_ONCE and not self._alone:
-            request, respond, internal = self._changes[0]
+            request, respond, by = self._changes[0]
             if not isinstance(request, CreateTopic | DeleteTopic) or type(request) is not kind:
                 break
             if request.name in names:
                 break
             self._changes.popleft()
-            making = self._decided(made[-1].catalog, request, respond, internal)
+            making = self._decided(made[-1].catalog, request, respond, by)
             if making is not None:
                 names.add(request.name)
                 made.append(making)
@@ -358,13 +363,14 @@ class Topics:
             yield removal
 
     def _decided(
-        self, catalog: core.Catalog, request: TopicChange, respond: Respond, internal: bool
+        self, catalog: core.Catalog, request: TopicChange, respond: Respond, by: str | None
     ) -> TopicCreation | None:
         """Decide a change of a catalog; None if nothing is left to do and the reply was sent."""
         asked = request
-        if isinstance(request, CreateTopic) and not internal:
+        if isinstance(request, CreateTopic) and by is not None:
             request = CreateTopic(request.name, self._with_defaults(request.options), request.if_missing)
-        outcome = core.change(catalog, request, self._pump.clock.wall_us(), internal=internal)
+        now_us = self._pump.clock.wall_us()
+        outcome = core.change(catalog, request, now_us, internal=by is None, owner=by or "")
         if isinstance(outcome, Refusal):
             respond(outcome, NOTHING)
             return None
@@ -372,11 +378,16 @@ class Topics:
         if after is catalog:
             respond(self._info(entry), NOTHING)
             return None
+        if isinstance(request, CreateTopic) and by is not None:
+            refusal = self._too_many(catalog, request, by)
+            if refusal is not None:
+                respond(refusal, NOTHING)
+                return None
         kept = self.kept_of(entry.name) if isinstance(request, CreateTopic) else None
         if kept is not None:
             respond(Refusal(Corrupt.code, kept_text(kept), "none", {"folder": kept.folder}), NOTHING)
             return None
-        return TopicCreation(after, entry, asked, respond, internal)
+        return TopicCreation(after, entry, asked, respond, by)
 
     def _with_defaults(self, options: dict[str, Any]) -> dict[str, Any]:
         """Fill in options that the request does not give, from the node's configuration."""
@@ -491,7 +502,7 @@ class Topics:
         if len(made) == 1:
             made[0].respond(refuse(error), NOTHING)
             return
-        self._changes.extendleft((each.request, each.respond, each.internal) for each in reversed(made))
+        self._changes.extendleft((each.request, each.respond, each.by) for each in reversed(made))
         self._alone = len(made)
 
     def _install(self, making: TopicCreation) -> Reply:
@@ -517,7 +528,7 @@ class Topics:
         folder = host.info.folder
         removal = next(removal for removal in self.catalog.removing if removal.folder == folder)
         self._retired += host.runtimes
-        self.change(removal, lambda reply, parts: None)
+        self.change(removal, lambda reply, parts: None, by=None)
 
     def _remove(self, catalog: core.Catalog, removals: Iterable[core.Removal]) -> core.Catalog:
         """Delete the data of deleted topics; blocking. Stores and returns the catalog without those that are

@@ -27,13 +27,14 @@ class _StoredCatalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     catalog: msgspec.Raw
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A topic, with the options that differ from the defaults."""
 
     name: str
     id: int
     options: dict[str, Any]
     created_us: int
+    owner: str = ""
 
 
 class _PlainCatalog(msgspec.Struct, frozen=True):
@@ -65,7 +66,8 @@ class CatalogText:
     def _entry(self, entry: TopicEntry) -> msgspec.Raw:
         options = msgspec.structs.asdict(entry.options)
         changed = {name: value for name, value in options.items() if value != self._defaults[name]}
-        return msgspec.Raw(msgspec.json.encode(_Entry(entry.name, entry.id, changed, entry.created_us)))
+        text = _Entry(entry.name, entry.id, changed, entry.created_us, entry.owner)
+        return msgspec.Raw(msgspec.json.encode(text))
 
 
 def decode_catalog(data: bytes) -> Catalog:
@@ -81,7 +83,7 @@ def decode_catalog(data: bytes) -> Catalog:
     for name, text in plain.topics.items():
         entry = msgspec.json.decode(text, type=_Entry)
         options = msgspec.convert({**plain.defaults, **entry.options}, TopicOptions)
-        topics[name] = TopicEntry(entry.name, entry.id, options, entry.created_us)
+        topics[name] = TopicEntry(entry.name, entry.id, options, entry.created_us, entry.owner)
     fields = msgspec.json.decode(stored.catalog)
     del fields["defaults"], fields["topics"]
     return msgspec.structs.replace(msgspec.convert(fields, Catalog), topics=topics)

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.access.applied_quotas import Bounds, accounts_of, tenant_of, topic_accounts
+from tailrace.core.access.applied_quotas import (
+    Bounds,
+    accounts_of,
+    network_of,
+    subjects_of,
+    topic_accounts,
+)
 from tailrace.core.model.access import OWNER, Caller, Identities, Quota, User
 
 
@@ -104,8 +110,40 @@ def test_a_topic_counts_for_who_made_it_and_for_its_tenant(
     assert [account.subject for account in topic_accounts(given, topic, owner)] == subjects
 
 
-def test_the_tenant_is_the_first_segment_of_a_name_with_several() -> None:
-    assert [tenant_of(name) for name in ("acme/a/b", "acme", "", "/x")] == ["acme", "", "", ""]
+def test_addresses_of_one_ipv6_network_are_one_for_the_quota_of_each_address() -> None:
+    one, two, other = "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"
+    given = identities(
+        quota("address:*", requests_per_second=9), quota(f"address:{one}", requests_per_second=50)
+    )
+    shared = {"address:2001:db8::/64": Bounds(requests_per_second=9)}
+    assert found(given, "anna", one) == {f"address:{one}": Bounds(requests_per_second=50)} | shared
+    assert found(given, "anna", two) == shared
+    assert found(given, "anna", other) == {"address:2001:db8:0:1::/64": Bounds(requests_per_second=9)}
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("a:socket", "a:socket"),
+    ],
+)
+def test_what_counts_as_one_address(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+@pytest.mark.parametrize("user", ["anna", "acme/bob", "root", ""])
+@pytest.mark.parametrize("address", ["", "10.0.0.7", "2001:db8::1", "::ffff:10.0.0.7"])
+def test_every_account_is_among_the_subjects_that_are_counted_always(user: str, address: str) -> None:
+    quotas = [quota(name, connections_max=1) for name in ("everyone", "address:*", "tenant:acme")]
+    given = identities(*quotas, *(quota(f"user:{user}", topics_max=2) for _ in user[:1]))
+    caller = Caller(user, "token" if user else "open", "", address)
+    subjects = subjects_of(caller)
+    assert {account.subject for account in accounts_of(given, caller)} <= set(subjects)
+    assert len(set(subjects)) == len(subjects)
 
 
 @given(

@@ -90,6 +90,7 @@ def test_what_is_charged_later_is_owed(rate: int, n: int) -> None:
     bucket.charge(n, 0)
     wait_us = bucket.take(1, 0)
     assert wait_us == min(max(-(-(n + 1 - rate) * SECOND_US // rate), 0), WAIT_US_MAX)
+    assert bucket.owed_us(0) == min(max(-(-(n - rate) * SECOND_US // rate), 0), WAIT_US_MAX)
     assert not bucket.full(0)
     assert bucket.full(-(-(n + 1) * SECOND_US // rate))
 

@@ -78,7 +78,7 @@ class GroupDirectory:
             "ring_buffer_bytes": 0,
         }
         create = CreateTopic(TOPIC, options, if_missing=True)
-        self._topics.change(create, self._is_made, internal=True)
+        self._topics.change(create, self._is_made, by=None)
 
     def _is_made(self, reply: Reply, parts: Any) -> None:
         waiting, self._waiting = self._waiting, []

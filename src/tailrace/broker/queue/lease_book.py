@@ -51,6 +51,19 @@ class LeaseJob(Protocol):
         ...
 
 
+class InFlightCeiling(Protocol):
+    """Quotas, as leases see them."""
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any."""
+        ...
+
+    def in_flight_left(self, caller: Caller, group: str, member: str) -> int | None:
+        """How many more messages a member may lease as far as its caller is concerned; None: any number."""
+        ...
+
+
 class LeaseBook:
     """What all lease requests of a node share."""
 
@@ -61,8 +74,11 @@ class LeaseBook:
         credit: CreditProcess[CreditWaiter],
         hunger: Hunger,
         entropy: Callable[[int], bytes],
+        *,
+        ceiling: InFlightCeiling,
     ) -> None:
         self.pump = pump
+        self.ceiling = ceiling
         self.metrics = metrics
         self.credit = credit
         self.hunger = hunger

@@ -56,6 +56,8 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, Respond
 
 LEASE_BYTES_MAX = 8 * 1024 * 1024
+QUOTA_US = 100_000
+"""A request that waits because of a quota asks again after this time."""
 UNPACED_MAX = 8
 """Requests for at most this many messages are not paced: they are answered as soon as there is one."""
 _STORAGE = frozenset(("storage_fault", "corrupt", "full"))
@@ -91,6 +93,9 @@ class LeaseRequest:
         self._parked = False
         self._short: GroupPolicy | None = None
         """The policy whose limits of messages in flight were in the way."""
+        self._capped = False
+        """Whether a quota of the caller was in the way, not a limit of the policy."""
+        self._recheck: Timer | None = None
         self._by_credit = False
         """Whether the request asks because there was credit."""
         self._under_way = 0
@@ -239,6 +244,10 @@ class LeaseRequest:
         credit = self.book.credit.left(
             request.group, request.member, policy.in_flight_max, policy.group_in_flight_max
         )
+        if credit > 0 and self.book.ceiling.active:
+            left = self.book.ceiling.in_flight_left(self._gate.caller, request.group, request.member)
+            if left is not None:
+                credit, self._capped = min(credit, left), left <= 0
         if credit > 0:
             return count if count < credit else credit
         self._short = policy
@@ -376,6 +385,12 @@ class LeaseRequest:
         self._short, self._by_credit = None, False
         for part in self._parts:
             part.leave_line()
+        if self._capped:
+            # What is settled in other groups makes room, too, and nobody tells.
+            self._capped = False
+            self.book.credit.wait_for_less(self.request.group, self.request.member, self)
+            self._recheck = self._pump.at(self._pump.clock.now_us() + QUOTA_US, self._check_quota)
+            return
         self.book.credit.wait(
             self.request.group, self.request.member, self, policy.in_flight_max, policy.group_in_flight_max
         )
@@ -394,8 +409,14 @@ class LeaseRequest:
             return None
         return next((p.ill for p in self._parts if p.ill and p.ill.code != Full.code), None)
 
+    def _check_quota(self, now_us: int) -> None:
+        self.book.credit.leave(self.request.group, self.request.member, self)
+        self.credit_freed()
+
     def credit_freed(self) -> None:
         """There may be credit: ask everywhere again."""
+        if self._recheck is not None:
+            self._recheck.cancel()
         self._by_credit = True
         for part in self._parts:
             if not part.asked:
@@ -449,7 +470,7 @@ class LeaseRequest:
         respond, self._respond = self._respond, None
         self._gate.fetches.pop(self, None)
         self.book.jobs.pop(self, None)
-        for timer in (self._timer, self._pace):
+        for timer in (self._timer, self._pace, self._recheck):
             if timer is not None:
                 timer.cancel()
         if self.book.latest.get(self._key) is self:

@@ -12,7 +12,7 @@ import msgspec
 from tailrace.broker.metrics import Metrics
 from tailrace.broker.partition.credit_waiters import CreditWaiter
 from tailrace.broker.queue.hunger import Hunger, Tell
-from tailrace.broker.queue.lease_book import LeaseBook
+from tailrace.broker.queue.lease_book import InFlightCeiling, LeaseBook
 from tailrace.broker.queue.lease_request import LeaseRequest
 from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, together
@@ -56,9 +56,12 @@ class LeaseVerbs:
         credit: CreditProcess[CreditWaiter],
         tell: Tell,
         entropy: Callable[[int], bytes] = os.urandom,
+        *,
+        ceiling: InFlightCeiling,
     ) -> None:
         self.topics = topics
-        self.book = LeaseBook(pump, metrics, credit, Hunger(topics, pump, credit, tell), entropy)
+        hunger = Hunger(topics, pump, credit, tell)
+        self.book = LeaseBook(pump, metrics, credit, hunger, entropy, ceiling=ceiling)
         self.verbs: dict[type[Any], Callable[[Any, Buffer, Respond, Gate], None]] = {
             Lease: self._lease,
             Ack: self._settle,

@@ -6,7 +6,9 @@ A caller has up to three *accounts*. What it does counts in all of them:
     tenant:acme      `tenant:acme`, shared by all users of the tenant
     address:10.0.0.7 the tightest of `address:10.0.0.7` and `address:*`
 
-Teams and `everyone` bound each of their users for itself. An account without bounds is left out.
+Teams and `everyone` bound each of their users for itself. An account without bounds is left out. Who has one
+IPv6 address has as many as it wants, so for `address:*` all addresses of a /64 network are one; they have an
+account beside that of the address itself.
 
 No quota may lock the administrators out, whatever it says about everybody, so an administrator of the broker
 is bound by `user:` quotas with its own name only. The owner of the broker has no bounds. While a broker has
@@ -16,8 +18,10 @@ no users, everybody is bound by address only. A connection over a Unix socket ha
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import IPv6Address, IPv6Network
 from typing import NamedTuple
 
+from tailrace.core.access.rules import tenant_of
 from tailrace.core.model.access import EVERYONE, Caller, Identities, Quota, User
 
 ANY_ADDRESS = "address:*"
@@ -44,46 +48,58 @@ class Account(NamedTuple):
 UNBOUND = Bounds()
 
 
-def tenant_of(name: str) -> str:
-    """The tenant of a user, a topic or another name; empty if it belongs to none."""
-    tenant, slash, _ = name.partition("/")
-    return tenant if slash else ""
-
-
 def accounts_of(identities: Identities, caller: Caller) -> tuple[Account, ...]:
     """The accounts of a caller."""
     if not identities.quotas or caller.proof == "owner":
         return ()
     user = identities.users.get(caller.user)
-    found = [*owner_accounts(identities, caller.user)] if caller.user else []
+    found = list(topic_accounts(identities, caller.user, caller.user))
     if caller.address and not (user is not None and _unbound(user)):
-        address = f"address:{caller.address}"
-        found += _bound((_account(identities, address, ANY_ADDRESS),))
+        address, network = f"address:{caller.address}", f"address:{network_of(caller.address)}"
+        if network == address:
+            found += _bound((_account(identities, address, ANY_ADDRESS),))
+        else:
+            found += _bound((_account(identities, address), _account(identities, network, ANY_ADDRESS)))
     return tuple(found)
 
 
-def owner_accounts(identities: Identities, name: str) -> tuple[Account, ...]:
-    """The accounts of a user and its tenant, wherever it comes from."""
-    user = identities.users.get(name) or User(name=name)
-    also = () if _unbound(user) else (*(f"team:{team}" for team in user.teams), EVERYONE)
-    return _bound((_account(identities, f"user:{name}", *also), _tenant(identities, name)))
+def subjects_of(caller: Caller) -> tuple[str, ...]:
+    """All accounts that a caller could have, whatever quotas there are."""
+    found = [f"user:{caller.user}"] if caller.user else []
+    if tenant := tenant_of(caller.user):
+        found.append(f"tenant:{tenant}")
+    if caller.address:
+        found += {f"address:{caller.address}": None, f"address:{network_of(caller.address)}": None}
+    return tuple(found)
+
+
+def network_of(address: str) -> str:
+    """What counts as one address: an IPv4 address, or the first half of an IPv6 address."""
+    if ":" not in address:
+        return address
+    try:
+        number = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(number.ipv4_mapped or IPv6Network((number, 64), strict=False))
 
 
 def topic_accounts(identities: Identities, topic: str, owner: str) -> tuple[Account, ...]:
-    """The accounts in which a topic and what it stores count: of the user who made it, and of its tenant."""
-    found = {account.subject: account for account in _bound((_tenant(identities, topic),))}
-    if owner:
-        found |= {account.subject: account for account in owner_accounts(identities, owner)}
-    return tuple(found.values())
+    """The accounts in which a topic and what it stores count: of the user who made it, and of the tenant with
+    whose name it begins."""
+    tenant = _account(identities, f"tenant:{tenant_of(topic)}")
+    return _bound((tenant, _user(identities, owner)) if owner else (tenant,))
+
+
+def _user(identities: Identities, name: str) -> Account:
+    user = identities.users.get(name) or User(name=name)
+    also = () if _unbound(user) else (*(f"team:{team}" for team in user.teams), EVERYONE)
+    return _account(identities, f"user:{name}", *also)
 
 
 def _unbound(user: User) -> bool:
     """Whether quotas of others do not bind it."""
     return user.administrator and not tenant_of(user.name)
-
-
-def _tenant(identities: Identities, name: str) -> Account:
-    return _account(identities, f"tenant:{tenant_of(name)}")
 
 
 def _account(identities: Identities, subject: str, *also: str) -> Account:

@@ -14,8 +14,8 @@ if that is more. What is only known afterwards, such as the size of an answer, i
 
 *Nobody starves.* Small amounts would keep a bucket so empty that a large one never finds enough in it. So the
 largest amount that was refused is remembered. If it is still not taken after a second in which nothing was
-owed, smaller ones are refused for the next two, in which the bucket fills up for it. If it does not come, it
-is forgotten; then, as after it was served, the small ones have at least a second again.
+owed, as much is kept from smaller ones for the next two, in which the bucket fills up for it. If it does not
+come, it is forgotten; then, as after it was served, the small ones have at least a second again.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class TokenBucket:
         if self._wanted and waiting_us >= 3 * SECOND_US:
             self._wanted = 0
         kept = self._wanted if need < self._wanted and waiting_us >= SECOND_US else 0
-        if self._level >= need and not kept:
+        if self._level >= kept + need:
             return 0
         if need > self._wanted:
             owed = max(-self._level, 0)
             self._wanted, self._since_us = need, self._us + owed // rate
-        return min(max(-(-(kept + need - self._level) // rate), 1), WAIT_US_MAX)
+        return min(-(-(kept + need - self._level) // rate), WAIT_US_MAX)
 
     def spend(self, n: int, now_us: int) -> None:
         """Take the `n` tokens for which `wait_us` has just said 0."""
@@ -76,6 +76,13 @@ class TokenBucket:
         """Take `n` tokens whether they are there or not: what is missing is owed."""
         self._refill(now_us)
         self._level -= n * SECOND_US
+
+    def owed_us(self, now_us: int) -> int:
+        """How long it takes to pay what is owed; 0 if nothing is."""
+        self._refill(now_us)
+        if self._level >= 0:
+            return 0
+        return min(-(self._level // self.rate), WAIT_US_MAX) if self.rate > 0 else WAIT_US_MAX
 
     def full(self, now_us: int) -> bool:
         """Whether it is as good as new."""

@@ -26,6 +26,8 @@ class TopicEntry(msgspec.Struct, frozen=True):
     id: int
     options: TopicOptions
     created_us: int
+    owner: str = ""
+    """The user who made it; empty for topics of the broker itself, or made while it had no users."""
 
     @property
     def folder(self) -> str:
@@ -66,16 +68,21 @@ Changed = tuple[Catalog, TopicEntry]
 
 
 def change(
-    catalog: Catalog, command: TopicChange, now_us: int, *, internal: bool = False
+    catalog: Catalog, command: TopicChange, now_us: int, *, internal: bool = False, owner: str = ""
 ) -> Changed | Refusal:
-    """Create, alter or delete a topic. Topics with a leading `_` change only with `internal`.
+    """Create, alter or delete a topic. Topics with a leading `_` change only with `internal`; a new topic
+    belongs to `owner`.
 
     If there is nothing to store, the very same catalog is returned.
     """
+    if isinstance(command, CreateTopic):
+        return _create(catalog, command, now_us, internal, owner)
     return _CHANGES[type(command)](catalog, command, now_us, internal)
 
 
-def _create(catalog: Catalog, command: CreateTopic, now_us: int, internal: bool) -> Changed | Refusal:
+def _create(
+    catalog: Catalog, command: CreateTopic, now_us: int, internal: bool, owner: str
+) -> Changed | Refusal:
     existing = catalog.topics.get(command.name)
     if existing is not None:
         # With `if_missing` an existing topic is the answer, whatever its options are.
@@ -85,7 +92,7 @@ def _create(catalog: Catalog, command: CreateTopic, now_us: int, internal: bool)
     options = parse_options(command.options, command.name, internal=internal)
     if isinstance(options, Refusal):
         return options
-    entry = TopicEntry(command.name, catalog.next_id, options, now_us)
+    entry = TopicEntry(command.name, catalog.next_id, options, now_us, owner)
     topics = {**catalog.topics, entry.name: entry}
     return _changed(catalog, topics=topics, next_id=catalog.next_id + 1), entry
 
@@ -114,7 +121,6 @@ def _delete(catalog: Catalog, command: DeleteTopic, now_us: int, internal: bool)
 
 
 _CHANGES: dict[type, Callable[[Catalog, Any, int, bool], Changed | Refusal]] = {
-    CreateTopic: _create,
     AlterTopic: _alter,
     DeleteTopic: _delete,
 }
