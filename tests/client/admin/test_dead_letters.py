@@ -192,6 +192,22 @@ def test_a_dead_letter_that_does_not_tell_the_id_of_its_topic_is_taken_at_its_wo
     on_broker(scenario)
 
 
+def test_a_dead_letter_is_not_sent_where_its_topic_has_no_part() -> None:
+    """Who may write to one topic does not get anything into another by the hands of an administrator."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        await client.admin().create_topic("payments", partitions=1)
+        await client.admin().create_topic("t.dlq", partitions=1)
+        told = {"origin-topic": b"payments", "origin-partition": b"0", "origin-offset": b"9", "group": b"g"}
+        headers = {f"tailrace-{name}": value for name, value in told.items()}
+        await publish(client, b"forged", topic="t.dlq", headers=headers)
+        done = await client.dead_letters("t").redrive()
+        assert (done.count, done.failed) == (0, 1)
+        assert "it says that it came from topic 'payments'" in done.problems[0]
+
+    on_broker(scenario)
+
+
 def test_headers_at_their_limit_do_not_keep_a_copy_from_its_group() -> None:
     async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
         await publish(client, b"a", headers={"h": bytes(64 * 1024 - 1)})

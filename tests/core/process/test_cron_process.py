@@ -54,8 +54,9 @@ def made() -> Catalog:
 
 
 class CronActs:
-    """`NAME every N s [on TOPIC | of OWNER]` and `NAME is deleted` are decided and stored; `it is N s` on the
-    wall clock; `OWNER may not publish`, `OWNER may publish again`; `the home log is damaged`; `a new life`."""
+    """`NAME every N s [on TOPIC | of OWNER]` and `NAME is deleted` are decided and stored; `it is N s`
+    on the wall clock; `OWNER may not publish`, `OWNER may publish again`; `the home log is damaged`; `a new
+    life`."""
 
     def __init__(self) -> None:
         self.schedules = CronSchedules()

@@ -26,7 +26,13 @@ from tailrace.broker.topics import Topics
 from tailrace.core.groups.group_state import GroupState
 from tailrace.core.model import group_commands as verbs
 from tailrace.core.model.commands import Done, Reply
-from tailrace.core.model.group_options import GroupPolicy, parse_policy, warnings_of
+from tailrace.core.model.group_options import (
+    REDRIVE_GROUP,
+    REDRIVE_OPTIONS,
+    GroupPolicy,
+    parse_policy,
+    warnings_of,
+)
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.internal_commands import (
     ChangeOptions,
@@ -41,7 +47,7 @@ from tailrace.core.model.internal_commands import (
     Sizes,
 )
 from tailrace.core.model.internal_topic import TOPIC, home_of
-from tailrace.core.model.topic_options import NAME_MAX, check_name
+from tailrace.core.model.topic_options import DEAD_LETTERS, NAME_MAX, check_name
 from tailrace.core.process.deletion_process import DeletionProcess
 from tailrace.core.process.grant_process import GrantProcess, Recheck
 from tailrace.core.process.session_process import no_member
@@ -54,7 +60,7 @@ log = logging.getLogger("tailrace.groups")
 TOPICS_MAX = 1_000
 SETTLE_US = 5_000_000
 """Longest wait of an answer for partitions that are slow to take a group; faulty ones are not waited for."""
-OWN_GROUPS = {"_redrive": ".dlq"}
+OWN_GROUPS = {REDRIVE_GROUP: DEAD_LETTERS}
 """Internal groups, and the suffix of the topics that each may be on."""
 
 
@@ -297,7 +303,8 @@ class GroupVerbs:
 
     def _create(self, request: verbs.CreateGroup, body: Buffer, respond: Respond, gate: Gate) -> None:
         name, sizes = request.group, self._sizes(request.group, request.topics)
-        policy = parse_policy(request.options, name)
+        # An internal group is the same for everybody, whoever needs it first.
+        policy = parse_policy(REDRIVE_OPTIONS if name in OWN_GROUPS else request.options, name)
         if isinstance(policy, Refusal):
             respond(policy, NOTHING)
             return

@@ -23,19 +23,14 @@ from tailrace.client.sdk_tuning import HOLD_MS, LETTERS_AT_ONCE, PROBLEMS_MAX
 from tailrace.core.collections.span_map import count as count_of
 from tailrace.core.model import dead_letter_headers
 from tailrace.core.model.group_commands import CreateGroup
+from tailrace.core.model.group_options import REDRIVE_GROUP, REDRIVE_OPTIONS
 from tailrace.core.model.queue_commands import HoldOffsets, OffsetsHeld, SettleOffsets
+from tailrace.core.model.topic_options import DEAD_LETTERS
 from tailrace.errors import InvalidRequest, NotFound, TailraceError
 from tailrace.ports import BrokerVerbs
 
-GROUP = "_redrive"
-SUFFIX = ".dlq"
-_OPTIONS = {
-    "assignment": "shared",
-    "ordering": "none",
-    "max_attempts": 1_000_000,
-    "in_flight_max": 1_000_000,
-    "group_in_flight_max": 1_000_000,
-}
+GROUP = REDRIVE_GROUP
+SUFFIX = DEAD_LETTERS
 
 Filter = Callable[[DeadLetter], bool]
 
@@ -161,7 +156,7 @@ class DeadLetters:
     async def _enlist(self) -> None:
         """The group that remembers what was done is made when there may be something to remember."""
         with suppress(NotFound):  # Nothing has died yet.
-            request = CreateGroup(GROUP, [self.name], dict(_OPTIONS), if_missing=True)
+            request = CreateGroup(GROUP, [self.name], dict(REDRIVE_OPTIONS), if_missing=True)
             await ask(self._verbs, request, self._timeout)
 
     async def _settle(self, partition: int, letters: Sequence[DeadLetter]) -> None:

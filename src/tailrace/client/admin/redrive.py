@@ -16,6 +16,7 @@ from tailrace.core.model import dead_letter_headers
 from tailrace.core.model.commands import DescribeTopic, Offsets, TopicInfo
 from tailrace.core.model.identifiers import partition_of
 from tailrace.core.model.queue_commands import Committed, Reopen, Republish
+from tailrace.core.model.topic_options import DEAD_LETTERS
 from tailrace.errors import NotFound, TailraceError
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
@@ -63,6 +64,13 @@ class Redrive:
         for letter in letters:
             if not letter.topic or letter.partition < 0 or letter.offset < 0 or not letter.group:
                 text = "it does not say where it came from: purge it, or filter it out"
+                sent.failed[letter.message.offset] = text
+                continue
+            if letter.topic + DEAD_LETTERS != self._name:
+                # Somebody has written it who may publish here: it must not reach what only we may publish to.
+                text = (
+                    f"it says that it came from topic {letter.topic[:80]!r}, whose dead letters are elsewhere"
+                )
                 sent.failed[letter.message.offset] = text
                 continue
             place = (letter.topic, letter.partition, letter.group, letter.topic_id)

@@ -22,10 +22,8 @@ from tailrace.core.model import damage_commands as damage
 from tailrace.core.model import group_commands as groups
 from tailrace.core.model import queue_commands as queues
 from tailrace.core.model.access import Resource, Right
+from tailrace.core.model.group_options import REDRIVE_GROUP
 from tailrace.core.model.topic_options import DEAD_LETTERS
-
-REDRIVE_GROUP = "_redrive"
-"""The internal group of dead letters that were sent back: rights on it are those on the topic."""
 
 SHOWN_MAX = 80
 
@@ -155,6 +153,7 @@ def _settle(request: Any, user: str, stored: NameLookup) -> Needs:
 
 
 def _is_redrive(group: str, names: Iterable[str]) -> bool:
+    """Whether this is about which dead letters were sent back: then rights on their topics are enough."""
     return group == REDRIVE_GROUP and all(name.endswith(DEAD_LETTERS) for name in names)
 
 

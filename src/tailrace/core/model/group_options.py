@@ -14,6 +14,16 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.core.option_rules import OptionRules
 from tailrace.errors import InvalidRequest
 
+REDRIVE_GROUP = "_redrive"
+"""The internal group that remembers which dead letters were sent back or purged."""
+REDRIVE_OPTIONS: dict[str, Any] = {
+    "assignment": "shared",
+    "ordering": "none",
+    "max_attempts": 1_000_000,
+    "in_flight_max": 1_000_000,
+    "group_in_flight_max": 1_000_000,
+}
+
 
 class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a group, all of them checked."""
