@@ -21,8 +21,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.core.access.identity_names import tenant_of
 from tailrace.core.access.resources import Need, scope_of
-from tailrace.core.access.rules import NamePattern, RuleBook, origin_of, refusal_of, rule_scope, tenant_of
+from tailrace.core.access.rules import NamePattern, RuleBook, origin_of, refusal_of, rule_scope
 from tailrace.core.model.access import RIGHTS, Identities, Rule, Tenant, User
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios" / "access"

@@ -22,7 +22,7 @@ from tailrace.broker.topics import Topics
 from tailrace.core.access.resources import NEEDS, Need
 from tailrace.core.access.rules import RuleBook, Verdict, refusal_of, rule_scope
 from tailrace.core.model.access import Caller, Identities, Resource, Right
-from tailrace.core.model.commands import ListTopics, Reply, Request, TopicList
+from tailrace.core.model.commands import Fetch, ListTopics, Publish, Reply, Request, TopicList
 from tailrace.core.model.group_commands import (
     AlterGroup,
     CreateGroup,
@@ -34,7 +34,16 @@ from tailrace.core.model.group_commands import (
     ScheduleList,
 )
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.queue_commands import DecideStaged, StagedDecision
+from tailrace.core.model.queue_commands import (
+    Ack,
+    Commit,
+    DecideStaged,
+    Extend,
+    GiveBack,
+    Lease,
+    Nack,
+    StagedDecision,
+)
 from tailrace.errors import Denied, Unauthenticated
 
 VERDICTS_MAX = 50_000
@@ -46,6 +55,12 @@ FILTERED: frozenset[type] = frozenset(
     (ListTopics, ListGroups, ListSchedules, CreateGroup, DescribeGroup, AlterGroup, DecideStaged)
 )
 """Requests whose answers pass through `Authority.visible`."""
+
+
+_BY_TOPIC: frozenset[type] = frozenset((Publish, Fetch))
+_BY_GROUP: frozenset[type] = frozenset((Lease, Ack, Nack, GiveBack, Extend, Commit))
+"""The most frequent requests: what they need depends on their type, topic and group alone, so that one look
+is enough once they were allowed."""
 
 
 class StateLookup(Protocol):
@@ -101,23 +116,26 @@ class Authority:
         self.identities = Identities() if identities is None else identities
         self._book = RuleBook(self.identities)
         self._verdicts: dict[tuple[str, Need], bool] = {}
+        self._allowed: set[tuple[str, type, str, str]] = set()
+        """Frequent requests that were allowed: user, type, topic and group."""
 
     def put(self, identities: Identities) -> None:
         """Take over changed identities, at once for everybody."""
         self.identities = identities
         self._book = RuleBook(identities)
         self._verdicts.clear()
+        self._allowed.clear()
         for hear in self._changed:
             hear()
 
     @property
     def remembered(self) -> int:
         """Number of verdicts in memory."""
-        return len(self._verdicts)
+        return len(self._verdicts) + len(self._allowed)
 
     # -- requests
 
-    def refusal(self, caller: Caller, request: Request) -> Refusal | None:
+    def refusal(self, caller: Caller, request: Any) -> Refusal | None:
         """None if the caller may make this request now."""
         proof = caller.proof
         if proof == "owner":
@@ -128,6 +146,23 @@ class Authority:
         user = caller.user
         if proof == "open" or user not in users:
             return _unauthenticated(caller)
+        kind = type(request)
+        if kind in _BY_GROUP:
+            frequent = (user, kind, request.topic, request.group)
+        elif kind in _BY_TOPIC:
+            frequent = (user, kind, request.topic, "")
+        else:
+            return self._unmet(user, request)
+        if frequent in self._allowed:
+            return None
+        refusal = self._unmet(user, request)
+        if refusal is None and len(frequent[2]) + len(frequent[3]) <= NAME_REMEMBERED_MAX:
+            if len(self._allowed) >= VERDICTS_MAX:
+                self._allowed.clear()
+            self._allowed.add(frequent)
+        return refusal
+
+    def _unmet(self, user: str, request: Request) -> Refusal | None:
         for need in NEEDS[type(request)](request, user, self):
             if not self._meets(user, need):
                 return refusal_of(user, need, self._book.meets(user, need))

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from ipaddress import IPv6Address, IPv6Network
 from typing import NamedTuple
 
-from tailrace.core.access.rules import tenant_of
+from tailrace.core.access.identity_names import tenant_of
 from tailrace.core.model.access import EVERYONE, Caller, Identities, Quota, User
 
 ANY_ADDRESS = "address:*"

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
+from tailrace.core.access.identity_names import shown
 from tailrace.core.model import access_commands as access
 from tailrace.core.model import commands as topics
 from tailrace.core.model import damage_commands as damage
@@ -24,8 +25,6 @@ from tailrace.core.model import queue_commands as queues
 from tailrace.core.model.access import Resource, Right
 from tailrace.core.model.group_options import REDRIVE_GROUP
 from tailrace.core.model.topic_options import DEAD_LETTERS
-
-SHOWN_MAX = 80
 
 Wanted = Right | Literal["any", "manage", "bear"]
 """Beside rights: `any` right on something; to `manage` users, as administrators do; to `bear` a name, which
@@ -78,11 +77,6 @@ NOTHING: Needs = ()
 OPERATE: Needs = (Need("operate", "broker", ""),)
 ADMINISTRATOR: Needs = (Need("manage", "user", None),)
 BROKER_ADMINISTRATOR: Needs = (Need("manage", "tenant", ""),)
-
-
-def shown(name: str) -> str:
-    """A name for people, not too long."""
-    return repr(name if len(name) <= SHOWN_MAX else name[: SHOWN_MAX - 3] + "...")
 
 
 def _hidden(what: str, name: str) -> str:

@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from tailrace.core.access.resources import Need, scope_of, shown
+from tailrace.core.access.identity_names import shown, tenant_of
+from tailrace.core.access.resources import Need, scope_of
 from tailrace.core.model.access import EVERYONE, Identities, Resource, Right, Rule, User
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.topic_options import DEAD_LETTERS, check_name
@@ -48,12 +49,6 @@ class Verdict(NamedTuple):
     cause: Cause
     why: str
     rule: int | None = None
-
-
-def tenant_of(name: str) -> str:
-    """The tenant of a user, topic, group or another name; empty outside of tenants."""
-    tenant, slash, _ = name.partition("/")
-    return tenant if slash else ""
 
 
 def origin_of(topic: str) -> str:
