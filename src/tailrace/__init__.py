@@ -11,6 +11,15 @@ from tailrace.connect import connect
 if TYPE_CHECKING:
     from tailrace import bus, sync
     from tailrace.bus import AckPolicy, Bus, EventStore, RequestFailed
+    from tailrace.client.admin.access_admin import (
+        AccessAdmin,
+        AccessCaller,
+        AccessCheck,
+        AccessTenant,
+        AccessToken,
+        AccessUser,
+        NewToken,
+    )
     from tailrace.client.admin.dead_letter_reader import DeadLetter
     from tailrace.client.admin.dead_letters import DeadLetters, Redriven
     from tailrace.client.admin.group_admin import Group, Groups, Reset
@@ -28,8 +37,15 @@ if TYPE_CHECKING:
     from tailrace.client.queue.threaded_handlers import BlockingDelivery
     from tailrace.client.read.reader import Reader
     from tailrace.client.read.stream_consumer import StreamConsumer
+    from tailrace.core.model.access import Quota, Rule
 
 __all__ = [
+    "AccessAdmin",
+    "AccessCaller",
+    "AccessCheck",
+    "AccessTenant",
+    "AccessToken",
+    "AccessUser",
     "AckPolicy",
     "Admin",
     "Atomic",
@@ -48,7 +64,9 @@ __all__ = [
     "Life",
     "LifeEvent",
     "Message",
+    "NewToken",
     "Producer",
+    "Quota",
     "Reader",
     "Receipt",
     "Receipts",
@@ -58,6 +76,7 @@ __all__ = [
     "Reset",
     "Result",
     "Retry",
+    "Rule",
     "Schedule",
     "Scheduled",
     "Schedules",
@@ -71,6 +90,12 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AccessAdmin": "tailrace.client.admin.access_admin",
+    "AccessCaller": "tailrace.client.admin.access_admin",
+    "AccessCheck": "tailrace.client.admin.access_admin",
+    "AccessTenant": "tailrace.client.admin.access_admin",
+    "AccessToken": "tailrace.client.admin.access_admin",
+    "AccessUser": "tailrace.client.admin.access_admin",
     "AckPolicy": "tailrace.bus",
     "Admin": "tailrace.client.admin.topic_admin",
     "Atomic": "tailrace.client.publish.atomic_write",
@@ -89,7 +114,9 @@ _LAZY = {
     "Life": "tailrace.client.admin.trace_client",
     "LifeEvent": "tailrace.client.admin.trace_client",
     "Message": "tailrace.client.messages",
+    "NewToken": "tailrace.client.admin.access_admin",
     "Producer": "tailrace.client.publish.producer",
+    "Quota": "tailrace.core.model.access",
     "Reader": "tailrace.client.read.reader",
     "Receipt": "tailrace.client.messages",
     "Receipts": "tailrace.client.messages",
@@ -99,6 +126,7 @@ _LAZY = {
     "Reset": "tailrace.client.admin.group_admin",
     "Result": "tailrace.client.messages",
     "Retry": "tailrace.client.queue.handler_verdicts",
+    "Rule": "tailrace.core.model.access",
     "Schedule": "tailrace.client.admin.schedules",
     "Scheduled": "tailrace.client.admin.schedules",
     "Schedules": "tailrace.client.admin.schedules",

@@ -14,6 +14,12 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from tailrace.cli.access.acl import rules
+from tailrace.cli.access.cert import certificates
+from tailrace.cli.access.quota import quotas
+from tailrace.cli.access.tenant import tenants
+from tailrace.cli.access.token import tokens
+from tailrace.cli.access.user import identity, users
 from tailrace.cli.broker_wait import add_wait
 from tailrace.cli.commands.about import about
 from tailrace.cli.commands.consume import consuming
@@ -93,6 +99,13 @@ app.add_typer(tracing)
 app.add_typer(working)
 app.add_typer(pipelines, name="pipeline")
 app.add_typer(logs, name="log")
+app.add_typer(users, name="user")
+app.add_typer(tokens, name="token")
+app.add_typer(rules, name="acl")
+app.add_typer(tenants, name="tenant")
+app.add_typer(quotas, name="quota")
+app.add_typer(certificates, name="cert")
+app.add_typer(identity)
 app.add_typer(about)
 add_wait(app)
 

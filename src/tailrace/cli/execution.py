@@ -40,10 +40,13 @@ HINTS = {
     "overloaded": "wait a moment and try again",
     "sequence_conflict": "somebody else was faster: read on from there, then decide again",
     "timeout": "it may still have happened: look before you repeat it, or give more --timeout",
-    "unauthenticated": "give a token in TAILRACE_TOKEN or the credentials file, or --url "
-    "tailraces://USER:PASSWORD@HOST; `tailrace whoami` shows who the broker takes you for",
+    "unauthenticated": "give a token in TAILRACE_TOKEN or the credentials file, or a user in "
+    "TAILRACE_URL=tailraces://USER:PASSWORD@HOST; `tailrace whoami` shows who the broker takes you for",
     "unavailable": "start a broker with `tailrace serve`, or name another one with --url or TAILRACE_URL",
 }
+
+ACCESS_WORDS = {"user": "user", "token": "token", "rule": "acl", "quota": "quota", "tenant": "tenant"}
+"""What errors about access name, and the command for it; none of these is described."""
 
 
 def with_client(
@@ -153,13 +156,16 @@ def _hint(error: TailraceError) -> str | None:
         return "work through the broker that holds the folder, stop it, or choose another folder"
     if "`tailrace " in error.message or error.code not in HINTS:
         return None
-    return HINTS[error.code].format(what=_what(error))
+    what = _what(error)
+    if error.code == "already_exists" and what in ACCESS_WORDS.values():
+        return HINTS["not_found"].format(what=what)
+    return HINTS[error.code].format(what=what)
 
 
 def _what(error: TailraceError) -> str:
     """What kind of thing an error is about, as the commands call it."""
-    words = error.message.split()[:5]
-    return next((what for what in ("group", "schedule") if what in words), "topic")
+    commands = {"group": "group", "schedule": "schedule", **ACCESS_WORDS}
+    return next((commands[word] for word in error.message.split()[:5] if word in commands), "topic")
 
 
 def report(error: TailraceError, *, as_json: bool) -> int:

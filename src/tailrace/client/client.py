@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, overload
 from uuid import UUID
 
+from tailrace.client.admin.access_admin import AccessAdmin
 from tailrace.client.admin.dead_letters import DeadLetters
 from tailrace.client.admin.group_admin import Groups
 from tailrace.client.admin.schedules import Scheduled, Schedules, cancel, cancel_id, scheduled
@@ -94,6 +95,10 @@ class Client:
     def admin(self, *, timeout: float | None = None) -> Admin:
         """Administration of topics."""
         return Admin(self._open(), self._seconds(timeout))
+
+    def access(self, *, timeout: float | None = None) -> AccessAdmin:
+        """Administration of access: users, tokens, rules, quotas and tenants."""
+        return AccessAdmin(self._open(), self._seconds(timeout))
 
     def key_pages(self, topic: str, *, timeout: float | None = None) -> KeyPages:
         """Reads of single keys of a topic with `key_index`."""

@@ -26,6 +26,8 @@ HELD_MAX = 5_000
 FAILED_BATCHES_KEPT = 100
 FAILED_ACKS_KEPT = 1000
 """Failures of what nobody waited for, until somebody asks."""
+NUMBER_MAX = (1 << 53) - 1
+"""The largest bound of a quota, and number of a rule."""
 LIST_MAX = 1000
 """Waiting messages that are listed at once."""
 PROBLEMS_MAX = 20

@@ -10,6 +10,7 @@ readers and consumers cross over once per batch.
 from __future__ import annotations
 
 from tailrace.client.queue.handler_verdicts import Reject, Retry
+from tailrace.sync.blocking_access import AccessAdmin
 from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_bus import Bus
 from tailrace.sync.blocking_client import Admin, Client, connect
@@ -19,6 +20,7 @@ from tailrace.sync.blocking_producer import Producer, Receipt, Receipts
 from tailrace.sync.blocking_reader import Reader
 
 __all__ = [
+    "AccessAdmin",
     "Admin",
     "Atomic",
     "Batch",

@@ -13,6 +13,7 @@ from tailrace.client.queue.membership import Moved
 from tailrace.client.read import stream_consumer
 from tailrace.connect import connect as connect_async
 from tailrace.errors import TailraceError, Unavailable
+from tailrace.sync.blocking_access import AccessAdmin
 from tailrace.sync.blocking_atomic import Atomic
 from tailrace.sync.blocking_consumer import Consumer, StreamConsumer, in_thread
 from tailrace.sync.blocking_groups import DeadLetters, Groups, Schedules
@@ -93,6 +94,7 @@ class Client(BlockingWrapper[client.Client]):
         return super()._cross(start)
 
     admin = wrapped(on_loop(client.Client.admin), Admin)
+    access = wrapped(on_loop(client.Client.access), AccessAdmin)
     producer = wrapped(on_loop(client.Client.producer), Producer)
     reader = wrapped(on_loop(client.Client.reader), Reader)
     atomic = wrapped(on_loop(client.Client.atomic), Atomic)

@@ -1,0 +1,1 @@
+"""The sub-commands about access: one module for each noun."""

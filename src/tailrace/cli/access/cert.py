@@ -1,0 +1,117 @@
+"""`tailrace cert`: certificates for those who have none, from a private authority in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from tailrace.cli.access.private_ca import CertificateFile, PrivateAuthority
+from tailrace.cli.moments import iso
+from tailrace.cli.output import Output, printable
+from tailrace.cli.parameters import Json
+
+certificates = typer.Typer(no_args_is_help=True, help="Certificates for encrypted connections.")
+
+DEFAULT_FOLDER = Path("certs")
+PORT = 7400
+
+
+@certificates.callback()
+def _group() -> None:
+    """Certificates for encrypted connections."""
+
+
+@certificates.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where they are kept; made when it is missing.")] = (
+        DEFAULT_FOLDER
+    ),
+    *,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Name or address of the server, besides localhost (repeat for more)."),
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", help="A client with a certificate of its own (repeat for more)."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a private authority, and certificates for a server and for clients.
+
+    What is there already is kept: run it again with another --client to add one. Needs tailrace[security].
+    """
+    from datetime import UTC, datetime
+
+    output = Output(as_json=json)
+    authority = PrivateAuthority(folder, datetime.now(UTC))
+    server = authority.server(host or [])
+    for name in client or []:
+        authority.client(name)
+
+    found = authority.files
+    serve = _serve(found[0], server)
+    connect = [_connect(found[0], server, one) for one in found[2:]] or [_connect(found[0], server, None)]
+    if output.as_json:
+        files = [_record(file) for file in found]
+        output.record({"folder": str(folder), "files": files, "serve": serve, "connect": connect})
+        return
+    output.table(["file", "what", "names", "ends", "state"], [_row(file) for file in found])
+    output.note(f"Keep {printable(str(found[0].key))} to yourself: whoever has it can be anybody.")
+    output.note("The broker:\n  " + printable(serve))
+    for file in found[2:]:
+        (name,) = file.names
+        output.note(f"The broker knows {printable(name)} after:\n  tailrace user add {name} {_known(name)}")
+    output.note("Clients:\n  " + "\n  ".join(map(printable, connect)))
+
+
+def _known(name: str) -> str:
+    return f"--certificate {quote(f'DNS:{name}')}"
+
+
+def _serve(authority: CertificateFile, server: CertificateFile) -> str:
+    """The command that starts a broker with these files."""
+    variables = {
+        "TAILRACE_TLS_CERTIFICATE": server.path,
+        "TAILRACE_TLS_KEY": server.key,
+        "TAILRACE_TLS_CLIENT_CA": authority.path,
+        "TAILRACE_TLS_CLIENT_CERTIFICATES": "optional",
+    }
+    return f"{_assigned(variables)} tailrace serve --listen 0.0.0.0:{PORT}"
+
+
+def _connect(authority: CertificateFile, server: CertificateFile, client: CertificateFile | None) -> str:
+    """The command that shows whether a client gets in."""
+    host = next((name for name in server.names if name not in ("localhost", "127.0.0.1", "::1")), "localhost")
+    shown = f"[{host}]" if ":" in host else host
+    variables: dict[str, object] = {
+        "TAILRACE_URL": f"tailraces://{shown}:{PORT}",
+        "TAILRACE_CA": authority.path,
+    }
+    if client is not None:
+        variables |= {"TAILRACE_CERT": client.path, "TAILRACE_KEY": client.key}
+    return f"{_assigned(variables)} tailrace whoami"
+
+
+def _assigned(variables: dict[str, Any]) -> str:
+    texts = {n: v.absolute() if isinstance(v, Path) else v for n, v in variables.items()}
+    return " ".join(f"{name}={quote(str(value))}" for name, value in texts.items())
+
+
+def _record(file: CertificateFile) -> dict[str, Any]:
+    return {
+        "certificate": str(file.path),
+        "key": str(file.key),
+        "what": file.what,
+        "names": list(file.names),
+        "ends": iso(file.ends),
+        "made": file.made,
+    }
+
+
+def _row(file: CertificateFile) -> list[Any]:
+    names = ", ".join(file.names) or None
+    return [file.path, file.what, names, f"{file.ends:%Y-%m-%d}", "made" if file.made else "kept"]
