@@ -340,3 +340,52 @@ def test_end_fails_what_is_on_its_way() -> None:
     world.answer(*[stored(n) for n in range(16)])
     assert all(batch.stored is None for batch in batches)
     assert len(world.settled_batches) == 18
+
+
+def throttled(ms: int, quota: str = "bytes_per_second") -> Refusal:
+    return Refusal("overloaded", "at its quota", "none", {"retry_after_ms": ms, "quota": quota})
+
+
+def test_a_quota_makes_it_pause_as_long_as_told_and_go_on_with_one_batch() -> None:
+    world, flow = make()
+    put(world, flow, 5)
+    world.answer(stored(0), throttled(300), throttled(700), throttled(100), gap(1))
+    assert [pause for pause, _ in world.timers] == [0.7]
+    world.resume()
+    assert world.sent() == [(1, 1)]
+    world.answer(stored(1))
+    assert world.sent() == [(1, 2), (1, 3)]
+    world.answer(stored(2), stored(3))
+    assert world.sent() == [(1, 4)]
+    world.answer(stored(4))
+    assert flow.idle
+
+
+def test_waiting_for_a_quota_is_not_waiting_for_the_broker() -> None:
+    world, flow = make()
+    first, second = put(world, flow, 2, give_up_s=10.0)
+    for step in range(20):
+        world.answer(*[throttled(1_000)] * len(world.requests))
+        world.time_s += 1.0
+        flow.give_up(world.time_s)
+        assert not first.done, step
+        assert not second.done, step
+        world.resume()
+    world.answer(stored(0))
+    world.time_s += 9.5
+    flow.give_up(world.time_s)
+    assert first.stored is not None
+    assert not second.done
+    world.time_s += 1.0
+    flow.give_up(world.time_s)
+    assert second.error is not None
+
+
+def test_a_quota_that_does_not_pass_with_time_is_given_up_as_ever() -> None:
+    world, flow = make()
+    (batch,) = put(world, flow, give_up_s=10.0)
+    world.answer(throttled(5_000, "storage_bytes_max"))
+    assert [pause for pause, _ in world.timers] == [5.0]
+    flow.give_up(10.0)
+    assert batch.error is not None
+    assert batch.error.code == "overloaded"

@@ -14,6 +14,8 @@ The rules that make a retry harmless:
 - A batch given up with an unknown outcome may have used its number. The flow then takes a new identity, so
   that a reused number can never swallow another batch; what was in flight with it and is equally unknown is
   given up too.
+- A quota on bytes or requests is no failure: the flow goes on at that pace. It pauses as long as it is told,
+  this does not count as waiting, and afterwards it sends one batch, then two, then four at a time.
 - A copy sent over a connection that broke may arrive at any later time. So once a batch was in doubt, no
   later refusal makes its outcome certain, and it is never renumbered under the same identity.
 """
@@ -25,11 +27,15 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from tailrace.client.messages import Pending, Stored
+from tailrace.client.rpc.calls import told_wait_s
 from tailrace.client.sdk_tuning import IN_FLIGHT_MAX, PAUSE_S_MAX, PAUSE_S_MIN
 from tailrace.core.model.commands import Claimed, ClaimProducer, Publish, Published, Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import Fenced, TailraceError, Timeout, from_code
 from tailrace.format.frame import Buffer
+
+PACING_QUOTAS = frozenset(("requests_per_second", "bytes_per_second"))
+"""What refusals call the quotas under which a flow goes on more slowly."""
 
 
 class Outside(Protocol):
@@ -183,6 +189,11 @@ class PartitionFlow:
         self._recovering = False
         self._paused = False
         self._pause_s = PAUSE_S_MIN
+        self._told_s = 0.0
+        """How long the broker wants to be left alone, by the refusals since the last pause."""
+        self._throttled = False
+        """Whether one of them was that of a quota that is so much in so much time."""
+        self._window = IN_FLIGHT_MAX
         self._hole: int | None = None
         self._renew = False
         self.dead: TailraceError | None = None
@@ -228,7 +239,7 @@ class PartitionFlow:
 
     def _may_send(self) -> bool:
         held = self._recovering or self._paused or self._claiming
-        return not held and len(self.flight) < IN_FLIGHT_MAX
+        return not held and len(self.flight) < self._window
 
     def _send(self, batch: PendingBatch) -> None:
         assert batch.sequence is not None
@@ -252,6 +263,7 @@ class PartitionFlow:
         self.flight.remove(batch)
         if type(reply) is Published:
             self._pause_s = PAUSE_S_MIN
+            self._window = min(2 * self._window, IN_FLIGHT_MAX)
             batch.settle(Stored(self._topic, self._partition, batch.ids, reply, batch.deliver_ats), None)
         else:
             self._refused(batch, reply)
@@ -272,6 +284,7 @@ class PartitionFlow:
         batch.gap, batch.reason = error.details.get("expected"), error
         if error.retriable and self._outside.now_s() < batch.give_up_s:
             self._returned.append(batch)
+            self._note(error)
             self._outside.retried(error)
             return
         if error.outcome == "unknown" or batch.doubtful:
@@ -280,6 +293,12 @@ class PartitionFlow:
             assert batch.sequence is not None
             self._hole = batch.sequence if self._hole is None else min(self._hole, batch.sequence)
         _fail(batch, error)
+
+    def _note(self, error: TailraceError) -> None:
+        """The broker may say when to come back, and that a quota is used up."""
+        self._told_s = max(self._told_s, told_wait_s(error))
+        if error.details.get("quota") in PACING_QUOTAS:
+            self._throttled, self._window = True, 1
 
     def give_up(self, now_s: float) -> None:
         """Fail what has waited past its time."""
@@ -357,8 +376,13 @@ class PartitionFlow:
             else:
                 self.advance()
 
-        self._outside.later(self._pause_s, resume)
+        pause_s = max(self._pause_s, self._told_s)
+        if self._throttled:
+            for batch in self.queue:
+                batch.give_up_s += pause_s
+        self._outside.later(pause_s, resume)
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+        self._told_s, self._throttled = 0.0, False
 
     def _claim(self) -> None:
         self._claiming = True
@@ -372,6 +396,7 @@ class PartitionFlow:
             assert isinstance(reply, Refusal)
             error = _error(reply)
             if error.retriable:
+                self._note(error)
                 self._pause()
             else:
                 self.dead = error

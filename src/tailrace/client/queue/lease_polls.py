@@ -17,10 +17,10 @@ from tailrace.client.queue.delivery import LeasedMessage
 from tailrace.client.queue.hand import Hand, rank_of
 from tailrace.client.queue.held_leases import FirstOfKeys
 from tailrace.client.queue.pace import Pace
-from tailrace.client.rpc.calls import error_of
+from tailrace.client.rpc.calls import error_of, told_wait_s
 from tailrace.client.rpc.retries import Retries
 from tailrace.client.rpc.waiters import Waiters
-from tailrace.client.sdk_tuning import HELD_MAX, MODEST_MS, PAUSE_S_MAX, SOON_MS, WAIT_MS
+from tailrace.client.sdk_tuning import HELD_MAX, MODEST_MS, PAUSE_S_MAX, PAUSE_S_MIN, SOON_MS, WAIT_MS
 from tailrace.core.model.commands import Reply
 from tailrace.core.model.group_commands import JoinGroup, Place
 from tailrace.core.model.group_options import GroupPolicy
@@ -404,7 +404,7 @@ class LeasePolls:
             self._retries.refused(topic)
             self._taker.fenced()
         elif error.retriable:
-            self._retries.refused(topic)
+            self._retries.refused(topic, max(PAUSE_S_MIN, told_wait_s(error)))
         else:
             self._retries.refused(topic, PAUSE_S_MAX)
             self._taker.failed(error)

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from tailrace.client.messages import Rows
-from tailrace.client.rpc.calls import error_of
+from tailrace.client.rpc.calls import error_of, told_wait_s
 from tailrace.client.rpc.retries import Retries
 from tailrace.client.rpc.waiters import AwaitedSupply
-from tailrace.client.sdk_tuning import AHEAD_BYTES, WAIT_MS
+from tailrace.client.sdk_tuning import AHEAD_BYTES, PAUSE_S_MIN, WAIT_MS
 from tailrace.core.model.commands import Fetch, Fetched, Reply
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import Refusal
@@ -200,7 +200,7 @@ class Fetcher(AwaitedSupply):
     def _refused(self, topic: str, reply: Refusal) -> None:
         error = error_of(reply)
         if error.retriable:
-            self._retries.refused(topic)
+            self._retries.refused(topic, max(PAUSE_S_MIN, told_wait_s(error)))
             return
         place = (topic, error.details.get("partition", -1))
         cursor, start = self.cursors.get(place), error.details.get("start_offset", 0)

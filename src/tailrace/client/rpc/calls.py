@@ -35,11 +35,18 @@ def error_of(refusal: Refusal) -> TailraceError:
     return from_code(refusal.code, refusal.message, outcome, refusal.details)
 
 
+def told_wait_s(error: TailraceError) -> float:
+    """How long the broker wants to be left alone with what it has refused; 0 if it does not say."""
+    told_ms = error.details.get("retry_after_ms")
+    return told_ms / 1000 if isinstance(told_ms, int) and told_ms > 0 else 0.0
+
+
 async def ask(
     verbs: BrokerVerbs, request: Request, timeout_s: float, *, repeatable: bool = True, body: Buffer = b""
 ) -> Reply:
-    """The reply, or the refusal raised. Retriable refusals are tried again until the time is up: those with
-    an unknown outcome only when repeating the request does no harm.
+    """The reply, or the refusal raised. Retriable refusals are tried again until the time is up, not before
+    the time that the broker names: those with an unknown outcome only when repeating the request does no
+    harm.
     """
     reply, _ = await ask_parts(verbs, request, timeout_s, repeatable=repeatable, body=body)
     return reply
@@ -73,7 +80,8 @@ async def ask_parts(
             return reply, parts
         error = error_of(reply)
         again = error.retriable and (repeatable or error.outcome == "none")
-        if not again or loop.time() + pause > deadline:
+        wait_s = max(pause, told_wait_s(error))
+        if not again or loop.time() + wait_s > deadline:
             raise error
-        await asyncio.sleep(pause)
+        await asyncio.sleep(wait_s)
         pause = min(pause * 2, PAUSE_S_MAX)

@@ -18,10 +18,10 @@ no users, everybody is bound by address only. A connection over a Unix socket ha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv6Address, IPv6Network
 from typing import NamedTuple
 
 from tailrace.core.access.identity_names import tenant_of
+from tailrace.core.access.slow_down import network_of
 from tailrace.core.model.access import EVERYONE, Caller, Identities, Quota, User
 
 ANY_ADDRESS = "address:*"
@@ -71,17 +71,6 @@ def subjects_of(caller: Caller) -> tuple[str, ...]:
     if caller.address:
         found += {f"address:{caller.address}": None, f"address:{network_of(caller.address)}": None}
     return tuple(found)
-
-
-def network_of(address: str) -> str:
-    """What counts as one address: an IPv4 address, or the first half of an IPv6 address."""
-    if ":" not in address:
-        return address
-    try:
-        number = IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    return str(number.ipv4_mapped or IPv6Network((number, 64), strict=False))
 
 
 def topic_accounts(identities: Identities, topic: str, owner: str) -> tuple[Account, ...]:
