@@ -66,7 +66,8 @@ RANGES: dict[str, tuple[int, int]] = {
 }
 
 # Variables that are no options of the broker: the client's address and what it proves itself with, the path
-# of the file, and the variables that Kubernetes sets in every pod of a namespace with a service called "tailrace".
+# of the file, and the variables that Kubernetes sets in every pod of a namespace with a service called
+# "tailrace".
 _NOT_OPTIONS = re.compile(
     r"TAILRACE_(URL|TOKEN|CA|CERT|KEY|CREDENTIALS|CONFIG|(SERVICE_(HOST|PORT)|PORT)(_.*)?)"
 )

@@ -23,7 +23,6 @@ from tailrace.client.rpc.server_trust import (
     handshake_error,
     is_about_us,
     presented,
-    speaks_tls,
     unknown_certificate,
 )
 from tailrace.client.sdk_tuning import SOCKET_PATH_BYTES_MAX
@@ -76,16 +75,10 @@ class TcpEndpoint:
         await asyncio.get_running_loop().create_connection(make, host, port)
 
     async def explain(self, error: BaseException, *, connected: bool, timeout_s: float) -> TailraceError:
-        """The words for it. What takes a connection and ends it may expect TLS: that is tried."""
-        if isinstance(error, TailraceError) and connected and error.details.get("silent"):
-            try:
-                async with asyncio.timeout(timeout_s):
-                    encrypted = await speaks_tls(*self.address)
-            except TimeoutError:
-                encrypted = False
-            if encrypted:
-                text = f"{self}: what listens there speaks TLS: tailraces://{self} may be meant"
-                return InvalidRequest(text)
+        """The words for it."""
+        if isinstance(error, TailraceError) and error.details.get("silent"):
+            text = f"{self}: {error.message}; if that is a port for TLS, tailraces://{self} is meant"
+            return Unavailable(text)
         return tcp_problem(error, self.address, connected=connected, timeout_s=timeout_s)
 
 

@@ -32,6 +32,8 @@ _ALERTS_ABOUT_US = (
     "UNSUPPORTED_CERTIFICATE",
     "ACCESS_DENIED",
 )
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER", "UNEXPECTED_MESSAGE", "ALERT_HANDSHAKE_FAILURE")
+"""What answers to a TLS greeting look like that are none; a plain port of Tailrace answers with the alert."""
 
 _Stamp = tuple[tuple[str, int, int], ...]
 
@@ -96,46 +98,35 @@ def _reason(error: OSError) -> str:
 
 async def presented(host: str, port: int) -> Mapping[str, Any]:
     """The certificate that a host shows, whatever is wrong with it; empty if it cannot be had."""
-    loop = asyncio.get_running_loop()
-    blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    blind.check_hostname = False
-    blind.verify_mode = ssl.CERT_NONE
-    found: Mapping[str, Any] = {}
     try:
-        transport, _ = await loop.create_connection(
-            asyncio.Protocol, host, port, ssl=blind, server_hostname=host
-        )
-        der = transport.get_extra_info("ssl_object").getpeercert(True)
-        transport.abort()
-        # Python takes a certificate apart only after it was accepted: here it vouches for itself.
-        lenient = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        lenient.check_hostname = False
-        lenient.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_TIME_CHECK)
-        lenient.load_verify_locations(cadata=der)
-        transport, _ = await loop.create_connection(
-            asyncio.Protocol, host, port, ssl=lenient, server_hostname=host
-        )
-        found = transport.get_extra_info("peercert") or {}
-        transport.abort()
+        der = (await _shown(host, port, _undemanding())).getpeercert(True)
+        # Python takes a certificate apart only when it was accepted: here it vouches for itself.
+        context = _undemanding()
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_TIME_CHECK)
+        context.load_verify_locations(cadata=der or b"")
+        return (await _shown(host, port, context)).getpeercert() or {}
     except OSError:
         return {}  # What is told is what was wrong before; this would only have explained it.
-    return found
 
 
-async def speaks_tls(host: str, port: int) -> bool:
-    """Whether what listens there shows a certificate."""
+def _undemanding() -> ssl.SSLContext:
+    """A context for a look at a certificate that was refused: nothing is ever sent with it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def _shown(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLObject:
+    """What is known of a peer after the handshake; the connection is ended at once."""
     loop = asyncio.get_running_loop()
-    blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    blind.check_hostname = False
-    blind.verify_mode = ssl.CERT_NONE
-    try:
-        transport, _ = await loop.create_connection(
-            asyncio.Protocol, host, port, ssl=blind, server_hostname=host
-        )
-    except OSError:
-        return False
+    transport, _ = await loop.create_connection(
+        asyncio.Protocol, host, port, ssl=context, server_hostname=host
+    )
+    known: ssl.SSLObject = transport.get_extra_info("ssl_object")
     transport.abort()
-    return True
+    return known
 
 
 def distrust(
@@ -189,7 +180,7 @@ def handshake_error(error: ssl.SSLError, where: str, plain: str) -> TailraceErro
         return unknown_certificate(reason, where)
     if "PROTOCOL_VERSION" in reason or "UNSUPPORTED_PROTOCOL" in reason:
         return InvalidRequest(f"{where}: the broker speaks no version of TLS from 1.2 on")
-    if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason or "UNEXPECTED" in reason:
+    if any(word in reason for word in _NO_TLS):
         return InvalidRequest(f"{where}: what listens there does not speak TLS; {plain} may be meant")
     return Unavailable(f"{where}: the TLS handshake failed: {_reason(error)}")
 
