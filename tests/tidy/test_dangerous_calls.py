@@ -37,7 +37,7 @@ WEAK_HASHES = {"hashlib.md5", "hashlib.new", "hashlib.sha1"}
 UNCHECKED = {"CERT_NONE"}
 """Names that mean: take any certificate."""
 LOOKED_AT = "tailrace/client/rpc/server_trust.py"
-"""A client that refused a certificate looks at it once more, to tell its names and times. It sends nothing."""
+"""A client that refused a certificate looks at it once more, to tell its names and times; nothing is sent."""
 SECRET_ROOMS = (
     "tailrace/broker/access/",
     "tailrace/cluster/",
