@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tailrace.broker.access.passwords import CHEAP
 from tailrace.broker.engine import Engine
 from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.cluster.embedded import MemoryCoordinator
+from tailrace.cluster.identity_file import MemoryIdentities
 from tailrace.core.model.commands import CreateTopic, Fetch, Publish, Reply, Request, TopicInfo
 from tailrace.format import batch as arrow
 from tailrace.format import frame
@@ -69,6 +71,7 @@ class HeldEngine:
         self.threads = HeldThreads()
         self.store = store if store is not None else MemoryStore()
         self.coordinator = coordinator if coordinator is not None else MemoryCoordinator()
+        self.identities = MemoryIdentities()
         self.engine = self._start()
 
     def _start(self) -> Engine:
@@ -77,7 +80,8 @@ class HeldEngine:
     def open_engine(self, stores: dict[str, LogStore], **fields: Any) -> Engine:
         """A process of the broker begins."""
         self._armed_us: int | None = None
-        engine = Engine(self.clock, self.threads, stores, self.coordinator, arm=self._arm, **fields)
+        known: dict[str, Any] = {"identities": self.identities, "password_profile": CHEAP}
+        engine = Engine(self.clock, self.threads, stores, self.coordinator, arm=self._arm, **known, **fields)
         engine.open()
         return engine
 

@@ -179,12 +179,12 @@ def test_nobody_else_may_read_the_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         FileIdentities(RealDisk(tmp_path)).save(identities(1))
-        FirstToken(RealDisk(tmp_path)).save("trt_1_secret")
+        FirstToken(RealDisk(tmp_path), lambda path: True).save("trt_1_secret")
     finally:
         os.umask(before)
     for name in (FILE, EXPECTED, TOKEN_FILE):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
-    assert FirstToken(RealDisk(tmp_path)).load() == "trt_1_secret"
+    assert FirstToken(RealDisk(tmp_path), lambda path: True).load() == "trt_1_secret"
 
 
 def test_the_file_of_the_first_token_is_whole_or_not_there() -> None:
@@ -194,12 +194,12 @@ def test_the_file_of_the_first_token_is_whole_or_not_there() -> None:
             disk = SimDisk(seed)
             disk.crash_in = step
             try:
-                FirstToken(disk).save("trt_1_secret")
+                FirstToken(disk, lambda path: True).save("trt_1_secret")
                 expected: set[str | None] = {"trt_1_secret"}
             except Crash:
                 expected = {"trt_1_secret", None}
             disk.crash()
-            token = FirstToken(disk).load()
+            token = FirstToken(disk, lambda path: True).load()
             found.add(token)
             assert token in expected
     assert found == {"trt_1_secret", None}

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from tailrace.broker.access.access_verbs import AccessVerbs
+from tailrace.broker.access.authenticator import CredentialCheck
 from tailrace.broker.access.authority import Authority, BrokerNames
+from tailrace.broker.access.passwords import STRONG, Passwords, Profile, Run
 from tailrace.broker.access.quotas import Quotas, TopicUse
 from tailrace.broker.deadletter.dead_letter_batch import dead_letters
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
@@ -43,11 +46,13 @@ from tailrace.broker.trace.trace_verbs import TraceVerbs
 from tailrace.broker.upkeep.loss_acceptance import LossAcceptance
 from tailrace.broker.upkeep.scrub_runner import ScrubRunner
 from tailrace.broker.upkeep.space_watch import SpaceWatch
+from tailrace.cluster.identity_file import MemoryIdentities
+from tailrace.core.model.access import Identities
 from tailrace.core.model.group_commands import Place
 from tailrace.core.model.identifiers import TopicPartition
 from tailrace.core.model.topic_options import decode_folder
 from tailrace.core.process.credit_process import CreditProcess
-from tailrace.ports import Clock, LogStats, LogStore, Registry, SpaceGauge, Threads
+from tailrace.ports import Clock, IdentityStore, LogStats, LogStore, Registry, SpaceGauge, Threads
 
 log = logging.getLogger("tailrace.engine")
 
@@ -76,6 +81,10 @@ class Engine:
         replay_bounds: ReplayBounds | None = None,
         gauge: SpaceGauge | None = None,
         free_bytes_low: int = 0,
+        identities: IdentityStore | None = None,
+        hashing: Run | None = None,
+        password_profile: Profile = STRONG,
+        owners: Collection[int] = (),
     ) -> None:
         self.replay_bounds = replay_bounds or ReplayBounds()
         self._sync_check_us = sync_check_us
@@ -107,14 +116,16 @@ class Engine:
         reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
         self.authority = Authority(BrokerNames(self.topics, self.coordinators), (self._rights_changed,))
+        passwords = Passwords(hashing or threads.read, password_profile)
+        self.authenticator = CredentialCheck(self._identities, passwords, self.pump, owners=owners)
+        known = identities or MemoryIdentities()
+        self.access = AccessVerbs(self.authority, known, passwords, self.pump, entropy)
         parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
-        parts += [
-            DelayVerbs(self.topics, self.pump),
-            DeadLetterVerbs(self.topics, self.leasing.book.new_lease),
-        ]
+        letters = DeadLetterVerbs(self.topics, self.leasing.book.new_lease)
+        parts += [DelayVerbs(self.topics, self.pump), letters]
         store = stores[self.topics.storage()]
         self.scrubbing = ScrubRunner(self.topics, self.pump, store, self.metrics, scrub_period_us)
-        parts += [LossAcceptance(self.topics), self.scrubbing]
+        parts += [LossAcceptance(self.topics), self.scrubbing, self.access]
         self.key_reading = KeyReads(self.topics, self.pump, self.metrics)
         parts += [TraceVerbs(self.topics, self.pump), FactReads(self.topics, self.pump), self.key_reading]
         self.gateway = Gateway(
@@ -122,7 +133,8 @@ class Engine:
         )
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
-        """Recover every partition (blocking), and start."""
+        """Load users and rules, recover every partition (blocking), and start."""
+        self.access.load()
         self.recover(progress)
         self.start()
 
@@ -184,6 +196,9 @@ class Engine:
     def _coordinator_reopened(self, home: CoordinatorPartition) -> None:
         self.coordination.coordinator_reopened(home)
 
+    def _identities(self) -> Identities:
+        return self.authority.identities
+
     def _rights_changed(self) -> None:
         self.gateway.recheck()
         self.quotas.put(self.authority.identities)
@@ -243,6 +258,7 @@ class Engine:
     def drain(self) -> None:
         """Take no more requests, and answer those that wait."""
         self.gateway.close()
+        self.access.close()
         self.leasing.close()
         self.coordination.close()
         self.scrubbing.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,12 +16,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tailrace.broker.access.passwords import HashThreads
 from tailrace.broker.engine import Engine
 from tailrace.broker.runtime.clock import SystemClock
 from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.upkeep.open_files import OpenFiles, raise_limit
 from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
 from tailrace.cluster.embedded import FileCoordinator
+from tailrace.cluster.identity_file import TOKEN_FILE, FileIdentities, FirstToken
 from tailrace.config import ServerOptions, split_address
 from tailrace.core.model.commands import Request
 from tailrace.errors import InvalidRequest, StorageFault
@@ -48,7 +52,7 @@ call would wait that long for a busy loop.
 class LoopHost:
     """Hosts an engine on the running loop: wakes its pump, sets its timer, drains its storage threads."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, *, speaks_tls: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due_us = 0
@@ -59,6 +63,10 @@ class LoopHost:
         stores: dict[str, LogStore] = {"file": files, "memory": MemoryStore()}
         threads = StorageThreads(self._storage_ready, count=options.storage.storage_threads)
         disk = RealDisk(root)
+        self._hashing = HashThreads(threads.tell)
+        self._first_token = FirstToken(disk, partial(_private, root)) if speaks_tls else None
+        self.admin_token: Path | None = None
+        """The file with the token of the first administrator, if this start made one."""
         self.engine = Engine(
             self.clock,
             threads,
@@ -70,8 +78,18 @@ class LoopHost:
             scrub_period_us=options.storage.scrub_period_hours * 3_600_000_000,
             gauge=SpareSpace(root, disk),
             free_bytes_low=options.storage.free_bytes_low,
+            identities=FileIdentities(disk),
+            hashing=self._hashing.run,
+            owners={0, os.geteuid()},
         )
+        self._root = root
         self._pump = self.engine.pump
+
+    def load_identities(self) -> None:
+        """Take the users and rules of the folder; blocking, before anybody can connect. A broker that speaks
+        TLS and has none yet makes an administrator."""
+        if self.engine.access.load(self._first_token):
+            self.admin_token = self._root / TOKEN_FILE
 
     def _wake(self) -> None:
         self._loop.call_soon(self._pump.turn)
@@ -97,7 +115,11 @@ class LoopHost:
         finally:  # Release the folder in any case.
             if self._timer is not None:
                 self._timer.cancel()
-            await asyncio.to_thread(self.engine.release)
+            await asyncio.to_thread(self._release)
+
+    def _release(self) -> None:
+        self._hashing.close()
+        self.engine.release()
 
 
 class Node:
@@ -121,6 +143,7 @@ class Node:
         self._http = HttpListener(reasons=self._reasons, warnings=self._warnings, metrics=self._render)
         self._native = Listener(engine.gateway, self._host.clock, options.limits, secrets.token_hex(8))
         try:
+            await asyncio.to_thread(self._host.load_identities)
             # During recovery, health can be asked, and clients hear that the broker is starting.
             self.http_address = await self._http.start(*split_address(options.http_listen))
             self._native.starting = True
@@ -172,6 +195,13 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await self._host.close()
+
+
+def _private(root: Path, path: str) -> bool:
+    """Whether a file is the broker's own, and nobody else can read it."""
+    found = (root / path).lstat()
+    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return own and not stat.S_IMODE(found.st_mode) & 0o077
 
 
 def _release(pool: pa.MemoryPool, trim_heap: Callable[[], None]) -> None:
@@ -226,6 +256,7 @@ class EmbeddedVerbs:
         try:
             self._host = LoopHost(ServerOptions(data=self._data))
             try:
+                await asyncio.to_thread(self._host.load_identities)
                 await asyncio.to_thread(self._host.engine.recover)
                 self._host.engine.start()
             except BaseException:

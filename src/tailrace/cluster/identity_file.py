@@ -18,6 +18,7 @@ who may write to the folder.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import msgspec
 
@@ -95,14 +96,22 @@ class MemoryIdentities:
 
 
 class FirstToken:
-    """The file with the token of the first administrator. It is stored before the identities that know the
-    token: after a crash in between, the next start finds the file and makes the administrator for it."""
+    """The file with the token of the first administrator, see `broker.access.first_administrator`. `private`
+    tells of a file whether it belongs to the user of the broker and nobody else can read it."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, private: Callable[[str], bool]) -> None:
         self._disk = disk
+        self._private = private
 
     def load(self) -> str | None:
-        """The token in the file; None without a file."""
+        """The token in the file; None without a file. Raises `StorageFault` if others can read it."""
+        if not self._disk.exists(TOKEN_FILE):
+            return None
+        if not self._private(TOKEN_FILE):
+            text = (
+                f"{TOKEN_FILE} can be read by others, or belongs to another user: remove it, and start again"
+            )
+            raise StorageFault(text, outcome="none")
         data = read_small(self._disk, TOKEN_FILE, TOKEN_FILE_BYTES_MAX)
         return None if data is None else data.decode("ascii", "replace").strip()
 

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any
 
+from tailrace.broker.access.passwords import CHEAP
 from tailrace.broker.engine import Engine
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.broker.runtime.clock import ManualClock
@@ -29,6 +30,7 @@ from tailrace.client.client import Client
 from tailrace.client.messages import Message, Rows, Topic, moment
 from tailrace.client.rpc.calls import error_of
 from tailrace.cluster.embedded import MemoryCoordinator
+from tailrace.cluster.identity_file import MemoryIdentities
 from tailrace.connect import connect
 from tailrace.core.model.commands import CreateTopic, Reply, Request, TopicInfo
 from tailrace.core.model.group_commands import CreateGroup, DescribeGroup, GroupInfo, GroupList, ListGroups
@@ -118,6 +120,7 @@ class LocalBroker:
         self._lock = threading.Lock()
         self._store = MemoryStore()
         self._coordinator = MemoryCoordinator()
+        self._identities = MemoryIdentities()
         self._links: set[_Link] = set()
         self._closed = False
         self._requests = 0
@@ -272,7 +275,15 @@ class LocalBroker:
     def _start(self) -> Engine:
         stores: dict[str, LogStore] = {"file": self._store, "memory": self._store}
         threads = InlineThreads(lambda: None)
-        engine = Engine(self.clock, threads, stores, self._coordinator, sync_check_us=SYNC_CHECK_US)
+        engine = Engine(
+            self.clock,
+            threads,
+            stores,
+            self._coordinator,
+            sync_check_us=SYNC_CHECK_US,
+            identities=self._identities,
+            password_profile=CHEAP,
+        )
         engine.open()
         return engine
 

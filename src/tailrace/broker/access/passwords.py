@@ -42,11 +42,12 @@ class Profile(NamedTuple):
     lanes: int = 1
 
 
+STRONG = Profile()
 CHEAP = Profile(1, 8, 1)
 """For tests, whose passwords protect nothing."""
 
 
-class _Job(NamedTuple):
+class _HashJob(NamedTuple):
     work: Callable[[], object]
     done: Callable[[Any], None]
 
@@ -54,22 +55,22 @@ class _Job(NamedTuple):
 class Passwords:
     """The one place where passwords are hashed. All methods run on the loop."""
 
-    def __init__(self, run: Run, profile: Profile = Profile()) -> None:  # noqa: B008 - it is immutable
+    def __init__(self, run: Run, profile: Profile = STRONG) -> None:
         self._run = run
         self._hasher = PasswordHasher(*profile)
         self._dummy = ""
-        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._lines: OrderedDict[str, deque[_HashJob]] = OrderedDict()
         self._waiting = 0
         self._running = 0
 
     def hash(self, source: str, password: str, done: Callable[[str | Refusal], None]) -> None:
         """Hash a new password; `done` gets the hash, or a refusal."""
-        self._take(source, _Job(partial(_hashed, self._hasher, password), done))
+        self._take(source, _HashJob(partial(_hashed, self._hasher, password), done))
 
     def verify(self, source: str, stored: str, password: str, done: Callable[[bool | Refusal], None]) -> None:
         """Compare a password with a stored hash; an empty one stands for a user that is unknown, or has no
         password, and takes the same time."""
-        self._take(source, _Job(partial(self._verified, stored, password), done))
+        self._take(source, _HashJob(partial(self._verified, stored, password), done))
 
     def _verified(self, stored: str, password: str) -> bool:
         """In a thread. The dummy is made before the first comparison, whatever that is of."""
@@ -81,7 +82,7 @@ class Passwords:
             return False
         return bool(stored)
 
-    def _take(self, source: str, job: _Job) -> None:
+    def _take(self, source: str, job: _HashJob) -> None:
         line = self._lines.setdefault(source, deque())
         line.append(job)
         self._waiting += 1
@@ -112,7 +113,7 @@ class Passwords:
             self._running += 1
             self._run(job.work, partial(self._done, job))
 
-    def _done(self, job: _Job, result: Any, error: Exception | None) -> None:
+    def _done(self, job: _HashJob, result: Any, error: Exception | None) -> None:
         self._running -= 1
         try:
             job.done(result if error is None else refuse(error))

@@ -1,8 +1,8 @@
 """Users, tokens, rules, quotas and tenants are added, altered and removed, or the change is refused.
 
-`change` is a function from identities and a command to new identities and a reply. What it needs from clock,
-entropy and the hash of passwords comes in as `Given`. It decides about what is stored, not about who asks:
-that is `broker.access.authority`.
+`change` is a function from identities and a command to new identities and a reply. What it needs from clock
+and entropy, and the hash of a password, come in as `Particulars`. It decides about what is stored; who may
+ask for it is a matter of `broker.access.authority`.
 
 What holds after every change:
 
@@ -27,10 +27,10 @@ from tailrace.core.access.identity_names import (
     password_problems,
     pattern_problems,
     rights_problems,
-    shown,
     subject_problems,
-    tenant_of,
 )
+from tailrace.core.access.resources import shown
+from tailrace.core.access.rules import tenant_of
 from tailrace.core.model.access import RIGHTS, Identities, Quota, Rule, Tenant, Token, User
 from tailrace.core.model.access_commands import (
     AddRule,
@@ -81,7 +81,7 @@ IdentityChange = (
 )
 
 
-class Given(msgspec.Struct, frozen=True):
+class Particulars(msgspec.Struct, frozen=True):
     """What a change is given from outside. `now_us` is the wall clock. `password` is the hash of the new
     password; `token_id`, `digest` and `secret` are of the new token, and its owner unless one is named. A
     token made with a token ends with it: `expires_max_us`."""
@@ -95,13 +95,13 @@ class Given(msgspec.Struct, frozen=True):
     expires_max_us: int | None = None
 
     def __repr__(self) -> str:
-        return f"Given(now_us={self.now_us}, token_id={self.token_id!r}, owner={self.owner!r})"
+        return f"Particulars(now_us={self.now_us}, token_id={self.token_id!r}, owner={self.owner!r})"
 
 
 Changed = tuple[Identities, Reply]
 
 
-def change(identities: Identities, command: IdentityChange, given: Given) -> Changed | Refusal:
+def change(identities: Identities, command: IdentityChange, given: Particulars) -> Changed | Refusal:
     """Carry out a change. If there is nothing to store, the very same identities are returned."""
     return _CHANGES[type(command)](identities, command, given)
 
@@ -116,7 +116,7 @@ def first_administrator(identities: Identities, name: str, token: Token) -> Iden
 # -- users
 
 
-def _add_user(identities: Identities, command: AddUser, given: Given) -> Changed | Refusal:
+def _add_user(identities: Identities, command: AddUser, given: Particulars) -> Changed | Refusal:
     first = not identities.users
     name = command.name
     problems = [f"name: {problem}" for problem in check_user_name(name)]
@@ -152,7 +152,7 @@ def _add_user(identities: Identities, command: AddUser, given: Given) -> Changed
     return _next(identities, users={**identities.users, name: user}), UserList([user_row(user)])
 
 
-def _alter_user(identities: Identities, command: AlterUser, given: Given) -> Changed | Refusal:
+def _alter_user(identities: Identities, command: AlterUser, given: Particulars) -> Changed | Refusal:
     user = identities.users.get(command.name)
     if user is None:
         return _no_user(command.name)
@@ -181,7 +181,7 @@ def _alter_user(identities: Identities, command: AlterUser, given: Given) -> Cha
     return (identities, row) if after == user else (changed, row)
 
 
-def _remove_user(identities: Identities, command: RemoveUser, given: Given) -> Changed | Refusal:
+def _remove_user(identities: Identities, command: RemoveUser, given: Particulars) -> Changed | Refusal:
     name = command.name
     if name not in identities.users:
         return _no_user(name)
@@ -220,7 +220,7 @@ def _keeps(user: User, identities: Identities) -> bool:
 # -- tokens
 
 
-def _create_token(identities: Identities, command: CreateToken, given: Given) -> Changed | Refusal:
+def _create_token(identities: Identities, command: CreateToken, given: Particulars) -> Changed | Refusal:
     owner = command.user if command.user is not None else given.owner
     problems = [f"name: {problem}" for problem in check_user_name(command.name)]
     if not owner:
@@ -265,7 +265,7 @@ def expired(token: Token, now_us: int) -> bool:
     return token.expires_us is not None and token.expires_us <= now_us
 
 
-def _revoke_token(identities: Identities, command: RevokeToken, given: Given) -> Changed | Refusal:
+def _revoke_token(identities: Identities, command: RevokeToken, given: Particulars) -> Changed | Refusal:
     token = identities.tokens.get(command.id)
     if token is None:
         return Refusal(NotFound.code, f"there is no token {shown(command.id)}")
@@ -279,7 +279,7 @@ def _revoke_token(identities: Identities, command: RevokeToken, given: Given) ->
 # -- rules
 
 
-def _add_rule(identities: Identities, command: AddRule, given: Given) -> Changed | Refusal:
+def _add_rule(identities: Identities, command: AddRule, given: Particulars) -> Changed | Refusal:
     problems = subject_problems(identities, command.subject, ("user", "team"))
     rights = tuple(right for right in RIGHTS if right in command.rights)
     problems += rights_problems(rights, command.resource) + pattern_problems(
@@ -304,7 +304,7 @@ def _add_rule(identities: Identities, command: AddRule, given: Given) -> Changed
     return changed, RuleList([rule_row(rule)])
 
 
-def _remove_rule(identities: Identities, command: RemoveRule, given: Given) -> Changed | Refusal:
+def _remove_rule(identities: Identities, command: RemoveRule, given: Particulars) -> Changed | Refusal:
     rest = tuple(rule for rule in identities.rules if rule.id != command.id)
     if len(rest) == len(identities.rules):
         return Refusal(NotFound.code, f"there is no rule {command.id}")
@@ -314,7 +314,7 @@ def _remove_rule(identities: Identities, command: RemoveRule, given: Given) -> C
 # -- quotas and tenants
 
 
-def _put_quota(identities: Identities, command: PutQuota, given: Given) -> Changed | Refusal:
+def _put_quota(identities: Identities, command: PutQuota, given: Particulars) -> Changed | Refusal:
     problems = subject_problems(identities, command.subject, ("user", "team", "tenant", "address"))
     values = {field: getattr(command, field) for field in _BOUNDS}
     if all(value is None for value in values.values()):
@@ -335,14 +335,14 @@ def _put_quota(identities: Identities, command: PutQuota, given: Given) -> Chang
     return _next(identities, quotas={**identities.quotas, quota.subject: quota}), row
 
 
-def _remove_quota(identities: Identities, command: RemoveQuota, given: Given) -> Changed | Refusal:
+def _remove_quota(identities: Identities, command: RemoveQuota, given: Particulars) -> Changed | Refusal:
     if command.subject not in identities.quotas:
         return Refusal(NotFound.code, f"there is no quota of {shown(command.subject)}")
     rest = {about: quota for about, quota in identities.quotas.items() if about != command.subject}
     return _next(identities, quotas=rest), Done()
 
 
-def _add_tenant(identities: Identities, command: AddTenant, given: Given) -> Changed | Refusal:
+def _add_tenant(identities: Identities, command: AddTenant, given: Particulars) -> Changed | Refusal:
     problems = [f"name: {problem}" for problem in check_user_name(command.name)]
     if "/" in command.name or "@" in command.name:
         problems.append("name: the name of a tenant has no '/' and no '@'")
@@ -357,7 +357,7 @@ def _add_tenant(identities: Identities, command: AddTenant, given: Given) -> Cha
     return changed, TenantList([tenant_row(tenant, 0)])
 
 
-def _remove_tenant(identities: Identities, command: RemoveTenant, given: Given) -> Changed | Refusal:
+def _remove_tenant(identities: Identities, command: RemoveTenant, given: Particulars) -> Changed | Refusal:
     name = command.name
     if name not in identities.tenants:
         return Refusal(NotFound.code, f"there is no tenant {shown(name)}")
@@ -377,7 +377,7 @@ def _remove_tenant(identities: Identities, command: RemoveTenant, given: Given) 
     ), Done()
 
 
-_CHANGES: dict[type, Callable[[Identities, Any, Given], Changed | Refusal]] = {
+_CHANGES: dict[type, Callable[[Identities, Any, Particulars], Changed | Refusal]] = {
     AddUser: _add_user,
     AlterUser: _alter_user,
     RemoveUser: _remove_user,

@@ -9,7 +9,9 @@ import ipaddress
 import re
 from collections.abc import Collection, Sequence
 
-from tailrace.core.model.access import EVERYONE, RIGHTS, Identities, Resource, Right, User
+from tailrace.core.access.resources import shown
+from tailrace.core.access.rules import RIGHTS_ON, tenant_of
+from tailrace.core.model.access import EVERYONE, Identities, Resource, Right, User
 
 NAME_MAX = 200
 PATTERN_MAX = 245
@@ -24,23 +26,6 @@ _NAME = re.compile(r"[A-Za-z0-9._@/-]+")
 _PATTERN = re.compile(r"[A-Za-z0-9._/*-]+")
 _CERTIFICATE = re.compile(r"(DNS|URI|email):[!-~]+")
 _SYSTEM_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\$?")
-_RESOURCES: dict[str, tuple[Resource, ...]] = {
-    "publish": ("topic",),
-    "read": ("topic",),
-    "consume": ("topic", "group"),
-    "settle": ("topic", "group"),
-    "administer-topic": ("topic",),
-    "administer-group": ("group",),
-    "operate": ("broker",),
-    "peer": ("broker",),
-}
-"""What each right can be about."""
-
-
-def tenant_of(name: str) -> str:
-    """The tenant of a name; empty outside of tenants."""
-    first, slash, _ = name.partition("/")
-    return first if slash else ""
 
 
 def check_user_name(name: str) -> list[str]:
@@ -120,12 +105,13 @@ def _taken(identities: Identities, user: User, only: Collection[str]) -> list[st
 
 def rights_problems(rights: Sequence[Right], resource: Resource) -> list[str]:
     """Problems with the rights of a rule on this kind of resource."""
+    known = RIGHTS_ON[resource]
     if not rights:
-        return [f"rights: at least one of {', '.join(RIGHTS)}"]
+        return [f"rights: at least one of {', '.join(known)}"]
     return [
-        f"rights: {right!r} is a right on a {' or '.join(_RESOURCES[right])}, not on a {resource}"
+        f"rights: {right!r} is no right on a {resource}: there are {', '.join(known)}"
         for right in rights
-        if resource not in _RESOURCES[right]
+        if right not in known
     ]
 
 
@@ -167,8 +153,3 @@ def _address(text: str) -> str | None:
         return str(ipaddress.ip_address(text))
     except ValueError:
         return None
-
-
-def shown(name: str) -> str:
-    """A name as refusals show it."""
-    return repr(name if len(name) <= 80 else name[:77] + "...")

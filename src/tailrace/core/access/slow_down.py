@@ -58,7 +58,7 @@ class _Failures:
         return self.count
 
 
-class _Table:
+class _FailureTable:
     """Failures by key; the key that was not touched for longest goes first."""
 
     def __init__(self, free: int, wait_us_max: int) -> None:
@@ -105,9 +105,9 @@ class SlowDown:
     """The waits of logins. Each `begin` that gives a number is followed by one `end`."""
 
     def __init__(self) -> None:
-        self._pairs = _Table(0, WAIT_US_MAX)
-        self._addresses = _Table(FREE_OF_ADDRESS, WAIT_US_MAX)
-        self._users = _Table(FREE_OF_USER, USER_WAIT_US_MAX)
+        self._pairs = _FailureTable(0, WAIT_US_MAX)
+        self._addresses = _FailureTable(FREE_OF_ADDRESS, WAIT_US_MAX)
+        self._users = _FailureTable(FREE_OF_USER, USER_WAIT_US_MAX)
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._pending: Counter[str] = Counter()
         self._slow = 0
