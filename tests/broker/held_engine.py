@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.broker.access.passwords import CHEAP
+from tailrace.broker.access.passwords import CHEAP, Passwords
 from tailrace.broker.engine import Engine
 from tailrace.broker.partition.queue_partition import QueuePartition
 from tailrace.broker.runtime.clock import ManualClock
@@ -80,7 +80,10 @@ class HeldEngine:
     def open_engine(self, stores: dict[str, LogStore], **fields: Any) -> Engine:
         """A process of the broker begins."""
         self._armed_us: int | None = None
-        known: dict[str, Any] = {"identities": self.identities, "password_profile": CHEAP}
+        known: dict[str, Any] = {
+            "identities": self.identities,
+            "passwords": Passwords(self.threads.read, CHEAP),
+        }
         engine = Engine(self.clock, self.threads, stores, self.coordinator, arm=self._arm, **known, **fields)
         engine.open()
         return engine

@@ -15,7 +15,7 @@ from typing import Any
 from tailrace.broker.access.access_verbs import AccessVerbs
 from tailrace.broker.access.authenticator import CredentialCheck
 from tailrace.broker.access.authority import Authority, BrokerNames
-from tailrace.broker.access.passwords import STRONG, Passwords, Profile, Run
+from tailrace.broker.access.passwords import Passwords
 from tailrace.broker.access.quotas import Quotas, TopicUse
 from tailrace.broker.deadletter.dead_letter_batch import dead_letters
 from tailrace.broker.deadletter.dead_letter_verbs import DeadLetterVerbs
@@ -82,8 +82,7 @@ class Engine:
         gauge: SpaceGauge | None = None,
         free_bytes_low: int = 0,
         identities: IdentityStore | None = None,
-        hashing: Run | None = None,
-        password_profile: Profile = STRONG,
+        passwords: Passwords | None = None,
         owners: Collection[int] = (),
     ) -> None:
         self.replay_bounds = replay_bounds or ReplayBounds()
@@ -113,24 +112,37 @@ class Engine:
         self.coordinators = GroupDirectory(self.topics)
         self.staged_writes = StagedVerbs(self.topics, self.coordinators)
         self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
-        reports = GroupReports(self.topics, self.pump, self.coordination)
         self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
         self.authority = Authority(BrokerNames(self.topics, self.coordinators), (self._rights_changed,))
-        passwords = Passwords(hashing or threads.read, password_profile)
+        passwords = passwords or Passwords(threads.read)
         self.authenticator = CredentialCheck(self._identities, passwords, self.pump, owners=owners)
         known = identities or MemoryIdentities()
         self.access = AccessVerbs(self.authority, known, passwords, self.pump, entropy)
-        parts: list[VerbPart] = [self.leasing, self.staged_writes, self.coordination, reports, self.cron]
-        letters = DeadLetterVerbs(self.topics, self.leasing.book.new_lease)
-        parts += [DelayVerbs(self.topics, self.pump), letters]
         store = stores[self.topics.storage()]
         self.scrubbing = ScrubRunner(self.topics, self.pump, store, self.metrics, scrub_period_us)
-        parts += [LossAcceptance(self.topics), self.scrubbing, self.access]
         self.key_reading = KeyReads(self.topics, self.pump, self.metrics)
-        parts += [TraceVerbs(self.topics, self.pump), FactReads(self.topics, self.pump), self.key_reading]
+        parts = self._parts()
         self.gateway = Gateway(
             self.topics, self.pump, self.metrics, self.space, self.authority, parts, quotas=self.quotas
         )
+
+    def _parts(self) -> list[VerbPart]:
+        """Everything that answers requests, beside the gateway itself."""
+        return [
+            self.leasing,
+            self.staged_writes,
+            self.coordination,
+            GroupReports(self.topics, self.pump, self.coordination),
+            self.cron,
+            DelayVerbs(self.topics, self.pump),
+            DeadLetterVerbs(self.topics, self.leasing.book.new_lease),
+            LossAcceptance(self.topics),
+            self.scrubbing,
+            TraceVerbs(self.topics, self.pump),
+            FactReads(self.topics, self.pump),
+            self.key_reading,
+            self.access,
+        ]
 
     def open(self, progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> None:
         """Load users and rules, recover every partition (blocking), and start."""

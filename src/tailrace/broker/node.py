@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tailrace.broker.access.passwords import HashThreads
+from tailrace.broker.access.passwords import HashThreads, Passwords
 from tailrace.broker.engine import Engine
 from tailrace.broker.runtime.clock import SystemClock
 from tailrace.broker.runtime.turn import NOTHING, refuse
@@ -79,7 +79,7 @@ class LoopHost:
             gauge=SpareSpace(root, disk),
             free_bytes_low=options.storage.free_bytes_low,
             identities=FileIdentities(disk),
-            hashing=self._hashing.run,
+            passwords=Passwords(self._hashing.run),
             owners={0, os.geteuid()},
         )
         self._root = root

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any
 
-from tailrace.broker.access.passwords import CHEAP
+from tailrace.broker.access.passwords import CHEAP, Passwords
 from tailrace.broker.engine import Engine
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.broker.runtime.clock import ManualClock
@@ -282,7 +282,7 @@ class LocalBroker:
             self._coordinator,
             sync_check_us=SYNC_CHECK_US,
             identities=self._identities,
-            password_profile=CHEAP,
+            passwords=Passwords(threads.read, CHEAP),
         )
         engine.open()
         return engine

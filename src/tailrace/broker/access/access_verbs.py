@@ -34,7 +34,7 @@ from tailrace.core.access.identity_changes import (
     token_row,
     user_row,
 )
-from tailrace.core.access.rules import tenant_of
+from tailrace.core.access.identity_names import tenant_of
 from tailrace.core.access.tokens import new_token
 from tailrace.core.model.access import Caller, Identities
 from tailrace.core.model.access_commands import (

@@ -27,10 +27,10 @@ from tailrace.core.access.identity_names import (
     password_problems,
     pattern_problems,
     rights_problems,
+    shown,
     subject_problems,
+    tenant_of,
 )
-from tailrace.core.access.resources import shown
-from tailrace.core.access.rules import tenant_of
 from tailrace.core.model.access import RIGHTS, Identities, Quota, Rule, Tenant, Token, User
 from tailrace.core.model.access_commands import (
     AddRule,

@@ -9,11 +9,10 @@ import ipaddress
 import re
 from collections.abc import Collection, Sequence
 
-from tailrace.core.access.resources import shown
-from tailrace.core.access.rules import RIGHTS_ON, tenant_of
 from tailrace.core.model.access import EVERYONE, Identities, Resource, Right, User
 
 NAME_MAX = 200
+SHOWN_MAX = 80
 PATTERN_MAX = 245
 STARS_MAX = 8
 """Most `*` in a pattern: matching is tried at every request."""
@@ -26,6 +25,22 @@ _NAME = re.compile(r"[A-Za-z0-9._@/-]+")
 _PATTERN = re.compile(r"[A-Za-z0-9._/*-]+")
 _CERTIFICATE = re.compile(r"(DNS|URI|email):[!-~]+")
 _SYSTEM_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\$?")
+RIGHTS_ON: dict[Resource, tuple[Right, ...]] = {
+    "topic": ("publish", "read", "consume", "settle", "administer-topic"),
+    "group": ("consume", "settle", "administer-group"),
+    "broker": ("operate", "peer"),
+}
+
+
+def tenant_of(name: str) -> str:
+    """The tenant of a user, topic, group or another name; empty outside of tenants."""
+    tenant, slash, _ = name.partition("/")
+    return tenant if slash else ""
+
+
+def shown(name: str) -> str:
+    """A name for people, not too long."""
+    return repr(name if len(name) <= SHOWN_MAX else name[: SHOWN_MAX - 3] + "...")
 
 
 def check_user_name(name: str) -> list[str]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from tailrace.core.access.identity_names import shown, tenant_of
+from tailrace.core.access.identity_names import RIGHTS_ON, shown, tenant_of
 from tailrace.core.access.resources import Need, scope_of
 from tailrace.core.model.access import EVERYONE, Identities, Resource, Right, Rule, User
 from tailrace.core.model.identifiers import Refusal
@@ -33,11 +33,6 @@ from tailrace.errors import Denied
 
 NAME_MAX = 512
 """No topic or group has a longer name: rules are not asked about one."""
-RIGHTS_ON: dict[Resource, tuple[Right, ...]] = {
-    "topic": ("publish", "read", "consume", "settle", "administer-topic"),
-    "group": ("consume", "settle", "administer-group"),
-    "broker": ("operate", "peer"),
-}
 
 Cause = Literal["unknown", "tenant", "administrator", "internal", "rule", "nothing"]
 
