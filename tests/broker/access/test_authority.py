@@ -315,6 +315,21 @@ def test_a_schedule_from_before_there_were_users_is_the_brokers_own(broker: Guar
     assert broker.code("anna", every_minute(topic="u")) == "denied"
 
 
+def test_pausing_leaves_a_schedule_its_owner(broker: GuardedBroker) -> None:
+    broker.users(ROOT, User(name="anna"))
+    broker.allow("user:anna", "publish", "topic", "t")
+    assert broker.code("anna", every_minute()) == "ok"
+    for put, owner in (
+        (every_minute(paused=True), "anna"),
+        (every_minute(), "anna"),
+        (every_minute(priority=1, paused=True), "root"),
+        (every_minute(priority=1, paused=True), "root"),
+    ):
+        assert broker.code("root", put) == "ok"
+        (row,) = broker.tell("root", ListSchedules()).schedules
+        assert (row["owner"], row["paused"]) == (owner, put.paused)
+
+
 def test_schedules_of_others_are_hidden(broker: GuardedBroker) -> None:
     broker.users(ROOT, User(name="anna"), User(name="ben"))
     broker.allow("user:anna", "publish", "topic", "t")

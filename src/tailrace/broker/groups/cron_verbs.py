@@ -83,8 +83,16 @@ class CronVerbs:
             respond(problem, NOTHING)
             return
 
-        owned = msgspec.structs.replace(request, owner=gate.caller.user)
-        self._coordinators.submit(request.name, owned, respond)
+        self._coordinators.submit(request.name, self._owned(request, gate.caller.user), respond)
+
+    def _owned(self, request: PutSchedule, user: str) -> PutSchedule:
+        """The request with the owner of the schedule: who puts it, unless it is only paused or resumed."""
+        known = self._find(request.name)
+        if known is not None and known.put.paused != request.paused:
+            before = msgspec.structs.replace(request, owner=known.put.owner)
+            if msgspec.structs.replace(before, paused=known.put.paused) == known.put:
+                return before
+        return msgspec.structs.replace(request, owner=user)
 
     def _delete(self, request: DeleteSchedule, body: Buffer, respond: Respond, gate: Gate) -> None:
         self._coordinators.require_well(request.name)

@@ -70,7 +70,7 @@ async def list_(client: Client, output: Output, prefix: Prefix = "") -> None:
     """List schedules and their next ticks."""
     async with client:
         found = await client.schedules().list(prefix)
-        headings = ["schedule", "topic", "cron", "zone", "next", "state"]
+        headings = ["schedule", "topic", "cron", "zone", "next", "state", "owner"]
         output.listing(found, _record, headings, _row, "no schedules: `tailrace schedule put` makes one")
 
 
@@ -151,6 +151,7 @@ def _record(schedule: Schedule) -> dict[str, Any]:
         "next": None if schedule.next_time is None else iso(schedule.next_time),
         "last": None if schedule.last_time is None else iso(schedule.last_time),
         "paused": schedule.paused,
+        "owner": schedule.owner or None,
         "priority": schedule.priority,
         "ttl": schedule.ttl,
         **bytes_field("key", schedule.key),
@@ -162,7 +163,15 @@ def _record(schedule: Schedule) -> dict[str, Any]:
 def _row(schedule: Schedule) -> list[Any]:
     next_time = None if schedule.next_time is None else iso(schedule.next_time)
     state = "paused" if schedule.paused else None
-    return [schedule.name, schedule.topic, schedule.cron, schedule.zone, next_time, state]
+    return [
+        schedule.name,
+        schedule.topic,
+        schedule.cron,
+        schedule.zone,
+        next_time,
+        state,
+        schedule.owner or None,
+    ]
 
 
 def _delayed_row(message: Scheduled) -> list[Any]:

@@ -35,6 +35,8 @@ class Schedule(msgspec.Struct, frozen=True):
     paused: bool
     next_time: datetime | None = None
     last_time: datetime | None = None
+    owner: str = ""
+    """The user whose rights its ticks need; empty: those of the broker itself."""
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Schedule:
@@ -53,6 +55,7 @@ class Schedule(msgspec.Struct, frozen=True):
             fields.get("paused", False),
             _time(fields.get("next_us")),
             _time(fields.get("last_us")),
+            fields.get("owner", ""),
         )
 
 

@@ -19,9 +19,9 @@ a newer one that comes before takes its place.
 While the home log is damaged nothing is published: what is missing may be that the schedule was deleted. The
 life after the damage goes on with the latest tick.
 
-A schedule publishes with the rights of its owner, who last put it. While the owner may not publish to the
-topic, ticks are left out, one by one and each with a line in the log; when the right is back, the schedule
-goes on with its next tick.
+A schedule publishes with the rights of its owner, who last put its message or its times. While the owner may
+not publish to the topic, ticks are left out, one by one and each with a line in the log; when the right is
+back, the schedule goes on with its next tick.
 
 Ticks are times of the wall clock. If a tick was published while that clock was ahead, it is not published
 again after the clock was put back: the schedule continues after its last tick, or at once when it is deleted
