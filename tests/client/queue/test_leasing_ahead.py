@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -233,3 +234,58 @@ def test_slow_messages_among_quick_ones_are_no_reason_to_give_back() -> None:
         assert sum(map(count, back)) < 400
 
     on_broker(scenario)
+
+
+def test_what_goes_back_for_a_hungry_member_is_not_asked_for_before_it_has_arrived() -> None:
+    """Asked for in the same turn of the broker, it would come back here and never reach the one who waits."""
+
+    async def scenario(broker: LocalBroker, client: tailrace.Client) -> None:
+        for number in range(3):
+            await publish(client, b"%d" % number, key=b"k", priority=4)
+        seen: list[str] = []
+        release = asyncio.Event()
+
+        async def handle(message: tailrace.Delivery) -> None:
+            await release.wait()
+
+        watch(client, seen)
+        async with client.consumer("t", "g", priority_mode="strict") as consumer:
+            known_as_fast(consumer)
+            work = asyncio.create_task(consumer.run(handle, concurrency=2))
+            await broker.settle()
+            await publish(client, *(b"more urgent",) * 5, priority=3)
+            await broker.settle()
+            intake = consumer._intake
+            seen.clear()
+            intake.pace.message_ms = 20.0  # What is in hand is not started at once.
+            intake._share({("t", 0)}, intake.started(), intake.settlement.now_ms())
+            intake._polls.ask()
+            assert "sent GiveBack" in seen
+            await broker.settle()
+            back = seen.index("told GiveBack")
+            assert "sent Lease" not in seen[:back]
+            assert "sent Lease" in seen[back:], "more urgent messages than the ones it has are wanted still"
+            release.set()
+            work.cancel()
+            await asyncio.wait([work])
+
+    on_broker(scenario)
+
+
+def watch(client: tailrace.Client, seen: list[str]) -> None:
+    """Write down what is sent, but for polls that only withdraw another, and what is answered."""
+    verbs: Any = client._verbs
+    submit = verbs.submit
+
+    def watched(request: Any, body: Any, respond: Any) -> None:
+        name = type(request).__name__
+
+        def told(reply: Any, parts: Any) -> None:
+            seen.append(f"told {name}")
+            respond(reply, parts)
+
+        if not isinstance(request, Lease) or request.count_max:
+            seen.append(f"sent {name}")
+        submit(request, body, told)
+
+    verbs.submit = watched

@@ -392,27 +392,50 @@ class AckSender:
             self._went_back((delivery,))
             self._idle.wake()
 
-    def give_back(self, unstarted: Unstarted) -> None:
-        """Return messages that no handler got, as if they had never been delivered; nobody waits for it."""
+    def give_back(self, unstarted: Unstarted, then: Callable[[], None] | None = None) -> None:
+        """Return messages that no handler got, as if they had never been delivered. `then` is called once the
+        broker has answered, whatever it said, or at once if there is nothing to return."""
         for lease, offsets in unstarted.leases.items():
             offsets[:] = lease.open.intersection(offsets)
             self.leases.forget(lease, offsets)
-        for place, first in unstarted.first.items():
-            if leases := unstarted.spans(place):
-                self._send_back(place, leases, first)
+        returns = [(place, unstarted.spans(place), first) for place, first in unstarted.first.items()]
+        returns = [item for item in returns if item[1]]
+        left = len(returns)
 
-    def _send_back(self, place: Place, leases: list[tuple[int, list[int]]], first: FirstOfKeys) -> None:
+        def answered() -> None:
+            nonlocal left
+            left -= 1
+            if then is not None and left <= 0:
+                then()
+
+        for place, leases, first in returns:
+            self._send_back(place, leases, first, answered)
+        if not returns:
+            answered()
+
+    def _send_back(
+        self,
+        place: Place,
+        leases: list[tuple[int, list[int]]],
+        first: FirstOfKeys,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
         request = GiveBack(*place, self.group, leases)
         since_s = self._loop.time()
+        told = False
 
         def send(pause_s: float) -> None:
             self._going_back(place, first)
             self._submit(request, lambda reply: answered(reply, pause_s))
 
         def answered(reply: Reply, pause_s: float) -> None:
+            nonlocal told
             late = self._loop.time() - since_s >= self._timeout
             if isinstance(reply, Refusal) and error_of(reply).retriable and not (late or self._closed):
                 self._loop.call_later(pause_s, send, min(pause_s * 2, PAUSE_S_MAX))
+            if not told:
+                told = True
+                then()
 
         send(PAUSE_S_MIN)
 

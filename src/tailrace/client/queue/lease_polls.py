@@ -9,7 +9,9 @@ asked change, too.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from tailrace.client.queue.consumer_options import ConsumerOptions
@@ -149,6 +151,8 @@ class LeasePolls:
         """Topics of which an answer was lost: it may have granted leases that nobody here knows. The next
         poll says what is held, and until it is answered no other goes out."""
         self._clearing: set[str] = set()
+        self._making_way: Counter[str] = Counter()
+        """By topic: how many times messages of it are on their way to others."""
         self._retries = Retries(self.ask)
         self._modest_ms = 0.0
         self._modest_count = 0
@@ -207,6 +211,17 @@ class LeasePolls:
                 if wanted and topic not in self._clearing:
                     self._submit(topic, wanted, 0)
 
+    def make_way(self, topics: set[str]) -> Callable[[], None]:
+        """What is about to be given back is for others: withdraw the polls, and ask again when that is told to
+        have arrived. A poll that the broker takes in the same turn would get it before those who wait."""
+        self.withdraw(topics)
+        self._making_way.update(topics)
+        return partial(self._way_made, topics)
+
+    def _way_made(self, topics: set[str]) -> None:
+        self._making_way.subtract(topics)
+        self.ask()
+
     def going_back(self, place: Place, first: FirstOfKeys) -> None:
         """A request leaves that gives messages back."""
         if any(place in poll.places for poll in self._unanswered.values()):
@@ -253,6 +268,8 @@ class LeasePolls:
             if waits is not None and not 0 < waits.above < (above or LANES):
                 continue
             if topic in self._clearing or self._retries.waits(topic) or (above and topic in self._doubtful):
+                continue
+            if self._making_way[topic] > 0:
                 continue
             wanted = [(p, g) for p, g in partitions.items() if (topic, p) not in self.paused]
             if wanted:

@@ -364,10 +364,10 @@ class LeasePrefetch(AwaitedSupply):
         pace = (self.started() - started) / max(LOOK_MS, now_ms - since_ms)
         soon = int(pace * SOON_MS)
         self._polls.be_modest(soon)
-        self._polls.withdraw({topic for topic, _ in places})
+        way_made = self._polls.make_way({topic for topic, _ in places})
         ordering = self.membership.policy.ordering
         held = self._orders_at_work(ordering)
-        self.settlement.give_back(self._take_out(fit_for_others(places, soon, held, ordering)))
+        self.settlement.give_back(self._take_out(fit_for_others(places, soon, held, ordering)), way_made)
 
     def _orders_at_work(self, ordering: str) -> set[object]:
         """What the messages that handlers have keep their order with: nobody else may have what is behind
