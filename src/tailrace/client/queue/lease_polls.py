@@ -212,8 +212,8 @@ class LeasePolls:
                     self._submit(topic, wanted, 0)
 
     def make_way(self, topics: set[str]) -> Callable[[], None]:
-        """What is about to be given back is for others: withdraw the polls, and ask again when it is told that
-        it has arrived. A poll that the broker takes in the same turn would get it before those who wait."""
+        """What is about to be given back is for others: withdraw the polls, and ask again when they have
+        arrived. A poll that the broker takes in the same turn would get it before those who wait."""
         self.withdraw(topics)
         self._making_way.update(topics)
         return partial(self._way_made, topics)
