@@ -127,7 +127,7 @@ def test_life_of_a_schedule(broker: Broker, topic: str) -> None:
     assert (made["last"], made["paused"]) == (None, False)
     assert broker.rows("schedule", "list", name) == [made]
     table = broker.run("schedule", "list", name).out.splitlines()
-    assert table[0].split() == ["SCHEDULE", "TOPIC", "CRON", "ZONE", "NEXT", "STATE", "OWNER"]
+    assert table[0].split() == ["SCHEDULE", "TOPIC", "CRON", "ZONE", "OWNER", "NEXT", "STATE"]
     assert broker.rows("schedule", "pause", name) == [{"schedule": name, "state": "paused"}]
     (paused,) = broker.rows("schedule", "list", name)
     assert (paused["paused"], paused["next"], paused["ttl"]) == (True, None, 3600.0)

@@ -70,7 +70,7 @@ async def list_(client: Client, output: Output, prefix: Prefix = "") -> None:
     """List schedules and their next ticks."""
     async with client:
         found = await client.schedules().list(prefix)
-        headings = ["schedule", "topic", "cron", "zone", "next", "state", "owner"]
+        headings = ["schedule", "topic", "cron", "zone", "owner", "next", "state"]
         output.listing(found, _record, headings, _row, "no schedules: `tailrace schedule put` makes one")
 
 
@@ -163,15 +163,8 @@ def _record(schedule: Schedule) -> dict[str, Any]:
 def _row(schedule: Schedule) -> list[Any]:
     next_time = None if schedule.next_time is None else iso(schedule.next_time)
     state = "paused" if schedule.paused else None
-    return [
-        schedule.name,
-        schedule.topic,
-        schedule.cron,
-        schedule.zone,
-        next_time,
-        state,
-        schedule.owner or None,
-    ]
+    fields = [schedule.name, schedule.topic, schedule.cron, schedule.zone, schedule.owner or None]
+    return [*fields, next_time, state]
 
 
 def _delayed_row(message: Scheduled) -> list[Any]:
