@@ -197,6 +197,18 @@ def check_body(header: Header, data: Buffer, position: int = 0) -> memoryview:
     return body
 
 
+def data_frames(data: Buffer) -> Iterator[Frame]:
+    """The data frames of contiguous bytes whose bodies were checked when they were read. Heads are copied as
+    they are: to pack each again would take as long as to parse it."""
+    view, position, end = memoryview(data), 0, len(data)
+    while position < end:
+        header = parse(view, position)
+        start, size = position + HEADER_BYTES, header.size
+        if header.kind == DATA:
+            yield Frame(header, bytes(view[position:start]), view[start : start + header.length])
+        position += size
+
+
 def walk(data: Buffer, *, check: bool = True) -> Iterator[tuple[Header, memoryview]]:
     """All frames of contiguous bytes, in order; raises `Corrupt` at the first damaged one."""
     view, position, end = memoryview(data), 0, len(data)

@@ -251,8 +251,7 @@ def _read(log: PartitionLog, offset: int, end: int, bytes_max: int) -> tuple[Hot
     run = HotTail(_UNBOUNDED, offset)
     size = 0
     for part in log.read(offset, end, bytes_max):
-        for header, body in frame.walk(part, check=False):
-            if header.kind == frame.DATA:
-                run.push(Frame(header, frame.pack(header), body))
+        for item in frame.data_frames(part):
+            run.push(item)
         size += len(part)
     return run, size

@@ -119,12 +119,12 @@ class Consumer:
         intake = self._intake if self._closed is None else self.opened()
         message: Delivery
         while True:
-            try:
-                message = next(intake.current)
-            except StopIteration:
-                await intake.take()
-                message = next(intake.current)
-            intake.last = message
+            found: Delivery | None = next(intake.current, None)
+            if found is None:
+                if not intake.take_now():
+                    await intake.take()
+                found = next(intake.current)
+            message = intake.last = found
             if intake.calm_ns <= intake.wall_ns() < intake.until_ns or not intake.is_over(message.rows.lease):
                 return message
 

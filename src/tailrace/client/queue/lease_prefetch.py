@@ -113,6 +113,10 @@ class LeasePrefetch(AwaitedSupply):
         finally:
             self._taking = False
 
+    def take_now(self) -> bool:
+        """The same where that needs no wait; False: call `take`."""
+        return not self._taking and self._streak < YIELD_ROWS and self.next_rows()
+
     def next_rows(self) -> bool:
         """Make the next buffered rows the current ones; False when nothing is there."""
         self._check()
