@@ -95,26 +95,29 @@ class Rows:
     The batch of a few plain rows is opened when somebody first asks for another column than the values, which
     is mostly never."""
 
-    __slots__ = ("_batch", "_lists", "base_offset", "deltas", "header", "partition", "topic")
+    __slots__ = ("_batch", "_lists", "_plain", "base_offset", "deltas", "header", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, header: Header, batch: pa.RecordBatch | PlainRows) -> None:
         self.topic = topic
         self.partition = partition
         self.header = header
         self._batch: Any = batch
+        self._plain: list[bytes] | None = None
+        """The values of plain rows; then `_batch` is their body until somebody asks for it."""
+        self._lists: dict[str, list[Any] | None] | None = None
+        """Made when needed: one dictionary for each message would be work for the garbage collector."""
         self.base_offset = header.base_offset
-        self._lists: dict[str, list[Any] | None] = {}
         self.deltas: list[int] | None = None
         if isinstance(batch, PlainRows):
-            self._lists["value"] = batch.values
+            self._batch, self._plain = batch
         elif header.columns & HAS_OFFSET_DELTA:
             self.deltas = batch.column("offset_delta").to_pylist()
 
     @property
     def batch(self) -> pa.RecordBatch:
         """All of its columns."""
-        if isinstance(self._batch, PlainRows):
-            self._batch = stored(self._batch.body, self.header.columns)
+        if not isinstance(self._batch, pa.RecordBatch):
+            self._batch = stored(self._batch, self.header.columns)
         return self._batch
 
     def offset(self, row: int) -> int:
@@ -138,17 +141,20 @@ class Rows:
 
     def values(self, name: str) -> list[Any] | None:
         """A column as a list; None when the batch does not have it."""
-        try:
-            return self._lists[name]
-        except KeyError:
-            pass
+        if self._plain is not None and name == "value":
+            return self._plain
+        lists = self._lists
+        if lists is None:
+            lists = self._lists = {}
+        elif name in lists:
+            return lists[name]
         found = None
         if name in self.batch.schema.names:
             column = self.batch.column(name)
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.int64())
             found = column.to_pylist()
-        self._lists[name] = found
+        lists[name] = found
         return found
 
     def messages(self, first: int) -> Iterator[Message]:

@@ -42,10 +42,11 @@ class PlainRows(NamedTuple):
 
 def plain_rows(body: Buffer, columns: int) -> PlainRows | None:
     """The rows of a body that is proved here; None if it is not, and has to be opened by `batch.decode`."""
-    if columns & ~HAS_KEY or len(body) > BYTES_MAX or _quick(body, columns) is None:
+    if columns & ~HAS_KEY or len(body) > BYTES_MAX:
         return None
     message = _shape(bytes(body[: head_bytes(columns)]), len(body), columns)
-    assert message is not None, "it was just proved"
+    if message is None or _measured(body, columns, message) is None:
+        return None
     start, buffers = message.start, message.buffers
     ends = struct.unpack_from(f"<{message.rows + 1}i", body, start + buffers[6])
     at = start + buffers[8]
@@ -75,8 +76,10 @@ def _shape(head: bytes, size: int, columns: int) -> MessageLayout | None:
 
 def _quick(body: Buffer, columns: int) -> BatchView | None:
     message = _shape(bytes(body[: head_bytes(columns)]), len(body), columns)
-    if message is None:
-        return None
+    return None if message is None else _measured(body, columns, message)
+
+
+def _measured(body: Buffer, columns: int, message: MessageLayout) -> BatchView | None:
     rows = message.rows
     value_max = _longest(body, message, 3)
     if not 0 <= value_max <= VALUE_BYTES_MAX:

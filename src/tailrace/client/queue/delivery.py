@@ -118,7 +118,7 @@ class LeasedRows(Rows):
             offsets = self.offsets()
             self.deltas = [offsets[row] - self.base_offset for row in rows]
             self._batch = self.batch.take(numbers_of(rows))
-        self._lists.clear()
+        self._lists = self._plain = None
         self._count, self._lane = len(rows), None
 
     def rest(self, first: int) -> LeasedRows | None:
