@@ -6,9 +6,11 @@ Nothing heavy is imported before a command runs: `--help` and shell completion l
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import typer
@@ -40,6 +42,16 @@ from tailrace.errors import EDGES, InvalidRequest, Outcome, TailraceError
 # What typer raises for a wrong command line; it exports only this child of it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
+SECRET_IN_URL = re.compile(r"tailraces?://([^/@]*:[^/]*@|.*[?&]token=)")
+SEEN = (
+    "note: everybody on this machine can read the secret in --url while this runs; "
+    "TAILRACE_URL, TAILRACE_TOKEN and the credentials file keep it to yourself"
+)
+NO_ARGUMENT = (
+    "a password is never an argument: it is asked for, or read with --password-stdin; "
+    "change one that stood in a command line"
+)
+
 
 class Root(TyperGroup):
     """The root command: every way that a command can end becomes an exit status and at most a few words."""
@@ -53,6 +65,8 @@ class Root(TyperGroup):
 
     def _status(self, arguments: list[str], as_json: bool, extra: dict[str, Any]) -> int:
         tell_of_outages(as_json=as_json)
+        if not as_json and _secret_in_url(arguments):
+            tell(SEEN)
         try:
             # A help page is written by typer; everything else by our own hand (`Output`).
             with writing() if _flagged(arguments, "-h", "--help") else nullcontext():
@@ -129,6 +143,9 @@ def _misused(error: Exception, *, as_json: bool) -> int:
         tell(message)
         return EDGES[InvalidRequest.code].exit
     hint = f"`{context.command_path} --help` lists what can be given" if context is not None else None
+    if context is not None and context.command_path.startswith("tailrace user ") and "extra arg" in message:
+        # What was typed may be the password itself, and is not repeated.
+        message, hint = "unexpected extra arguments", NO_ARGUMENT
     return report(InvalidRequest(message, hint=hint), as_json=as_json)
 
 
@@ -136,6 +153,13 @@ def _flagged(arguments: list[str], *flags: str) -> bool:
     """Whether one of the flags is given; what stands behind `--` is something else."""
     given = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return any(flag in given for flag in flags)
+
+
+def _secret_in_url(arguments: list[str]) -> bool:
+    """Whether --url is given with a password or token, for everybody to read in the list of processes."""
+    given = [value for option, value in pairwise(arguments) if option == "--url"]
+    given += [argument for argument in arguments if argument.startswith("--url=")]
+    return any(SECRET_IN_URL.search(url) for url in given)
 
 
 def _occupy_standard_files() -> bool:

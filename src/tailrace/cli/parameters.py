@@ -14,7 +14,8 @@ Url = Annotated[
         "--url",
         envvar="TAILRACE_URL",
         show_default="tailrace://127.0.0.1:7400",
-        help="The broker: tailrace://HOST:PORT[,HOST:PORT...], or embedded:FOLDER for a folder by itself.",
+        help="The broker: tailrace://HOST:PORT[,HOST:PORT...], tailraces:// with TLS, unix:PATH, or "
+        "embedded:FOLDER for a folder by itself.",
     ),
 ]
 

@@ -101,7 +101,11 @@ def test_what_to_do_next_is_told(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in done.out.splitlines()[1:]] == ["kept"] * 3
     assert told["serve"] in done.err
     assert connect in done.err
-    assert "tailrace user add acme/worker --certificate DNS:acme/worker" in done.err
+    (know,) = told["know"]
+    assert shlex.split(know)[-5:] == ["user", "add", "acme/worker", "--certificate", "DNS:acme/worker"]
+    assert f"TAILRACE_CA={folder / 'ca.pem'}" in shlex.split(know)
+    assert know in done.err
+    assert "data/admin.token" in done.err
     (alone,) = init(tmp_path / "other", "--json").rows
     assert "TAILRACE_KEY" not in alone["connect"][0]
     assert "tailraces://localhost:7400" in alone["connect"][0]

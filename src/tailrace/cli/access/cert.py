@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.access.private_ca import CertificateFile, PrivateAuthority
+from tailrace.cli.access.private_ca import LOCAL_HOSTS, CertificateFile, PrivateAuthority
 from tailrace.cli.moments import iso
 from tailrace.cli.output import Output, printable
 from tailrace.cli.parameters import Json
@@ -53,23 +53,23 @@ def init(
         authority.client(name)
 
     found = authority.files
+    clients = found[2:]
     serve = _serve(found[0], server)
-    connect = [_connect(found[0], server, one) for one in found[2:]] or [_connect(found[0], server, None)]
+    know = [_know(found[0], server, *file.names) for file in clients]
+    connect = [_connect(found[0], server, file) for file in clients or [None]]
     if output.as_json:
         files = [_record(file) for file in found]
-        output.record({"folder": str(folder), "files": files, "serve": serve, "connect": connect})
+        record = {"folder": str(folder), "files": files}
+        output.record({**record, "serve": serve, "know": know, "connect": connect})
         return
     output.table(["file", "what", "names", "ends", "state"], [_row(file) for file in found])
     output.note(f"Keep {printable(str(found[0].key))} to yourself: whoever has it can be anybody.")
-    output.note("The broker:\n  " + printable(serve))
-    for file in found[2:]:
-        (name,) = file.names
-        output.note(f"The broker knows {printable(name)} after:\n  tailrace user add {name} {_known(name)}")
-    output.note("Clients:\n  " + "\n  ".join(map(printable, connect)))
-
-
-def _known(name: str) -> str:
-    return f"--certificate {quote(f'DNS:{name}')}"
+    output.note("Start the broker (without users yet, it writes a token for you to data/admin.token):")
+    for title, commands in (("", [serve]), ("Let it know the clients:", know), ("Clients:", connect)):
+        if title and commands:
+            output.note(title)
+        for command in commands:
+            output.note(f"  {printable(command)}")
 
 
 def _serve(authority: CertificateFile, server: CertificateFile) -> str:
@@ -83,17 +83,26 @@ def _serve(authority: CertificateFile, server: CertificateFile) -> str:
     return f"{_assigned(variables)} tailrace serve --listen 0.0.0.0:{PORT}"
 
 
+def _know(authority: CertificateFile, server: CertificateFile, name: str) -> str:
+    """The command that adds the user of a certificate, for an administrator."""
+    token = 'TAILRACE_TOKEN="$(cat data/admin.token)"'
+    known = f"tailrace user add {quote(name)} --certificate {quote(f'DNS:{name}')}"
+    return f"{_assigned(_broker(authority, server))} {token} {known}"
+
+
 def _connect(authority: CertificateFile, server: CertificateFile, client: CertificateFile | None) -> str:
     """The command that shows whether a client gets in."""
-    host = next((name for name in server.names if name not in ("localhost", "127.0.0.1", "::1")), "localhost")
-    shown = f"[{host}]" if ":" in host else host
-    variables: dict[str, object] = {
-        "TAILRACE_URL": f"tailraces://{shown}:{PORT}",
-        "TAILRACE_CA": authority.path,
-    }
+    variables = _broker(authority, server)
     if client is not None:
         variables |= {"TAILRACE_CERT": client.path, "TAILRACE_KEY": client.key}
     return f"{_assigned(variables)} tailrace whoami"
+
+
+def _broker(authority: CertificateFile, server: CertificateFile) -> dict[str, Any]:
+    """Where the broker is, by its first name that others know, and whom to trust."""
+    host = next((name for name in server.names if name not in LOCAL_HOSTS), LOCAL_HOSTS[0])
+    place = f"[{host}]" if ":" in host else host
+    return {"TAILRACE_URL": f"tailraces://{place}:{PORT}", "TAILRACE_CA": authority.path}
 
 
 def _assigned(variables: dict[str, Any]) -> str:

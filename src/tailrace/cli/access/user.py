@@ -31,13 +31,16 @@ SystemUser = Annotated[
 ]
 CLEARABLE = ("teams", "certificates", "system_users")
 
-FIRST = (
-    "{name} is the first user, and an administrator. From now on everybody has to log in:\n"
-    "  TAILRACE_TOKEN=...              a token, of `tailrace token create NAME`\n"
-    "  ~/.config/tailrace/credentials  users and tokens by broker, in a file that only you can read\n"
-    "Nobody else may do anything until a rule allows it: `tailrace acl add --help`"
-)
-"""What the first user changes; `docs/security.md` has the whole story."""
+FIRST = """\
+{name} is the first user, and an administrator. From now on everybody has to log in, with one of these:
+  TAILRACE_TOKEN=...                 a token; `tailrace token create NAME` makes one
+  TAILRACE_URL={scheme}://{name}:PASSWORD@{place}
+  ~/.config/tailrace/credentials     a file that only you may read (chmod 600):
+    ["{place}"]
+    user = "{name}"
+    password = "..."
+Nobody else may do anything until a rule allows it: `tailrace acl add --help`"""
+"""What the first user changes."""
 
 
 @users.command()
@@ -84,7 +87,7 @@ def add(
         record = {**_record(added), "first": first}
         _told(output, record, f"user {printable(name)} is added", password if generate else None)
         if first:
-            output.note(FIRST.format(name=printable(name)))
+            output.note(_first(name, url))
 
     with_client(url, timeout, work)
 
@@ -112,6 +115,20 @@ def passwd(
         _told(output, record, f"user {printable(user)} has a new password", password if generate else None)
 
     with_client(url, timeout, work)
+
+
+def _first(name: str, url: str | None) -> str:
+    """How everybody logs in from now on, at the address that the command went to."""
+    import os
+
+    from tailrace.client.rpc.broker_url import parse_url
+    from tailrace.connect import DEFAULT_URL
+
+    address = parse_url(url or os.environ.get("TAILRACE_URL") or DEFAULT_URL)
+    scheme, place = "tailrace", "HOST:7400"
+    if address.hosts:
+        scheme, place = address.scheme, str(address.hosts[0])
+    return FIRST.format(name=printable(name), scheme=scheme, place=printable(place))
 
 
 def _told(output: Output, record: dict[str, Any], text: str, password: str | None) -> None:
