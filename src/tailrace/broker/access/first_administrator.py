@@ -26,7 +26,7 @@ from tailrace.core.model.access import Identities, Token
 from tailrace.errors import StorageFault
 
 NAME = "admin"
-TOKEN_NAME = "first start"
+TOKEN_NAME = "first-start"
 
 
 class FirstTokenFile(Protocol):
