@@ -66,6 +66,8 @@ CHANGES_WAITING_MAX = 1_000
 PAGE_MAX = 1_000
 """Most rows of an answer; a request may ask for fewer."""
 RETRY_MS = 100
+NOT_YET = "not hashed yet"
+"""Stands for the hash of a password while a change is tried without storing it."""
 ChangeListener = Callable[[Caller, IdentityChange, Reply], None]
 """Told of every change that was stored or refused, by whom it was asked for, and its answer without a secret.
 A command with a password hides it in its `repr`."""
@@ -155,8 +157,9 @@ class AccessVerbs:
         if not (isinstance(request, AddUser | AlterUser) and request.password):
             self._queue(waiting)
             return
-        # What is refused in any case costs no hash.
-        refusal = change(self._identities, request, waiting.given)
+        # What is refused in any case costs no hash. A stand-in says that there is a password.
+        trial = msgspec.structs.replace(waiting.given, password=NOT_YET)
+        refusal = change(self._identities, request, trial)
         if isinstance(refusal, Refusal):
             self._answer(waiting, refusal)
             return

@@ -56,7 +56,7 @@ def init(
     clients = found[2:]
     serve = _serve(found[0], server)
     know = [_know(found[0], server, *file.names) for file in clients]
-    connect = [_connect(found[0], server, file) for file in clients or [None]]
+    connect = [_connect(found[0], server, file) for file in clients] or [_connect(found[0], server, None)]
     if output.as_json:
         files = [_record(file) for file in found]
         record = {"folder": str(folder), "files": files}
