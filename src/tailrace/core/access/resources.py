@@ -26,8 +26,9 @@ from tailrace.core.model.access import Resource, Right
 from tailrace.core.model.group_options import REDRIVE_GROUP
 from tailrace.core.model.topic_options import DEAD_LETTERS
 
-Wanted = Right | Literal["any", "manage", "bear"]
-"""Beside rights: `any` right on something; to `manage` users, as administrators do; to `bear` a name, which
+Wanted = Right | Literal["any", "ensure", "manage", "bear"]
+"""Beside rights: `any` right on something; to `ensure` that a topic is there, for which any right is enough,
+and which is refused like its creation; to `manage` users, as administrators do; to `bear` a name, which
 belongs to no other tenant."""
 
 
@@ -119,7 +120,7 @@ def _describe(request: Any, user: str, stored: NameLookup) -> Needs:
 def _create_topic(request: topics.CreateTopic, user: str, stored: NameLookup) -> Needs:
     # An application that makes sure of its topics has nothing to administer if they are there.
     if request.if_missing and stored.topic_exists(request.name):
-        return (Need("any", "topic", request.name),)
+        return (Need("ensure", "topic", request.name),)
     return _administer(request, user, stored)
 
 
@@ -234,10 +235,9 @@ def _decide(request: queues.DecideStaged | queues.AbortStaged, user: str, stored
     names.update(dict.fromkeys(group[1] for group in request.grouped))
     decided = dict.fromkeys(stored.decided_topics(request.writer))
     hidden = _hidden("writer", request.writer)
-    needs = [Need("publish", "topic", name) for name in names]
-    needs += [Need("publish", "topic", name, hidden) for name in decided if name not in names]
-    anything = () if needs else (Need("publish", "topic", None),)
-    return (Need("bear", "writer", request.writer), *needs, *anything)
+    named = [Need("publish", "topic", name) for name in names] or [Need("publish", "topic", None)]
+    others = [Need("publish", "topic", name, hidden) for name in decided if name not in names]
+    return (Need("bear", "writer", request.writer), *named, *others)
 
 
 # ----------------------------------------------------------------------------------------- users and rules

@@ -109,8 +109,9 @@ class RuleBook:
         assert resource in RIGHTS_ON
         if name is None:
             assert right != "any"
+            assert right != "ensure"
             return self._somewhere(user, right, resource)
-        if right == "any":
+        if right == "any" or right == "ensure":
             return self._any(user, resource, name)
         return self.decide(user, right, resource, name)
 
@@ -232,6 +233,8 @@ def rule_scope(rules: Iterable[Rule], number: int) -> str | None:
 
 def refusal_of(user: str, need: Need, verdict: Verdict) -> Refusal:
     """What the user is told: the right, the resource, and how to get it. It never shows a rule."""
+    if need.right == "ensure":
+        need = need._replace(right="administer-topic")
     right, resource, name, hidden = need
     who = _short(user)
     if hidden:
