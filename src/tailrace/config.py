@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import os
 import re
 import socket
 import tomllib
@@ -21,12 +22,19 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.topic_options import parse_options
 from tailrace.errors import InvalidRequest
 from tailrace.protocols.native import Limits
+from tailrace.protocols.tls import CLIENT_CERTIFICATES, TlsOptions, tls_problem
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+UNIX = "unix:"
+UNIX_PATH_BYTES_MAX = 107
+"""What the address of a socket has room for."""
+
+Place = tuple[str, int] | str
+"""Where to listen: host and port, or the path of a Unix socket."""
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -45,12 +53,19 @@ class ServerOptions(msgspec.Struct, frozen=True):
     listen: str = "127.0.0.1:7400"
     http_listen: str = "127.0.0.1:7480"
     log_level: str = "info"
+    insecure: bool = False
+    tls: TlsOptions = TlsOptions()
     limits: Limits = Limits()
     storage: Storage = Storage()
     topic_defaults: dict[str, Any] = {}
 
 
-TABLES: dict[str, type[msgspec.Struct]] = {"limits": Limits, "storage": Storage}
+TABLES: dict[str, type[msgspec.Struct]] = {"tls": TlsOptions, "limits": Limits, "storage": Storage}
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "log_level": LOG_LEVELS,
+    "tls.client_certificates": CLIENT_CERTIFICATES,
+}
 
 RANGES: dict[str, tuple[int, int]] = {
     "limits.connections_max": (1, 1_000_000),
@@ -69,8 +84,11 @@ RANGES: dict[str, tuple[int, int]] = {
 # of the file, and the variables that Kubernetes sets in every pod of a namespace with a service called
 # "tailrace".
 _NOT_OPTIONS = re.compile(
-    r"TAILRACE_(URL|TOKEN|CA|CERT|KEY|CREDENTIALS|CONFIG|(SERVICE_(HOST|PORT)|PORT)(_.*)?)"
+    r"TAILRACE_(URL|CONFIG|TOKEN|CA|CERT|KEY|CREDENTIALS|(SERVICE_(HOST|PORT)|PORT)(_.*)?)"
 )
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class _Given(NamedTuple):
@@ -152,6 +170,37 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port_text)
 
 
+def listen_places(text: str) -> list[Place]:
+    """The places of `listen`: `host:port` and `unix:PATH`, separated by commas."""
+    places: list[Place] = []
+    for item in text.split(","):
+        item = item.strip()
+        place = _unix_path(item) if item.startswith(UNIX) else split_address(item)
+        if place in places and not (isinstance(place, tuple) and place[1] == 0):
+            raise InvalidRequest(f"{item!r} is listed twice")
+        places.append(place)
+    return places
+
+
+def _unix_path(text: str) -> str:
+    path = text.removeprefix(UNIX)
+    size = len(os.fsencode(path))
+    if not path:
+        raise InvalidRequest("'unix:' is followed by the path of the socket, such as unix:/run/tailrace.sock")
+    if size > UNIX_PATH_BYTES_MAX:
+        raise InvalidRequest(
+            f"the path of a Unix socket has at most {UNIX_PATH_BYTES_MAX} bytes, {path!r} has {size}"
+        )
+    return path
+
+
+def exposed(options: ServerOptions) -> list[str]:
+    """The addresses among `listen` and `http_listen` that other machines can reach."""
+    hosts = [place[0] for place in listen_places(options.listen) if isinstance(place, tuple)]
+    hosts.append(split_address(options.http_listen)[0])
+    return [host for host in dict.fromkeys(hosts) if _outside(_resolved(host))]
+
+
 def to_toml(options: ServerOptions) -> str:
     """Write the options as a configuration file that gives the same options again."""
     tables = msgspec.to_builtins(options)
@@ -227,6 +276,8 @@ def _typed(text: str, default: Any) -> Any:
     """Convert a text to the type of the option. Text that does not parse stays text, and is refused later
     as a value of the wrong type.
     """
+    if isinstance(default, bool):
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     if isinstance(default, int) and re.fullmatch(r"-?[0-9]{1,18}", text.replace("_", "")):
         return int(text.replace("_", ""))
     return text
@@ -253,7 +304,7 @@ def _place(path: str, text: str, table: str, key: str) -> str:
 
 
 def _flag(key: str) -> str:
-    return "--" + key.replace("_", "-")
+    return "--" + key.replace("_", "-").replace(".", "-")
 
 
 # ------------------------------------------------------------------------------------------------- checks
@@ -264,11 +315,14 @@ def _problem(key: str, value: Any) -> str | None:
     if isinstance(default, str):
         if not isinstance(value, str):
             return f"must be text, is {_shown(value)}"
-        if not value or "\0" in value:
+        if (not value and default) or "\0" in value:
             return "must not be empty" if not value else "must not contain a NUL byte"
-        if key == "log_level" and value not in LOG_LEVELS:
-            return f"must be one of {', '.join(LOG_LEVELS)}, is {_shown(value)}"
+        words = WORDS.get(key)
+        if words is not None and value not in words:
+            return f"must be one of {', '.join(words)}, is {_shown(value)}"
         return None
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else f"must be true or false, is {_shown(value)}"
     if not isinstance(value, int) or isinstance(value, bool):
         return f"must be a whole number, is {_shown(value)}"
     low, high = RANGES[key]
@@ -296,23 +350,26 @@ def _topic_problems(given: list[_Given]) -> list[str]:
 def _relations(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
     """Problems of the values in force: addresses, and options that contradict each other."""
     problems = []
-    ports = {}
+    ports: dict[str, list[Place]] = {}
+    tls = TlsOptions(**{name: values[f"tls.{name}"] for name in TlsOptions.__struct_fields__})
+    covered = bool(tls.certificate) or values["insecure"]
     for key in ("listen", "http_listen"):
         try:
-            host, port = split_address(values[key])
-            problem = _beyond_loopback(host)
-            ports[key] = (host, port)
+            ports[key] = [split_address(values[key])] if key == "http_listen" else listen_places(values[key])
+            hosts = [place[0] for place in ports[key] if isinstance(place, tuple)]
+            found = [problem for host in hosts if (problem := _unsafe(host, covered))]
         except InvalidRequest as error:
-            problem = error.message
-        if problem:
-            problems.append(f"{_named(key, sources)}: {problem}")
-    if len(ports) == 2 and ports["listen"] == ports["http_listen"] and ports["listen"][1]:
-        problems.append(
-            f"{_named('http_listen', sources)}: is the same address as listen ({values['listen']})"
-        )
+            found = [error.message]
+        problems += [f"{_named(key, sources)}: {text}" for text in found]
+    web = ports.get("http_listen", [("", 0)])[0]
+    if web in ports.get("listen", []) and web[1]:
+        problems.append(f"{_named('http_listen', sources)}: is the same address as listen ({web[0]}:{web[1]})")
     one, all_ = "limits.connection_in_flight_bytes_max", "limits.in_flight_bytes_max"
     if values[one] > values[all_]:
         problems.append(f"{_named(one, sources)}: is {values[one]}, above {all_} = {values[all_]}")
+    if wrong := tls_problem(tls):
+        option, text = wrong
+        problems.append(f"{_named(f'tls.{option}', sources)}: {text}")
     return problems
 
 
@@ -320,21 +377,32 @@ def _named(key: str, sources: Mapping[str, str]) -> str:
     return f"default {key}" if sources[key] == "default" else sources[key]
 
 
-def _beyond_loopback(host: str) -> str | None:
-    """Why the broker may not listen on a host; None if the host is loopback."""
+def _resolved(host: str) -> list[Address]:
+    """The addresses of a host; raises `InvalidRequest` if the name is not known."""
     try:
-        addresses = [ipaddress.ip_address(host)]
+        return [ipaddress.ip_address(host)]
     except ValueError:
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            return f"the host name {host!r} cannot be resolved ({getattr(error, 'strerror', None) or error})"
-        addresses = [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
-    outside = [str(address) for address in addresses if not address.is_loopback]
-    if outside:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidRequest(f"the host name {host!r} cannot be resolved ({reason})") from error
+        return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
+
+
+def _outside(addresses: list[Address]) -> list[Address]:
+    return [address for address in addresses if not address.is_loopback]
+
+
+def _unsafe(host: str, covered: bool) -> str | None:
+    """Why the broker may not listen on a host; None if it may."""
+    addresses = _resolved(host)
+    outside = _outside(addresses)
+    if outside and not covered:
         return (
-            f"{host!r} ({outside[0]}) can be reached from other machines, and no authentication exists: "
-            "listen on 127.0.0.1, [::1] or localhost"
+            f"{host!r} ({outside[0]}) can be reached from other machines, which needs TLS: name a certificate "
+            "and its key ([tls] certificate, key), or listen on 127.0.0.1; `insecure = true` allows it "
+            "without, and then everybody on the way can read and change what is sent"
         )
     if all(address.version == 6 for address in addresses) and not _has_ipv6():
         return f"{host!r}: this machine has no IPv6, listen on 127.0.0.1"

@@ -14,7 +14,7 @@ from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, Hello, Welcome, prefix
 from tailrace.ports import Respond
-from tailrace.protocols import native
+from tailrace.protocols import crowd
 from tailrace.protocols.edge_tuning import (
     CONNECTION_READ_BYTES_MAX,
     FRAME_BYTES_PER_SECOND_MIN,
@@ -26,7 +26,8 @@ from tailrace.protocols.edge_tuning import (
     STUCK_US,
     UNSENT_BYTES_MAX,
 )
-from tailrace.protocols.native import Limits, Link, Listener
+from tailrace.protocols.link import Link
+from tailrace.protocols.native import Limits, Listener
 
 SECOND_US = 1_000_000
 MB = 1 << 20
@@ -501,7 +502,7 @@ def announce(peer: Peer, nbytes: int) -> None:
 
 
 def test_hoarders_of_unfinished_bodies_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 10 * MB)
+    monkeypatch.setattr(crowd, "PARTIAL_BYTES_MAX", 10 * MB)
     bench = Bench()
     old, young = bench.peer(), bench.peer()
     announce(old, 9 * MB)
@@ -516,8 +517,8 @@ def test_hoarders_of_unfinished_bodies_are_cut_off(monkeypatch: pytest.MonkeyPat
 
 
 def test_those_on_their_way_are_not_cut_off_until_it_is_far_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 10 * MB)
-    monkeypatch.setattr(native, "PARTIAL_BYTES_HARD_MAX", 30 * MB)
+    monkeypatch.setattr(crowd, "PARTIAL_BYTES_MAX", 10 * MB)
+    monkeypatch.setattr(crowd, "PARTIAL_BYTES_HARD_MAX", 30 * MB)
     bench = Bench()
     peers = [bench.peer() for _ in range(4)]
     for size, peer in enumerate(peers[:3], 7):
@@ -528,7 +529,7 @@ def test_those_on_their_way_are_not_cut_off_until_it_is_far_too_much(monkeypatch
 
 
 def test_announced_bodies_count_before_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARTIAL_BYTES_MAX", 10 * MB)
+    monkeypatch.setattr(crowd, "PARTIAL_BYTES_MAX", 10 * MB)
     bench = Bench()
     peers = [bench.peer() for _ in range(8)]
     for peer in peers:

@@ -97,6 +97,10 @@ class WireReader:
         """Whether a message has begun but is not complete."""
         return self._header is not None or self._end > self._start
 
+    def begins_with(self, beginning: bytes) -> bool:
+        """Whether the bytes that are not taken yet begin so."""
+        return bytes(self._view[self._start : self._end]).startswith(beginning)
+
     @property
     def expected_bytes(self) -> int:
         """Length of the incomplete body; 0 if there is none."""
@@ -202,7 +206,8 @@ class WireReader:
         if self._start:
             self._compact()
         if need > len(self._scratch):
-            need = max(need, SCRATCH_BYTES)
+            # Of a peer that is not known yet, no more than its greeting.
+            need = max(need, min(SCRATCH_BYTES, PREFIX_BYTES + self.header_bytes_max))
             grown = bytearray(need)
             grown[: self._end] = self._view[: self._end]
             self._scratch, self._view = grown, memoryview(grown)

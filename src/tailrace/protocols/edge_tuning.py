@@ -6,7 +6,16 @@ from __future__ import annotations
 # ------------------------------------------------------------------------------------------------- limits
 
 GREETING_US = 10_000_000
-"""How long a new connection may take to greet."""
+"""How long a new connection may take to greet, and its credentials to be looked at."""
+GUESTS_MAX = 4096
+"""Connections that have not greeted."""
+HANDSHAKES_MAX = 256
+"""Of them, those in a TLS handshake or just behind it: each may hold some 100 KB, at worst 0.5 MB."""
+HANDSHAKE_S = 5.0
+TLS_SHUTDOWN_S = 10.0
+"""How long the end of a TLS connection may take, with the answers that are still to be sent."""
+TLS_READ_BYTES_MAX = 64 * 1024
+"""Of a connection that is not read, above what the system holds for it."""
 FRAME_US = 30_000_000
 FRAME_BYTES_PER_SECOND_MIN = 64 * 1024
 """How long a message may take: some time, and as much as its body needs at this rate."""
@@ -37,7 +46,11 @@ HTTP_LINGER_BYTES_MAX = 256 * 1024
 WRITE_HIGH_BYTES = 1024 * 1024
 """From so many unsent bytes on, a connection counts as not writable."""
 SWEEP_S = 1.0
-"""Between two looks for peers that are silent or stuck."""
+"""Between two looks for peers that are silent or stuck, for credentials that ended and for new certificates."""
+REMARK_US = 10_000_000
+"""Between two lines in the log about the same mistake of strangers."""
+TLS_PIECE_BYTES = 256 * 1024
+"""Answers are encrypted and handed to the system in such pieces, as fast as the peer takes them."""
 SPIN_US = 400
 SPIN_BYTES = 4096
 """A peer that sent so little so soon after its last request is polled for instead of going to sleep."""
