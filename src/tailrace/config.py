@@ -363,7 +363,9 @@ def _relations(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
         problems += [f"{_named(key, sources)}: {text}" for text in found]
     web = ports.get("http_listen", [("", 0)])[0]
     if web in ports.get("listen", []) and web[1]:
-        problems.append(f"{_named('http_listen', sources)}: is the same address as listen ({web[0]}:{web[1]})")
+        problems.append(
+            f"{_named('http_listen', sources)}: is the same address as listen ({values['http_listen']})"
+        )
     one, all_ = "limits.connection_in_flight_bytes_max", "limits.in_flight_bytes_max"
     if values[one] > values[all_]:
         problems.append(f"{_named(one, sources)}: is {values[one]}, above {all_} = {values[all_]}")
@@ -400,9 +402,9 @@ def _unsafe(host: str, covered: bool) -> str | None:
     outside = _outside(addresses)
     if outside and not covered:
         return (
-            f"{host!r} ({outside[0]}) can be reached from other machines, which needs TLS: name a certificate "
-            "and its key ([tls] certificate, key), or listen on 127.0.0.1; `insecure = true` allows it "
-            "without, and then everybody on the way can read and change what is sent"
+            f"{host!r} ({outside[0]}) can be reached from other machines, which needs TLS: name a "
+            "certificate and its key ([tls] certificate, key), or listen on 127.0.0.1; `insecure = true` "
+            "allows it without, and then everybody on the way can read and change what is sent"
         )
     if all(address.version == 6 for address in addresses) and not _has_ipv6():
         return f"{host!r}: this machine has no IPv6, listen on 127.0.0.1"

@@ -51,7 +51,7 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[BrokerVerbs]:
     elif kind == "native":
         node = Node(ServerOptions(data=str(folder), listen="127.0.0.1:0", http_listen="127.0.0.1:0"))
         await node.start()
-        network = NetworkVerbs([node.native_address])
+        network = NetworkVerbs([node.native_places[0]])
         await network.open(LIMIT_S)
         yield network
         await network.close()

@@ -26,8 +26,8 @@ from tailrace.protocols.edge_tuning import (
     STUCK_US,
     UNSENT_BYTES_MAX,
 )
-from tailrace.protocols.link import Link
 from tailrace.protocols.native import Limits, Listener
+from tailrace.protocols.native_link import Link
 
 SECOND_US = 1_000_000
 MB = 1 << 20

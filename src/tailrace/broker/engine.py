@@ -84,6 +84,7 @@ class Engine:
         identities: IdentityStore | None = None,
         passwords: Passwords | None = None,
         owners: Collection[int] = (),
+        identities_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.replay_bounds = replay_bounds or ReplayBounds()
         self._sync_check_us = sync_check_us
@@ -113,7 +114,7 @@ class Engine:
         self.staged_writes = StagedVerbs(self.topics, self.coordinators)
         self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
         self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
-        self.authority = Authority(BrokerNames(self.topics, self.coordinators), (self._rights_changed,))
+        self.authority = Authority(self._names(), (self._rights_changed, identities_changed))
         passwords = passwords or Passwords(threads.read)
         self.authenticator = CredentialCheck(self._identities, passwords, self.pump, owners=owners)
         known = identities or MemoryIdentities()
@@ -125,6 +126,9 @@ class Engine:
         self.gateway = Gateway(
             self.topics, self.pump, self.metrics, self.space, self.authority, parts, quotas=self.quotas
         )
+
+    def _names(self) -> BrokerNames:
+        return BrokerNames(self.topics, self.coordinators)
 
     def _parts(self) -> list[VerbPart]:
         """Everything that answers requests, beside the gateway itself."""

@@ -24,14 +24,16 @@ from tailrace.broker.upkeep.open_files import OpenFiles, raise_limit
 from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.cluster.identity_file import TOKEN_FILE, FileIdentities, FirstToken
-from tailrace.config import ServerOptions, split_address
+from tailrace.config import Place, ServerOptions, exposed, listen_places, split_address
 from tailrace.core.model.commands import Request
 from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.ports import ClientClock, LogStore, Respond
+from tailrace.protocols.doorway import Doorway
 from tailrace.protocols.http import HttpListener
 from tailrace.protocols.native import Listener
+from tailrace.protocols.tls import TlsFiles, Unusable
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
@@ -52,7 +54,13 @@ call would wait that long for a busy loop.
 class LoopHost:
     """Hosts an engine on the running loop: wakes its pump, sets its timer, drains its storage threads."""
 
-    def __init__(self, options: ServerOptions, *, speaks_tls: bool = False) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        *,
+        speaks_tls: bool = False,
+        identities_changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due_us = 0
@@ -81,6 +89,7 @@ class LoopHost:
             identities=FileIdentities(disk),
             passwords=Passwords(self._hashing.run),
             owners={0, os.geteuid()},
+            identities_changed=identities_changed,
         )
         self._root = root
         self._pump = self.engine.pump
@@ -127,7 +136,8 @@ class Node:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self.native_address = ("", 0)
+        self.native_places: list[Place] = []
+        """Where clients connect: addresses in use, and paths of Unix sockets."""
         self.http_address = ("", 0)
         self.ready = False
         self._files = OpenFiles()
@@ -138,16 +148,30 @@ class Node:
         options = self._options
         sys.setswitchinterval(SWITCH_S)
         raise_limit()
-        self._host = LoopHost(options)
-        engine = self._host.engine
+        tls = _tls_of(options)
+        self._host = LoopHost(
+            options, speaks_tls=tls is not None, identities_changed=self._identities_changed
+        )
+        engine, clock = self._host.engine, self._host.clock
+        doorway = Doorway(clock)
         self._http = HttpListener(reasons=self._reasons, warnings=self._warnings, metrics=self._render)
-        self._native = Listener(engine.gateway, self._host.clock, options.limits, secrets.token_hex(8))
+        self._native = Listener(
+            engine.gateway,
+            clock,
+            options.limits,
+            secrets.token_hex(8),
+            authenticator=engine.authenticator,
+            doorkeeper=engine.quotas,
+            doorway=doorway,
+            tls=tls,
+        )
         try:
             await asyncio.to_thread(self._host.load_identities)
             # During recovery, health can be asked, and clients hear that the broker is starting.
             self.http_address = await self._http.start(*split_address(options.http_listen))
             self._native.starting = True
-            self.native_address = await self._native.start(*split_address(options.listen))
+            for place in listen_places(options.listen):
+                self.native_places.append(await self._listen(place))
             await asyncio.to_thread(engine.recover, _progress)
             engine.start()
             self._native.starting = False
@@ -158,6 +182,26 @@ class Node:
             raise
         self._tasks += [asyncio.create_task(self._watch_lag()), asyncio.create_task(self._watch_files())]
         self.ready = True
+
+    async def _listen(self, place: Place) -> Place:
+        if isinstance(place, tuple):
+            return await self._native.start(*place)
+        await self._native.start_unix(place)
+        return place
+
+    def _identities_changed(self) -> None:
+        self._native.recheck()
+        self._native.open_unix_sockets(to_group=self.has_users)
+
+    @property
+    def has_users(self) -> bool:
+        """Whether callers have to say who they are."""
+        return bool(self._host.engine.authority.identities.users)
+
+    @property
+    def admin_token(self) -> Path | None:
+        """The file with the token of the first administrator, if this start made one."""
+        return self._host.admin_token
 
     def _reasons(self) -> list[str]:
         return self._host.engine.faults() if self.ready else ["starting"]
@@ -202,6 +246,22 @@ def _private(root: Path, path: str) -> bool:
     found = (root / path).lstat()
     own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
     return own and not stat.S_IMODE(found.st_mode) & 0o077
+
+
+def _tls_of(options: ServerOptions) -> TlsFiles | None:
+    """The certificate of the listeners, if there is one; says aloud what an insecure broker is."""
+    if options.insecure and (hosts := exposed(options)):
+        log.warning(
+            "insecure = true: other machines reach %s; without TLS everybody on the way can read and change "
+            "what is sent, and without users everybody may do everything",
+            ", ".join(hosts),
+        )
+    if not options.tls.certificate:
+        return None
+    try:
+        return TlsFiles(options.tls)
+    except Unusable as error:
+        raise InvalidRequest(f"tls.{error}") from error
 
 
 def _release(pool: pa.MemoryPool, trim_heap: Callable[[], None]) -> None:

@@ -97,9 +97,9 @@ class WireReader:
         """Whether a message has begun but is not complete."""
         return self._header is not None or self._end > self._start
 
-    def begins_with(self, beginning: bytes) -> bool:
-        """Whether the bytes that are not taken yet begin so."""
-        return bytes(self._view[self._start : self._end]).startswith(beginning)
+    def beginning(self, count: int) -> bytes:
+        """The first of the bytes that are not taken yet."""
+        return bytes(self._view[self._start : min(self._end, self._start + count)])
 
     @property
     def expected_bytes(self) -> int:

@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 
 from tailrace.core.model.access import Caller, Origin
-from tailrace.core.model.commands import Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format.wire import Credentials
 from tailrace.ports import Authenticator, Clock, Doorkeeper, Verbs
@@ -75,10 +74,6 @@ class Occupant(Protocol):
         """Close if the peer is silent or stuck, or its credentials have ended."""
         ...
 
-    def reconsider(self) -> None:
-        """End the waiting requests that the caller may no longer make."""
-        ...
-
     def finish(self) -> None:
         """Take no more requests; close when all are answered."""
         ...
@@ -86,11 +81,6 @@ class Occupant(Protocol):
     def abort(self) -> None:
         """Close without waiting for anything."""
         ...
-
-
-def all_allowed(caller: Caller, request: Request) -> Refusal | None:
-    """Where nobody has to be asked."""
-    return None
 
 
 class Crowd:
@@ -106,7 +96,6 @@ class Crowd:
         authenticator: Authenticator | None = None,
         doorkeeper: Doorkeeper | None = None,
         doorway: Doorway | None = None,
-        refusal: Callable[[Caller, Request], Refusal | None] = all_allowed,
     ) -> None:
         self.verbs = verbs
         self.clock = clock
@@ -115,8 +104,6 @@ class Crowd:
         self.authenticator = authenticator or OpenDoor()
         self.doorkeeper = doorkeeper or OpenDoor()
         self.doorway = doorway or Doorway(clock)
-        self.refusal = refusal
-        """What is said to a caller who may not make a request."""
         self.links: set[Occupant] = set()
         self.greeted = 0
         """How many of the links have greeted."""

@@ -91,7 +91,7 @@ class Guest:
         self._leave(self)
 
 
-class Places:
+class FairPlaces:
     """A number of places; when they are taken, the oldest guest of the address with most of them goes."""
 
     def __init__(self, count_max: int) -> None:
@@ -154,8 +154,8 @@ class Doorway:
         self, clock: Clock, *, guests_max: int = GUESTS_MAX, handshakes_max: int = HANDSHAKES_MAX
     ) -> None:
         self._clock = clock
-        self._places = Places(guests_max)
-        self._slots = Places(handshakes_max)
+        self._places = FairPlaces(guests_max)
+        self._slots = FairPlaces(handshakes_max)
         self._guests: dict[Guest, None] = {}
         """In the order of their deadlines."""
         self._lines: dict[str, dict[Guest, Callable[[], None]]] = {}

@@ -14,6 +14,12 @@ HANDSHAKES_MAX = 256
 HANDSHAKE_S = 5.0
 TLS_SHUTDOWN_S = 10.0
 """How long the end of a TLS connection may take, with the answers that are still to be sent."""
+TLS_HELLO_BYTES = 11
+"""So much of the first message of TLS tells its version."""
+CERTIFICATE_NAMES_MAX = 64
+"""Of one client that are looked at."""
+BACKLOG = 1024
+"""Connections that the system holds until the broker takes them."""
 TLS_READ_BYTES_MAX = 64 * 1024
 """Of a connection that is not read, above what the system holds for it."""
 FRAME_US = 30_000_000
@@ -45,8 +51,11 @@ HTTP_LINGER_BYTES_MAX = 256 * 1024
 
 WRITE_HIGH_BYTES = 1024 * 1024
 """From so many unsent bytes on, a connection counts as not writable."""
+OWNER_ONLY = 0o600
+WITH_GROUP = 0o660
+"""Who may open a Unix socket: the broker's user alone, or its group too, as soon as there are users."""
 SWEEP_S = 1.0
-"""Between two looks for peers that are silent or stuck, for credentials that ended and for new certificates."""
+"""Between two looks for peers that are silent or stuck, credentials that ended, and new certificates."""
 REMARK_US = 10_000_000
 """Between two lines in the log about the same mistake of strangers."""
 TLS_PIECE_BYTES = 256 * 1024

@@ -6,7 +6,7 @@ evaluated for a peer that does not read. So neither a flood nor a slow reader gr
 connections do not wait for them.
 
 Every connection has a caller, who is found out at its greeting. Once a second all of them are looked at
-again, and so they are when users, tokens or rules change: who is not known any more is told so and leaves.
+again, and so they are when users or tokens change: who is not known any more is told so and leaves.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from typing import Any
 
 from tailrace.protocols.crowd import Crowd, Limits
 from tailrace.protocols.doorway import Arrival, Guest
-from tailrace.protocols.edge_tuning import SWEEP_S
-from tailrace.protocols.link import Link
+from tailrace.protocols.edge_tuning import BACKLOG, OWNER_ONLY, SWEEP_S, WITH_GROUP
+from tailrace.protocols.native_link import Link
 from tailrace.protocols.outflow import Outflow
 from tailrace.protocols.tls import TlsFiles
-from tailrace.protocols.unix_socket import OWNER_ONLY, UnixSocket
+from tailrace.protocols.unix_socket import UnixSocket
 
 __all__ = ["Limits", "Listener"]
-
-BACKLOG = 1024
 
 
 class Listener(Crowd):
@@ -60,9 +58,9 @@ class Listener(Crowd):
         self._unix.append(place)
         self._begin(await loop.create_unix_server(self._link, sock=place.sock, backlog=BACKLOG))
 
-    def open_unix(self, mode: int) -> None:
-        """Who may open the Unix sockets, as a mode of files."""
-        self._unix_mode = mode
+    def open_unix_sockets(self, *, to_group: bool) -> None:
+        """Who may open the Unix sockets: the broker's user alone, or its group as well."""
+        mode = self._unix_mode = WITH_GROUP if to_group else OWNER_ONLY
         for place in self._unix:
             place.allow(mode)
 
@@ -102,7 +100,7 @@ class Listener(Crowd):
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def recheck(self) -> None:
-        """Users, tokens or rules have changed: soon, look at every caller and at every request that waits."""
+        """Users or tokens have changed: look at every caller soon."""
         if self._loop is not None and not self._rechecking:
             self._rechecking = True
             self._loop.call_soon(self._recheck)
@@ -112,7 +110,6 @@ class Listener(Crowd):
         now_us = self.clock.now_us()
         for link in list(self.links):
             link.check(now_us)
-            link.reconsider()
 
     async def stop(self, drain_s: float) -> None:
         """Take no more connections or requests, wait until those under way are answered, then close."""

@@ -25,6 +25,7 @@ import msgspec
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec
 from tailrace.format.wire import PREAMBLE, prefix
+from tailrace.protocols.edge_tuning import CERTIFICATE_NAMES_MAX, TLS_HELLO_BYTES
 
 log = logging.getLogger("tailrace.tls")
 
@@ -32,13 +33,8 @@ ClientCertificates = Literal["none", "optional", "required"]
 CLIENT_CERTIFICATES: tuple[ClientCertificates, ...] = ("none", "optional", "required")
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2; all of TLS 1.3 are good."""
-NAMES_MAX = 64
-"""Of one certificate that are looked at."""
 _KINDS = {"DNS": "DNS", "URI": "URI", "email": "email", "IP Address": "IP"}
 
-TLS_BEGINNING = b"\x16\x03"
-HELLO_BYTES = 11
-"""So much of a ClientHello tells its version."""
 _HANDSHAKE = 0x16
 ALERT_PLAIN = bytes((21, 3, 1, 0, 2, 2, 40))
 """The alert `handshake_failure` for those who speak TLS to a port without it."""
@@ -195,7 +191,7 @@ def peer_names(certificate: Any) -> tuple[str, ...]:
     """The names of a certificate, as `SSLObject.getpeercert` gives it: `DNS:...`, `URI:...` and so on."""
     if not certificate:
         return ()
-    names = certificate.get("subjectAltName", ())[:NAMES_MAX]
+    names = certificate.get("subjectAltName", ())[:CERTIFICATE_NAMES_MAX]
     return tuple(f"{_KINDS[kind]}:{name}" for kind, name in names if kind in _KINDS)
 
 
@@ -204,7 +200,7 @@ def spoken(first: bytes) -> Tongue | None:
     if not first:
         return None
     if first[0] == _HANDSHAKE:
-        if len(first) < HELLO_BYTES:
+        if len(first) < TLS_HELLO_BYTES:
             return None
         # record (type, version, length), message (type, length), version
         modern = first[1] == 3 and first[5] == 1 and (first[9], first[10]) >= (3, 3)
@@ -212,6 +208,11 @@ def spoken(first: bytes) -> Tongue | None:
     if PREAMBLE.startswith(first[: len(PREAMBLE)]):
         return "native" if len(first) >= len(PREAMBLE) else None
     return "http" if first[:1].isalpha() and first[:1].isupper() else "unknown"
+
+
+def begins_tls(first: bytes) -> bool:
+    """Whether a peer at a port without TLS speaks it."""
+    return first[:2] == bytes((_HANDSHAKE, 3))
 
 
 def plain_answer(tongue: Tongue) -> bytes:

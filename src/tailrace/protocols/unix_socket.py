@@ -1,5 +1,4 @@
-"""A Unix socket in the file system: made with its mode, in the place of one whose broker is dead, removed at
-the end.
+"""A Unix socket: made with its mode, in the place of one whose broker is dead, and removed at the end.
 
 The mode is set before the socket gets its name, so that nobody else can connect in between. A socket that
 nobody listens on is what a killed broker left, and is replaced; one that is answered is never touched.
@@ -13,8 +12,8 @@ import os
 import socket
 import stat
 
-OWNER_ONLY = 0o600
-WITH_GROUP = 0o660
+from tailrace.protocols.edge_tuning import OWNER_ONLY
+
 _PROBE_S = 1.0
 
 

@@ -24,6 +24,20 @@ _M_ARENA_MAX = -8
 
 serving = typer.Typer()
 
+Certificate = Annotated[
+    str | None,
+    typer.Option("--tls-certificate", help="Certificate of the broker (PEM); TCP ports speak TLS with it."),
+]
+Key = Annotated[str | None, typer.Option("--tls-key", help="Private key of the certificate (PEM).")]
+Insecure = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure/--no-insecure",
+        show_default="no",
+        help="Allow addresses beyond loopback without TLS.",
+    ),
+]
+
 
 @serving.command()
 def serve(
@@ -37,13 +51,18 @@ def serve(
     listen: Annotated[
         str | None,
         typer.Option(
-            "--listen", show_default="127.0.0.1:7400", help="Address for clients; port 0 is any free one."
+            "--listen",
+            show_default="127.0.0.1:7400",
+            help="HOST:PORT or unix:PATH for clients, several with commas; port 0 is any free one.",
         ),
     ] = None,
     http_listen: Annotated[
         str | None,
         typer.Option("--http-listen", show_default="127.0.0.1:7480", help="Address for health and metrics."),
     ] = None,
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    insecure: Insecure = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", show_default="info", help="debug, info, warning or error.")
     ] = None,
@@ -60,7 +79,15 @@ def serve(
     from tailrace.config import load, to_toml
 
     output = Output(as_json=json)
-    flags = {"data": data, "listen": listen, "http_listen": http_listen, "log_level": log_level}
+    flags = {
+        "data": data,
+        "listen": listen,
+        "http_listen": http_listen,
+        "log_level": log_level,
+        "insecure": insecure,
+        "tls.certificate": tls_certificate,
+        "tls.key": tls_key,
+    }
     options = load(config, os.environ, flags)
     if check_config:
         if json:
@@ -120,28 +147,55 @@ class _NoPandas(MetaPathFinder):
 
 
 def _announce(node: Node, options: ServerOptions, output: Output) -> None:
-    native, http = _text(node.native_address), _text(node.http_address)
+    tls = "s" if options.tls.certificate else ""
+    urls = [
+        f"unix:{place}" if isinstance(place, str) else f"tailrace{tls}://{_text(place)}"
+        for place in node.native_places
+    ]
+    http = _text(node.http_address)
     if output.as_json:
         output.record(
             {
                 "event": "ready",
-                "listen": native,
+                "listen": urls[0].removeprefix(f"tailrace{tls}://"),
+                "urls": urls,
                 "http_listen": http,
                 "data": options.data,
                 "pid": os.getpid(),
+                "admin_token": None if node.admin_token is None else str(node.admin_token),
+                "open": not node.has_users,
+                "insecure": options.insecure,
             }
         )
         return
-    where = "" if native == f"127.0.0.1:{DEFAULT_PORT}" else f" --url tailrace://{native}"
-    data = printable(options.data)
-    output.line(f"tailrace is ready on tailrace://{native} with its data in {data} (process {os.getpid()})")
-    output.line(f"health and metrics: http://{http}/readyz and http://{http}/metrics")
+    where = "" if urls[0] == f"tailrace://127.0.0.1:{DEFAULT_PORT}" else f" --url {printable(urls[0])}"
+    data, listing = printable(options.data), printable(" and ".join(urls))
+    output.line(f"tailrace is ready on {listing} with its data in {data} (process {os.getpid()})")
+    output.line(f"health and metrics: http{tls}://{http}/readyz and http{tls}://{http}/metrics")
     command = _command()
+    for line in _warnings(node, options, command):
+        output.line(line)
     output.line("next, in another terminal:")
     output.line(f"  {command} topic create hello{where}")
     output.line(f"  {command} publish hello 'first message'{where}")
     output.line(f"  {command} read hello{where}")
     output.flush()
+
+
+def _warnings(node: Node, options: ServerOptions, command: str) -> list[str]:
+    """What everybody should know who starts this broker."""
+    from tailrace.config import exposed
+
+    hosts, lines = exposed(options), []
+    if options.insecure and hosts:
+        lines.append(f"WARNING: insecure = true, and other machines reach {', '.join(hosts)}")
+    if node.admin_token is not None:
+        lines.append(f"the token of the administrator `admin` is in {printable(str(node.admin_token))}")
+    if not node.has_users:
+        whom = "everybody who reaches it" if hosts else "every user of this machine"
+        adds = f"`{command} user add NAME` adds the first, an administrator"
+        lines.append(f"open to {whom}: no users yet, {adds}")
+    return lines
 
 
 def _command() -> str:
@@ -166,8 +220,15 @@ def _explained(error: OSError, options: ServerOptions) -> TailraceError:
     import errno
 
     from tailrace.broker.node import unusable
-    from tailrace.config import split_address
+    from tailrace.config import UNIX, listen_places, split_address
 
+    if error.filename is not None and error.filename in listen_places(options.listen):
+        return Unavailable(
+            f"{UNIX}{error.filename} cannot be used: {error.strerror}",
+            address=f"{UNIX}{error.filename}",
+            option="--listen",
+            hint=f"choose another path with --listen {UNIX}PATH, or stop what listens there",
+        )
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
         # asyncio and uvloop name the address in the message only.
         http = (

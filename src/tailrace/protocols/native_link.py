@@ -1,8 +1,8 @@
 """One connection of the native listener: requests in, answers out, with bounded windows in both directions.
 
 A link is greeted once: the authenticator finds out who its caller is, and until then nothing that its peer
-sends is looked at, beyond one small greeting. When the caller is not known any more, what waits is ended, what
-is under way is answered, and the peer hears why the connection ends.
+sends is looked at, beyond one small greeting. When the caller is not known any more, what waits is ended,
+what is under way is answered, and the peer hears why the connection ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from tailrace.core.model.access import Caller, Origin
-from tailrace.core.model.commands import Reply, Request
+from tailrace.core.model.commands import Reply
 from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest, TailraceError, Unauthenticated, Unavailable
 from tailrace.format import codec
@@ -50,7 +50,7 @@ from tailrace.protocols.edge_tuning import (
     UNSENT_BYTES_MAX,
     WRITE_HIGH_BYTES,
 )
-from tailrace.protocols.tls import ALERT_PLAIN, TLS_BEGINNING
+from tailrace.protocols.tls import ALERT_PLAIN, begins_tls
 
 log = logging.getLogger("tailrace.native")
 
@@ -77,10 +77,6 @@ class Link(asyncio.BufferedProtocol):
         self._counted = False
         self._farewell: Refusal | None = None
         """The last words, when all requests are answered."""
-        self._polls: dict[Any, tuple[int, Request]] = {}
-        """The requests behind `fetches`, by what waits; some may be answered already."""
-        self._ended: dict[int, Refusal] = {}
-        """What waiting requests that were ended are answered, by request id."""
         self._finishing = False
         self._pending = 0
         self._held_bytes = 0
@@ -152,7 +148,7 @@ class Link(asyncio.BufferedProtocol):
                     break  # Whatever follows a greeting waits until the caller is known.
         except TailraceError as error:
             # The framing itself is broken: nothing after it can be parsed.
-            if not self._greeted and self._reader.begins_with(TLS_BEGINNING):
+            if not self._greeted and begins_tls(self._reader.beginning(2)):
                 self._speaks_tls()
             else:
                 self._refuse(0, Refusal(error.code, error.message, "none", error.details))
@@ -226,7 +222,6 @@ class Link(asyncio.BufferedProtocol):
         self._held_bytes += weight
         self._listener.hold(nbytes)
         answered = False
-        waiting = len(self.fetches)
 
         def respond(reply: Reply, parts: Sequence[Buffer]) -> None:
             nonlocal answered
@@ -234,16 +229,12 @@ class Link(asyncio.BufferedProtocol):
             answered = True
             self._pending -= 1
             self._held_bytes -= weight
-            if self._ended and (refusal := self._ended.pop(request_id, None)) is not None:
-                reply, parts = refusal, ()
             self._send(request_id, codec.encode_reply(reply), parts)
             self._listener.release(nbytes)
             if not self._reading:
                 self.adjust()
 
         self._listener.verbs.submit(request, body, respond, self)
-        if len(self.fetches) > waiting:
-            self._note_poll(request_id, request)
 
     def _greet(self, request_id: int, header: bytes) -> None:
         hello = _decode_hello(header)
@@ -314,31 +305,12 @@ class Link(asyncio.BufferedProtocol):
 
     # -- the caller, later
 
-    def _note_poll(self, request_id: int, request: Request) -> None:
-        """Remember a request that waits, in case its caller may no longer make it one day."""
-        if len(self._polls) > 2 * len(self.fetches):
-            self._polls = {poll: told for poll, told in self._polls.items() if poll in self.fetches}
-        self._polls[next(reversed(self.fetches))] = request_id, request
-
-    def reconsider(self) -> None:
-        """End the waiting requests that the caller may no longer make."""
-        for poll in list(self.fetches):
-            if poll in self._polls:
-                request_id, request = self._polls[poll]
-                self._end_poll(poll, request_id, self._listener.refusal(self.caller, request))
-
-    def _end_poll(self, poll: Any, request_id: int, refusal: Refusal | None) -> None:
-        if refusal is not None:
-            self._ended[request_id] = refusal
-            poll.drop()
-            self._ended.pop(request_id, None)
-
     def _expel(self, refusal: Refusal) -> None:
-        """The caller is not known any more: end what waits, answer what is under way, say why, and close."""
+        """The caller is not known any more: drop what waits, answer what is under way, say why, and close."""
         log.info("%s: %s", self._peer, refusal.message)
         self._farewell = refusal
-        for poll in list(self.fetches):
-            self._end_poll(poll, self._polls.get(poll, (0, None))[0], refusal)
+        for fetch in list(self.fetches):
+            fetch.drop()
         self.finish()
 
     def _end(self) -> None:
@@ -419,7 +391,8 @@ class Link(asyncio.BufferedProtocol):
                 self.abort()
                 return
         if self._greeted and not self._finishing:
-            refusal = self._listener.authenticator.still(self.caller, now_us)
+            listener = self._listener
+            refusal = listener.authenticator.still(self.caller, listener.clock.wall_us())
             if refusal is not None:
                 self._expel(refusal)
                 return
