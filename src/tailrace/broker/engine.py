@@ -117,13 +117,16 @@ class Engine:
         self.authority = Authority(self._names(), (self._rights_changed, identities_changed))
         passwords = passwords or Passwords(threads.read)
         self.authenticator = CredentialCheck(self._identities, passwords, self.pump, owners=owners)
-        known = identities or MemoryIdentities()
-        self.access = AccessVerbs(self.authority, known, passwords, self.pump, entropy)
+        stored = identities or MemoryIdentities()
+        self.access = AccessVerbs(self.authority, stored, passwords, self.pump, entropy)
         store = stores[self.topics.storage()]
         self.scrubbing = ScrubRunner(self.topics, self.pump, store, self.metrics, scrub_period_us)
         self.key_reading = KeyReads(self.topics, self.pump, self.metrics)
+        self.gateway = self._gateway()
+
+    def _gateway(self) -> Gateway:
         parts = self._parts()
-        self.gateway = Gateway(
+        return Gateway(
             self.topics, self.pump, self.metrics, self.space, self.authority, parts, quotas=self.quotas
         )
 
