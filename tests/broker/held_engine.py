@@ -13,7 +13,7 @@ from tailrace.core.model.commands import CreateTopic, Fetch, Publish, Reply, Req
 from tailrace.format import batch as arrow
 from tailrace.format import frame
 from tailrace.format.frame import crc32c
-from tailrace.ports import LogStore, Registry
+from tailrace.ports import IdentityStore, LogStore, Registry
 from tailrace.storage.memory_log import MemoryLog, MemoryStore
 
 
@@ -66,12 +66,17 @@ class HeldThreads:
 class HeldEngine:
     """A broker in hand: requests in, replies out, time as the test wants it."""
 
-    def __init__(self, store: LogStore | None = None, coordinator: Registry | None = None) -> None:
+    def __init__(
+        self,
+        store: LogStore | None = None,
+        coordinator: Registry | None = None,
+        identities: IdentityStore | None = None,
+    ) -> None:
         self.clock = ManualClock()
         self.threads = HeldThreads()
         self.store = store if store is not None else MemoryStore()
         self.coordinator = coordinator if coordinator is not None else MemoryCoordinator()
-        self.identities = MemoryIdentities()
+        self.known = identities if identities is not None else MemoryIdentities()
         self.engine = self._start()
 
     def _start(self) -> Engine:
@@ -81,7 +86,7 @@ class HeldEngine:
         """A process of the broker begins."""
         self._armed_us: int | None = None
         known: dict[str, Any] = {
-            "identities": self.identities,
+            "identities": self.known,
             "passwords": Passwords(self.threads.read, CHEAP),
         }
         engine = Engine(self.clock, self.threads, stores, self.coordinator, arm=self._arm, **known, **fields)
