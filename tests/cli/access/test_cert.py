@@ -3,11 +3,13 @@
 Covers `cli/access/private_ca.py`.
 """
 
+import json
 import os
 import shlex
 import socket
 import ssl
 import stat
+import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
@@ -20,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tailrace.cli.access.private_ca import AUTHORITY_LIFE, LIFE, PrivateAuthority
 from tailrace.errors import EDGES, AlreadyExists, InvalidRequest, NotFound
-from tests.cli.conftest import Done, invoke
+from tests.cli.conftest import RUN, Broker, Done, environment, invoke
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
 
@@ -325,3 +327,54 @@ def test_who_is_not_of_this_authority_gets_nowhere(certs: Path, tmp_path: Path) 
     }
     for case, (serving, client, host) in refused.items():
         assert isinstance(connected(serving, client, host), OSError), case
+
+
+# -- a broker
+
+
+class Secured(Broker):
+    """The broker that the printed command starts, on ports of the system's choice."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        line = command.replace("0.0.0.0:7400", "127.0.0.1:0 --json --http-listen 127.0.0.1:0")
+        self.process = subprocess.Popen(
+            words(line), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        answer = self.process.stdout.readline()
+        if not answer:
+            pytest.fail(f"the broker did not start: {self.stop()}")
+        self.ready = json.loads(answer)
+        self.port = self.ready["listen"].rpartition(":")[2]
+
+
+def words(command: str) -> list[str]:
+    """What a shell makes of a printed command: variables, then the program."""
+    at = shlex.split(command)
+    program = at.index("tailrace")
+    return ["env", *at[:program], *RUN, *at[program + 1 :]]
+
+
+def test_the_printed_commands_work_one_after_the_other(tmp_path: Path) -> None:
+    (told,) = init(tmp_path / "certs", "--client", "shop", "--client", "acme/worker", "--json").rows
+    with Secured(told["serve"], tmp_path) as broker:
+
+        def run_printed(command: str) -> subprocess.CompletedProcess[str]:
+            token = (tmp_path / "data" / "admin.token").read_text(encoding="utf-8").strip()
+            line = command.replace(":7400", f":{broker.port}").replace("$(cat data/admin.token)", token)
+            return subprocess.run(
+                [*words(line), "--json"], env=environment(), capture_output=True, text=True, timeout=60
+            )
+
+        unknown = run_printed(told["connect"][0])
+        assert unknown.returncode == EDGES["unauthenticated"].exit, unknown.stderr
+        no_tenant = run_printed(told["know"][1])
+        assert "there is no tenant 'acme'" in no_tenant.stderr
+        added = run_printed(told["know"][0])
+        assert added.returncode == 0, added.stderr
+        known = run_printed(told["connect"][0])
+        assert known.returncode == 0, known.stderr
+        caller = json.loads(known.stdout)
+        assert (caller["user"], caller["proof"], caller["credential"]) == ("shop", "certificate", "DNS:shop")
+        status, err = broker.stop()
+        assert (status, "Traceback" in err) == (0, False), err
