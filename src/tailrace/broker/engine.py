@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from tailrace.broker.access.access_verbs import AccessVerbs
+from tailrace.broker.access.audit import Audit
 from tailrace.broker.access.authenticator import CredentialCheck
 from tailrace.broker.access.authority import Authority, BrokerNames
 from tailrace.broker.access.passwords import Passwords
@@ -85,6 +86,7 @@ class Engine:
         passwords: Passwords | None = None,
         owners: Collection[int] = (),
         identities_changed: Callable[[], None] = lambda: None,
+        audit_line: Callable[[bytes], bool] = lambda line: True,
     ) -> None:
         self.replay_bounds = replay_bounds or ReplayBounds()
         self._sync_check_us = sync_check_us
@@ -115,8 +117,9 @@ class Engine:
         self.coordination = GroupVerbs(self.topics, self.pump, self.coordinators, self.leasing.evict)
         self.cron = CronVerbs(self.topics, self.pump, self.coordinators)
         self.authority = Authority(self._names(), (self._rights_changed, identities_changed))
-        passwords = passwords or Passwords(threads.read)
-        self.authenticator = CredentialCheck(self._identities, passwords, self.pump, owners=owners)
+        self.audit = Audit(self.pump, audit_line, self.authority.explained)
+        passwords, told = passwords or Passwords(threads.read), self.audit.logged_in
+        self.authenticator = CredentialCheck(self._identities, passwords, self.pump, owners=owners, told=told)
         stored = identities or MemoryIdentities()
         self.access = AccessVerbs(self.authority, stored, passwords, self.pump, entropy)
         store = stores[self.topics.storage()]
@@ -125,10 +128,8 @@ class Engine:
         self.gateway = self._gateway()
 
     def _gateway(self) -> Gateway:
-        parts = self._parts()
-        return Gateway(
-            self.topics, self.pump, self.metrics, self.space, self.authority, parts, quotas=self.quotas
-        )
+        places = self.topics, self.pump, self.metrics, self.space
+        return Gateway(*places, self.authority, self._parts(), quotas=self.quotas, audit=self.audit)
 
     def _names(self) -> BrokerNames:
         return BrokerNames(self.topics, self.coordinators)
@@ -288,6 +289,7 @@ class Engine:
         then call `closed`.
         """
         self.drain()
+        self.audit.close()
         self.topics.close(lambda: self._close_partitions(closed))
 
     def _close_partitions(self, closed: Callable[[], None]) -> None:

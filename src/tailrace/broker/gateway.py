@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from tailrace.broker.access.audit import Audit
 from tailrace.broker.access.authority import FILTERED, Authority
 from tailrace.broker.access.quotas import Quotas
 from tailrace.broker.metrics import Metrics
@@ -22,6 +23,7 @@ from tailrace.broker.runtime.pump import Pump
 from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.topics import Topics
 from tailrace.broker.upkeep.space_watch import SpaceWatch
+from tailrace.core.access.audited_requests import AUDITED
 from tailrace.core.model.access import Caller
 from tailrace.core.model.commands import (
     EARLIEST,
@@ -45,7 +47,7 @@ from tailrace.core.model.commands import (
 from tailrace.core.model.group_commands import Heartbeat
 from tailrace.core.model.identifiers import Refusal
 from tailrace.core.model.queue_commands import StageRows
-from tailrace.errors import InvalidRequest, TailraceError, Unavailable
+from tailrace.errors import Denied, InvalidRequest, TailraceError, Unauthenticated, Unavailable
 from tailrace.format import frame
 from tailrace.format.frame import Buffer
 from tailrace.format.small import measure
@@ -95,10 +97,12 @@ class Gateway:
         parts: Sequence[VerbPart] = (),
         *,
         quotas: Quotas,
+        audit: Audit,
     ) -> None:
         self._topics = topics
         self._space = space
         self._quotas = quotas
+        self._audit = audit
         self._pump = pump
         self._metrics = metrics
         self._authority = authority
@@ -122,7 +126,9 @@ class Gateway:
         }
         for part in parts:
             verbs.update(part.verbs)
-        self._verbs = {kind: (str(kind.__struct_config__.tag), verb) for kind, verb in verbs.items()}
+        self._verbs = {
+            kind: (str(kind.__struct_config__.tag), kind in AUDITED, verb) for kind, verb in verbs.items()
+        }
         self.gather = pump.gather
 
     def submit(self, request: Request, body: Buffer, respond: Respond, gate: Gate | None = None) -> None:
@@ -137,13 +143,16 @@ class Gateway:
                 refusal = self._authority.refusal(caller, request)
                 if refusal is not None:
                     self._metrics.refused(refusal.code)
+                    self._audit.refused(caller, request, refusal)
                     respond(refusal, NOTHING)
                     return
                 respond = self._guarded(caller, request, respond)
             if self._closing:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
-            name, verb = self._verbs[type(request)]
+            name, audited, verb = self._verbs[type(request)]
             self._metrics.requested(name)
+            if audited:
+                respond = self._audit.watched(caller, request, respond)
             if quotas.active:
                 quotas.check_room(request)
             if self._pump.full and type(request) in _TAKES_SPACE:
@@ -151,7 +160,10 @@ class Gateway:
             verb(request, body, respond, gate)
         except TailraceError as error:
             self._metrics.refused(error.code)
-            respond(refuse(error), NOTHING)
+            refusal = refuse(error)
+            if isinstance(error, Denied | Unauthenticated) and type(request) not in AUDITED:
+                self._audit.refused(gate.caller, request, refusal)
+            respond(refusal, NOTHING)
         except Exception as error:
             log.exception("request %s failed", type(request).__name__)
             self._metrics.refused("error")

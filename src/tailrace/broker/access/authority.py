@@ -19,7 +19,7 @@ import msgspec
 
 from tailrace.broker.groups.group_directory import GroupDirectory
 from tailrace.broker.topics import Topics
-from tailrace.core.access.resources import NEEDS, Need
+from tailrace.core.access.resources import NEEDS, Need, Needs
 from tailrace.core.access.rules import RuleBook, Verdict, refusal_of, rule_scope
 from tailrace.core.model.access import Caller, Identities, Resource, Right
 from tailrace.core.model.commands import Fetch, ListTopics, Publish, Reply, Request, TopicList
@@ -184,6 +184,18 @@ class Authority:
         """Whether a schedule may publish: with the rights of who made it. One that was made without users, or
         by the owner of the broker, goes on as the broker's own."""
         return not owner or self.user_may(owner, "publish", "topic", topic)
+
+    def explained(self, caller: Caller, request: Request) -> tuple[Needs, Verdict | None]:
+        """What a request needs, and the verdict that decides on it: the first that denies, or else the last.
+        None if no rule was asked."""
+        needs = NEEDS[type(request)](request, caller.user, self)
+        verdict = None
+        if not self.trusts(caller):
+            for need in needs:
+                verdict = self._book.meets(caller.user, need)
+                if not verdict.allowed:
+                    break
+        return needs, verdict
 
     def explain(self, user: str, right: Right, resource: Resource, name: str) -> Verdict:
         """Which rule decides on a right of a user, and why."""
