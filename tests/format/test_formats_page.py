@@ -1,6 +1,6 @@
 """docs/formats.md is true: its tables fit the code, and its program reads a file of frames.
 
-Covers `core/model/commands.py` and `core/model/queue_commands.py`.
+Covers `core/model/commands.py`, `core/model/queue_commands.py` and `core/model/access_commands.py`.
 """
 
 import re
@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from tailrace.core.model import commands, identifiers
+from tailrace.core.model.access_commands import AccessReply, AccessRequest
 from tailrace.core.model.facts import Fact
 from tailrace.core.model.group_commands import GroupReply, GroupRequest
 from tailrace.core.model.group_facts import CoordinationFact
@@ -103,11 +104,12 @@ def test_facts_tables() -> None:
     assert listed == [[str(tag_of(kind)), kind.__name__, fields_of(kind)] for kind in stored]
 
 
-def test_requests_and_answers_of_groups_and_leases() -> None:
+def test_requests_and_answers_of_groups_and_leases_and_users() -> None:
     rows = table("Groups and schedules") + table("Leases, delays, traces, atomic writes")
+    rows += table("Users, rules, quotas and tenants")
     listed = {row[0]: row[1].removesuffix("; body: the batch") for row in rows}
-    asked = [*kinds(GroupRequest), *kinds(DeliveryRequest)]
-    told = [*kinds(GroupReply), *kinds(DeliveryReply)]
+    asked = [*kinds(GroupRequest), *kinds(DeliveryRequest), *kinds(AccessRequest)]
+    told = [*kinds(GroupReply), *kinds(DeliveryReply), *kinds(AccessReply)]
     for kind in [*asked, *told]:
         assert listed.get(tag_of(kind)) == fields_of(kind), kind
     assert listed.keys() - {tag_of(kind) for kind in [*asked, *told]} == {"answer", "---"}
