@@ -25,6 +25,7 @@ from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
 from tailrace.cluster.embedded import FileCoordinator
 from tailrace.cluster.identity_file import TOKEN_FILE, FileIdentities, FirstToken
 from tailrace.config import Place, ServerOptions, exposed, listen_places, split_address
+from tailrace.core.model.access import Caller
 from tailrace.core.model.commands import Request
 from tailrace.errors import InvalidRequest, StorageFault
 from tailrace.format import codec
@@ -154,7 +155,14 @@ class Node:
         )
         engine, clock = self._host.engine, self._host.clock
         doorway = Doorway(clock)
-        self._http = HttpListener(reasons=self._reasons, warnings=self._warnings, metrics=self._render)
+        self._http = HttpListener(
+            reasons=self._reasons,
+            warnings=self._warnings,
+            metrics=self._render,
+            authenticator=engine.authenticator,
+            may_operate=self._may_operate,
+            secure=None if tls is None else (doorway, tls),
+        )
         self._native = Listener(
             engine.gateway,
             clock,
@@ -188,6 +196,9 @@ class Node:
             return await self._native.start(*place)
         await self._native.start_unix(place)
         return place
+
+    def _may_operate(self, caller: Caller) -> bool:
+        return self._host.engine.authority.may(caller, "operate", "broker", "")
 
     def _identities_changed(self) -> None:
         self._native.recheck()

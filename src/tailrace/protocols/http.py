@@ -3,6 +3,9 @@
 It knows only GET and HEAD, takes no bodies, and everything is bounded: 8 KiB of request head, 5 s for a
 request to arrive and 5 s for an answer to be taken, 100 connections. Its answers come from three callables,
 so it knows nothing of the broker.
+
+Whether the process lives, and whether it is ready, is told to everybody. The reasons, and the metrics, name
+topics and groups, and are for those who may operate the broker; without users that is everybody, too.
 """
 
 from __future__ import annotations
@@ -11,10 +14,17 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tailrace.core.model.access import Caller
+from tailrace.core.model.identifiers import Refusal
+from tailrace.errors import EDGES, InvalidRequest
 from tailrace.format.wire import PREAMBLE
+from tailrace.ports import Authenticator
+from tailrace.protocols.crowd import OpenDoor
+from tailrace.protocols.doorway import Arrival, Doorway, Guest, origin_of
 from tailrace.protocols.edge_tuning import (
     HTTP_CONNECTIONS_MAX,
     HTTP_HEAD_BYTES_MAX,
@@ -22,6 +32,8 @@ from tailrace.protocols.edge_tuning import (
     HTTP_LINGER_S,
     HTTP_REQUEST_S,
 )
+from tailrace.protocols.tls import ALERT_PLAIN, TlsFiles, begins_tls
+from tailrace.protocols.visitor import CHALLENGES, Visitor
 
 log = logging.getLogger("tailrace.http")
 
@@ -29,9 +41,12 @@ log = logging.getLogger("tailrace.http")
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
@@ -49,11 +64,21 @@ class _Answer(NamedTuple):
     keep: bool = True
 
 
+_DENIED = _Answer(403, b"this needs the right `operate` on the broker: ask an administrator for it\n")
+_SPEAKS_TLS = b"\x16"
+"""Stands for the head of a request of somebody who speaks TLS where it is not spoken."""
+
+
+def _everybody(caller: Caller) -> bool:
+    """Whoever may operate a broker without users."""
+    return True
+
+
 class HttpListener:
     """Serves the three pages until `close`.
 
     `reasons` tells why the node is not ready (empty: it is ready), `warnings` what may become a reason soon,
-    `metrics` gives the text for Prometheus.
+    `metrics` gives the text for Prometheus. `may_operate` tells who may see more than whether it is ready.
     """
 
     def __init__(
@@ -64,7 +89,13 @@ class HttpListener:
         warnings: Callable[[], Sequence[str]] = tuple,
         request_seconds: float = HTTP_REQUEST_S,
         connections_max: int = HTTP_CONNECTIONS_MAX,
+        authenticator: Authenticator | None = None,
+        may_operate: Callable[[Caller], bool] = _everybody,
+        secure: tuple[Doorway, TlsFiles] | None = None,
     ) -> None:
+        self._authenticator = authenticator or OpenDoor()
+        self._may_operate = may_operate
+        self._secure = secure
         self._reasons = reasons
         self._metrics = metrics
         self._warnings = warnings
@@ -75,10 +106,11 @@ class HttpListener:
         self._closing = False
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address in use (for port 0, the one that the system chose). Raises OSError if
-        the address is taken.
+        """Listen, with TLS if there is a certificate; returns the address in use (for port 0, the one that
+        the system chose). Raises OSError if the address is taken.
         """
-        self._server = await asyncio.start_server(self._accept, host, port, limit=HTTP_HEAD_BYTES_MAX)
+        factory: Any = self._protocol if self._secure is None else self._arrival
+        self._server = await asyncio.get_running_loop().create_server(factory, host, port)
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
 
@@ -93,6 +125,21 @@ class HttpListener:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
+
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        reader = asyncio.StreamReader(limit=HTTP_HEAD_BYTES_MAX)
+        return asyncio.StreamReaderProtocol(reader, self._accept)
+
+    def _arrival(self) -> Arrival:
+        assert self._secure is not None
+        return Arrival(*self._secure, self._protocol, self._secured)
+
+    def _secured(
+        self, protocol: Any, secured: asyncio.Transport, below: asyncio.Transport, guest: Guest
+    ) -> None:
+        """The handshake of a connection is over. From now on it is one of few, with little time."""
+        guest.leave()
+        protocol.connection_made(secured)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -124,6 +171,7 @@ class HttpListener:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after another, until either side closes."""
         rest = bytearray()
+        visitor = Visitor(origin_of(writer.transport), self._authenticator, _wall_us)
         while True:
             head_only = False
             try:
@@ -138,8 +186,17 @@ class HttpListener:
             except TimeoutError:
                 answer = _refusal(408, "the request did not arrive in time")
             else:
+                if head == _SPEAKS_TLS:
+                    writer.write(ALERT_PLAIN)
+                    log.debug("a peer speaks TLS at a port without it")
+                    await _linger(reader, writer)
+                    return
                 head_only = head.startswith(b"HEAD ")
-                answer = self._answer(head)
+                try:
+                    async with asyncio.timeout(self._request_seconds):
+                        answer = await self._answer(head, visitor)
+                except TimeoutError:
+                    answer = _refusal(503, "the credentials could not be looked at in time")
             writer.write(_encode(answer, head_only=head_only))
             async with asyncio.timeout(self._request_seconds):
                 await writer.drain()
@@ -147,7 +204,7 @@ class HttpListener:
                 await _linger(reader, writer)
                 return
 
-    def _answer(self, head: bytes) -> _Answer:
+    async def _answer(self, head: bytes, visitor: Visitor) -> _Answer:
         if head == PREAMBLE:
             return _refusal(400, "this is the port for health and metrics; clients connect to another one")
         try:
@@ -165,6 +222,8 @@ class HttpListener:
             name, colon, value = line.partition(":")
             if not colon or not name or name != name.strip() or any(c in value for c in "\r\n\0"):
                 return _refusal(400, "malformed header field")
+            if name.lower() == "authorization" and "authorization" in fields:
+                return _refusal(400, "two Authorization fields")
             fields[name.lower()] = value.strip()
         if "transfer-encoding" in fields or fields.get("content-length", "0") != "0":
             return _refusal(400, "a request body is not expected here")
@@ -175,27 +234,39 @@ class HttpListener:
         if method not in ("GET", "HEAD"):
             return _refusal(405, "only GET and HEAD")
         try:
-            return self._page(target.partition("?")[0])._replace(keep=keep)
+            path, field = target.partition("?")[0], fields.get("authorization")
+            return (await self._page(path, field, visitor))._replace(keep=keep)
+        except InvalidRequest as error:
+            return _refusal(400, error.message)
         except Exception:
             log.exception("%s failed", target)
             return _refusal(500, "the page could not be made; the log says why")
 
-    def _page(self, path: str) -> _Answer:
+    async def _page(self, path: str, field: str | None, visitor: Visitor) -> _Answer:
         if path == "/healthz":
             return _Answer(200, b"ok\n")
         if path == "/readyz":
             reasons = list(self._reasons())
-            answer = {"ready": not reasons, "reasons": reasons, "warnings": list(self._warnings())}
+            answer: dict[str, Any] = {"ready": not reasons}
+            caller = await visitor.caller(field)
+            if isinstance(caller, Caller) and self._may_operate(caller):
+                answer |= {"reasons": reasons, "warnings": list(self._warnings())}
             body = json.dumps(answer).encode("ascii") + b"\n"
             return _Answer(503 if reasons else 200, body, _JSON)
         if path == "/metrics":
+            caller = await visitor.caller(field)
+            if isinstance(caller, Refusal):
+                return _Answer(EDGES[caller.code].http, caller.message.encode("utf-8") + b"\n")
+            if not self._may_operate(caller):
+                return _DENIED
             return _Answer(200, self._metrics(), _METRICS)
         return _Answer(404, b"not found: there are /healthz, /readyz and /metrics\n")
 
 
 async def _head(reader: asyncio.StreamReader, rest: bytearray) -> bytes:
     """The head of the next request; bytes behind it stay in `rest`. A client of the native protocol is
-    recognised by its first bytes, because it would wait for an answer without ever ending a head."""
+    recognised by its first bytes, because it would wait for an answer without ever ending a head; so is one
+    that speaks TLS."""
     while not rest.startswith(PREAMBLE):
         end = rest.find(b"\r\n\r\n")
         if (end if end >= 0 else len(rest)) > HTTP_HEAD_BYTES_MAX:
@@ -204,11 +275,17 @@ async def _head(reader: asyncio.StreamReader, rest: bytearray) -> bytes:
             head = bytes(rest[: end + 4])
             del rest[: end + 4]
             return head
+        if begins_tls(rest):
+            return _SPEAKS_TLS
         chunk = await reader.read(HTTP_HEAD_BYTES_MAX)
         if not chunk:
             raise asyncio.IncompleteReadError(bytes(rest), None)
         rest += chunk
     return PREAMBLE
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1000
 
 
 def _refusal(status: int, text: str) -> _Answer:
@@ -217,6 +294,8 @@ def _refusal(status: int, text: str) -> _Answer:
 
 def _encode(answer: _Answer, *, head_only: bool) -> bytes:
     allow = "Allow: GET, HEAD\r\n" if answer.status == 405 else ""
+    if answer.status == 401:
+        allow = "".join(f"WWW-Authenticate: {challenge}\r\n" for challenge in CHALLENGES)
     head = (
         f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
         f"Content-Type: {answer.content_type}\r\n"
@@ -233,8 +312,9 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """
     if writer.transport.is_closing():  # The peer is gone; uvloop's transport takes no EOF any more.
         return
-    with contextlib.suppress(OSError):  # The peer may have closed its side already.
-        writer.write_eof()
+    if writer.can_write_eof():  # TLS has no such thing.
+        with contextlib.suppress(OSError):  # The peer may have closed its side already.
+            writer.write_eof()
     left = HTTP_LINGER_BYTES_MAX
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HTTP_LINGER_S):

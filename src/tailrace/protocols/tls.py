@@ -24,6 +24,7 @@ import msgspec
 
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec
+from tailrace.format.frame import Buffer
 from tailrace.format.wire import PREAMBLE, prefix
 from tailrace.protocols.edge_tuning import CERTIFICATE_NAMES_MAX, TLS_HELLO_BYTES
 
@@ -210,9 +211,9 @@ def spoken(first: bytes) -> Tongue | None:
     return "http" if first[:1].isalpha() and first[:1].isupper() else "unknown"
 
 
-def begins_tls(first: bytes) -> bool:
+def begins_tls(first: Buffer) -> bool:
     """Whether a peer at a port without TLS speaks it."""
-    return first[:2] == bytes((_HANDSHAKE, 3))
+    return bytes(first[:2]) == bytes((_HANDSHAKE, 3))
 
 
 def plain_answer(tongue: Tongue) -> bytes:
