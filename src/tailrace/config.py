@@ -46,6 +46,13 @@ class Storage(msgspec.Struct, frozen=True):
     free_bytes_low: int = 1 * GIB
 
 
+class AuditFiles(msgspec.Struct, frozen=True):
+    """Options of the audit log."""
+
+    bytes_max: int = 10 * MIB
+    files_max: int = 5
+
+
 class ServerOptions(msgspec.Struct, frozen=True):
     """All options of a broker."""
 
@@ -57,10 +64,16 @@ class ServerOptions(msgspec.Struct, frozen=True):
     tls: TlsOptions = TlsOptions()
     limits: Limits = Limits()
     storage: Storage = Storage()
+    audit: AuditFiles = AuditFiles()
     topic_defaults: dict[str, Any] = {}
 
 
-TABLES: dict[str, type[msgspec.Struct]] = {"tls": TlsOptions, "limits": Limits, "storage": Storage}
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "tls": TlsOptions,
+    "limits": Limits,
+    "storage": Storage,
+    "audit": AuditFiles,
+}
 
 WORDS: dict[str, tuple[str, ...]] = {
     "log_level": LOG_LEVELS,
@@ -78,6 +91,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "storage.storage_threads": (1, 64),
     "storage.scrub_period_hours": (0, 8760),
     "storage.free_bytes_low": (0, 1024 * GIB),
+    "audit.bytes_max": (64 * KIB, 1 * GIB),
+    "audit.files_max": (1, 1_000),
 }
 
 # Variables that are no options of the broker: the client's address and what it proves itself with, the path

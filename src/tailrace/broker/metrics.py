@@ -98,7 +98,7 @@ class _TopicFigures:
 
 
 class Metrics(Collector):
-    """All metrics of one broker. `connections` and `in_flight_bytes` are set by their owner."""
+    """All metrics of one broker. `connections`, `in_flight_bytes` and `audit_...` are set by their owner."""
 
     __slots__ = (
         "_fetch",
@@ -114,6 +114,9 @@ class Metrics(Collector):
         "_snapshot",
         "_strays",
         "_topics",
+        "audit_failing",
+        "audit_lines",
+        "audit_missed",
         "connections",
         "damages",
         "in_flight_bytes",
@@ -147,6 +150,7 @@ class Metrics(Collector):
         self.storage_full = self.storage_low = self.storage_free_bytes = self.storage_total_bytes = 0
         self.connections = 0
         self.in_flight_bytes = 0
+        self.audit_lines = self.audit_missed = self.audit_failing = 0
         self.damages = 0
         self.scrubbed_bytes = self.scrub_damages = self.scrub_ended_us = 0
         self._registry = CollectorRegistry(auto_describe=False)
@@ -248,6 +252,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "tailrace_in_flight_bytes", "Bytes of requests and replies held now", self.in_flight_bytes
         )
+        yield from self._audit_families()
         yield self._lag.family("tailrace_loop_lag_seconds", "How late timers of the event loop fired")
         # The worst since the last scrape: a histogram alone hides one long stall among many short ones.
         yield GaugeMetricFamily(
@@ -275,6 +280,19 @@ class Metrics(Collector):
                 "Resident memory without mapped files (RssAnon)",
                 anonymous,
             )
+
+    def _audit_families(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "tailrace_audit_lines", "Lines written into the audit log since the start", self.audit_lines
+        )
+        yield CounterMetricFamily(
+            "tailrace_audit_lines_missed",
+            "Lines left out of it: too many at a time, or no room while the disk failed",
+            self.audit_missed,
+        )
+        yield GaugeMetricFamily(
+            "tailrace_audit_failing", "1 while the audit log cannot be written", self.audit_failing
+        )
 
     def _storage_families(self) -> Iterator[Metric]:
         strays = self._strays()

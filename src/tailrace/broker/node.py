@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tailrace.broker.access.first_administrator import NAME as FIRST_NAME
 from tailrace.broker.access.passwords import HashThreads, Passwords
 from tailrace.broker.engine import Engine
 from tailrace.broker.runtime.clock import SystemClock
@@ -35,6 +36,7 @@ from tailrace.protocols.doorway import Doorway
 from tailrace.protocols.http import HttpListener
 from tailrace.protocols.native import Listener
 from tailrace.protocols.tls import TlsFiles, Unusable
+from tailrace.storage.audit_log import AuditLog
 from tailrace.storage.disk import RealDisk
 from tailrace.storage.files.file_store import FileStore
 from tailrace.storage.memory_log import MemoryStore
@@ -43,6 +45,7 @@ from tailrace.storage.threads import StorageThreads
 
 log = logging.getLogger("tailrace.node")
 
+AUDIT_FILE = "audit.log"
 LAG_S = 0.1
 FILES_S = 5.0
 CLOSE_S = 60.0
@@ -73,6 +76,8 @@ class LoopHost:
         threads = StorageThreads(self._storage_ready, count=options.storage.storage_threads)
         disk = RealDisk(root)
         self._hashing = HashThreads(threads.tell)
+        audit = options.audit
+        self.audit_log = AuditLog(root / AUDIT_FILE, bytes_max=audit.bytes_max, files_max=audit.files_max)
         self._first_token = FirstToken(disk, partial(_private, root)) if speaks_tls else None
         self.admin_token: Path | None = None
         """The file with the token of the first administrator, if this start made one."""
@@ -91,6 +96,7 @@ class LoopHost:
             passwords=Passwords(self._hashing.run),
             owners={0, os.geteuid()},
             identities_changed=identities_changed,
+            audit_line=self.audit_log.put,
         )
         self._root = root
         self._pump = self.engine.pump
@@ -100,6 +106,7 @@ class LoopHost:
         TLS and has none yet makes an administrator."""
         if self.engine.access.load(self._first_token):
             self.admin_token = self._root / TOKEN_FILE
+            self.engine.audit.started("there were no users: an administrator was made", user=FIRST_NAME)
 
     def _wake(self) -> None:
         self._loop.call_soon(self._pump.turn)
@@ -130,6 +137,7 @@ class LoopHost:
     def _release(self) -> None:
         self._hashing.close()
         self.engine.release()
+        self.audit_log.close()
 
 
 class Node:
@@ -175,6 +183,9 @@ class Node:
         )
         try:
             await asyncio.to_thread(self._host.load_identities)
+            if options.insecure and (hosts := exposed(options)):
+                text = "insecure = true, and other machines reach this broker"
+                engine.audit.started(text, listen=", ".join(hosts))
             # During recovery, health can be asked, and clients hear that the broker is starting.
             self.http_address = await self._http.start(*split_address(options.http_listen))
             self._native.starting = True
@@ -218,12 +229,17 @@ class Node:
         return self._host.engine.faults() if self.ready else ["starting"]
 
     def _warnings(self) -> list[str]:
-        return self._host.engine.space.warnings() + self._files.warnings()
+        trouble = self._host.audit_log.trouble
+        unwritten = [] if trouble is None else [trouble]
+        return self._host.engine.space.warnings() + self._files.warnings() + unwritten
 
     def _render(self) -> bytes:
         metrics = self._host.engine.metrics
         metrics.connections = len(self._native.links)
         metrics.in_flight_bytes = self._native.held_bytes
+        metrics.audit_lines = self._host.audit_log.lines
+        metrics.audit_missed = self._host.engine.audit.missed
+        metrics.audit_failing = int(self._host.audit_log.trouble is not None)
         return metrics.render()
 
     async def _watch_lag(self) -> None:
