@@ -49,12 +49,13 @@ class LogWriter:
             pump.threads.append(log, frames, turn.synced, partial(self._ended, turn))
             return
         error: Exception | None = None
+        began_us = pump.clock.now_us()  # Not when the turn began: long decisions are not a slow disk.
         try:
             log.append(frames, sync=False)
         except StorageFault as fault:
             error = fault
         now_us = pump.clock.now_us()
-        if now_us - turn.started_us > SLOW_WRITE_US:
+        if now_us - began_us > SLOW_WRITE_US:
             pump.threads_only_until_us = now_us + THREADS_ONLY_US
         self._outstanding -= 1
         self._written(turn, error)
