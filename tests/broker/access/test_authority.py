@@ -98,8 +98,8 @@ def test_a_refusal_says_the_same_of_topics_that_are_not_there(broker: GuardedBro
         reply = broker.tell("anna", DescribeTopic(name))
         assert reply.code == "denied"
         assert reply.message.replace(f"'{name}'", "N").replace(f"topic {name}`", "topic N`") == (
-            "anna may not see topic N: ask an administrator for "
-            "`tailrace acl add allow user:anna read topic N`"
+            "anna may not do anything with topic N: ask an administrator for "
+            "`tailrace acl add allow user:anna RIGHT topic N`, with the right that you need"
         )
 
 

@@ -253,10 +253,11 @@ def refusal_of(user: str, need: Need, verdict: Verdict) -> Refusal:
         text += ": that is denied; an administrator can tell why with `tailrace acl check`"
     elif verdict.cause == "internal":
         text += ": that is for administrators"
-    elif resource == "broker" or not check_name(name, internal=True):  # Nobody shall copy anything else.
-        given = "read" if right == "any" and resource == "topic" else "consume" if right == "any" else right
-        on = resource if resource == "broker" else f"{resource} {_short(name)}"
+    elif name == _short(name) and (resource == "broker" or not check_name(name, internal=True)):
+        # A name that is none must not get into a command that somebody copies.
+        given, on = ("RIGHT" if right == "any" else right), f"{resource} {name}".rstrip()
         text += f": ask an administrator for `tailrace acl add allow user:{_short(user)} {given} {on}`"
+        text += ", with the right that you need" if right == "any" else ""
     return Refusal(Denied.code, text, details=_details(need))
 
 
@@ -278,6 +279,6 @@ def _deed(right: str, resource: str, name: str) -> str:
         "read": f"read {what}",
         "consume": f"consume from {what}" if resource == "topic" else f"consume as {what}",
         "settle": f"settle messages of {what}",
-        "any": f"see {what}",
+        "any": f"do anything with {what}",
     }
     return verbs.get(right, f"administer {what}")
