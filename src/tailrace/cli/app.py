@@ -99,7 +99,8 @@ app = typer.Typer(
     rich_markup_mode="rich" if decorated() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A persistent message queue on one machine: a topic is a log and a queue at the same time. "
-    "Messages are delivered at least once; clients connect by loopback.",
+    "Messages are delivered at least once; clients connect by loopback, a Unix "
+    "socket or TLS.",
 )
 app.add_typer(serving)
 app.add_typer(topics, name="topic")

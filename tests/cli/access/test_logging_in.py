@@ -206,3 +206,36 @@ def test_a_typed_password_logs_in(guarded: Guarded) -> None:
     assert "user dora is added" in terminal.shown
     assert "MARKER of dora" not in terminal.shown
     assert guarded.by("dora", "whoami", password="MARKER of dora").status == 0
+
+
+def test_an_administrator_of_a_tenant_rules_there_and_nowhere_else(guarded: Guarded) -> None:
+    assert guarded.by("anna", "tenant", "add", "acme").status == 0
+    assert guarded.by("anna", "user", "add", "acme/root", "--administrator", "--no-password").status == 0
+    token = guarded.new_token("anna", "acme", "--user", "acme/root")["secret"]
+    (caller,) = guarded.token(token, "whoami", "--json").rows
+    assert (caller["user"], caller["tenant"], caller["administrator"]) == ("acme/root", "acme", True)
+    for arguments in (
+        ("user", "add", "acme/worker", "--no-password"),
+        ("acl", "add", "allow", "user:acme/worker", "publish", "topic", "acme/*"),
+        ("topic", "create", "acme/jobs", "--partitions", "1"),
+        ("acl", "check", "--user", "acme/worker", "publish", "topic", "acme/jobs"),
+    ):
+        done = guarded.token(token, *arguments)
+        assert done.status == 0, (arguments, done.err)
+    for arguments in (
+        ("user", "add", "worker", "--no-password"),
+        ("user", "add", "other/worker", "--no-password"),
+        ("user", "remove", "ben"),
+        ("acl", "add", "allow", "user:acme/worker", "publish", "topic", "*"),
+        ("acl", "add", "allow", "user:ben", "publish", "topic", "acme/*"),
+        ("topic", "create", "jobs", "--partitions", "1"),
+        ("quota", "put", "user:acme/worker", "--connections-max", "1"),
+        ("tenant", "add", "other"),
+        ("tenant", "remove", "acme"),
+    ):
+        done = guarded.token(token, *arguments)
+        assert (done.status, done.out) == (DENIED, ""), arguments
+    seen = [row["user"] for row in guarded.token(token, "user", "list", "--json").rows]
+    assert seen == ["acme/root", "acme/worker"]
+    topics = [row["topic"] for row in guarded.token(token, "topic", "list", "--json").rows]
+    assert topics == ["acme/jobs"]

@@ -161,8 +161,8 @@ def test_typed_passwords_are_not_shown_and_in_no_argument() -> None:
 
 
 def test_typed_passwords_that_differ_change_nothing() -> None:
-    terminal = Terminal("user", "passwd", "anna", "--url", NOWHERE)
-    for prompt, typed in zip(PROMPTS, ("MARKER one", "MARKER two"), strict=True):
+    terminal = Terminal("user", "passwd", "--url", NOWHERE)
+    for prompt, typed in zip(("New password: ", PROMPTS[1]), ("MARKER one", "MARKER two"), strict=True):
         terminal.wait_for(prompt)
         terminal.type(f"{typed}\n")
     assert terminal.end() == EDGES["invalid_request"].exit

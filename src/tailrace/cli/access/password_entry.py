@@ -28,9 +28,9 @@ PasswordStdin = Annotated[
 Generate = Annotated[bool, typer.Option("--generate", help="Make a password, and print it once.")]
 
 
-def new_password(name: str, *, from_stdin: bool, generate: bool) -> str:
-    """The new password of a user; whoever generates it prints it. Call it while no connection is open and no
-    event loop runs: people take their time, and Ctrl-C must end it."""
+def new_password(name: str | None, *, from_stdin: bool, generate: bool) -> str:
+    """The new password of a user, or one's own (None); whoever generates it prints it. Call it while no
+    connection is open and no event loop runs: people take their time, and Ctrl-C must end it."""
     if from_stdin and generate:
         raise InvalidRequest("--password-stdin or --generate, not both")
     if generate:
@@ -48,14 +48,14 @@ def generated() -> str:
     return "-".join("".join(secrets.choice(LETTERS) for _ in range(GROUP_LETTERS)) for _ in range(GROUPS))
 
 
-def _asked(name: str) -> str:
+def _asked(name: str | None) -> str:
     """The password as somebody types it, twice."""
     from getpass import GetPassWarning, getpass
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", GetPassWarning)
-            first = getpass(f"New password of {printable(name)}: ")
+            first = getpass("New password: " if name is None else f"New password of {printable(name)}: ")
             again = getpass("The same once more: ")
     except GetPassWarning:
         raise InvalidRequest("the terminal would show the password: use --password-stdin") from None

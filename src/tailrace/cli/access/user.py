@@ -36,10 +36,11 @@ FIRST = """\
   TAILRACE_TOKEN=...                 a token; `tailrace token create NAME` makes one
   TAILRACE_URL={scheme}://{name}:PASSWORD@{place}
   ~/.config/tailrace/credentials     a file that only you may read (chmod 600):
-    ["{place}"]
+    ["{entry}"]
     user = "{name}"
     password = "..."
-Nobody else may do anything until a rule allows it: `tailrace acl add --help`"""
+Nobody else may do anything until a rule allows it: `tailrace acl add --help`. Whoever runs the broker still
+may do everything, over its Unix socket or in its own process."""
 """What the first user changes."""
 
 
@@ -104,7 +105,7 @@ def passwd(
 ) -> None:
     """Change a password, one's own or another user's. Connections that logged in with the old one end."""
     output = Output(as_json=json)
-    password = new_password(name or "yours", from_stdin=password_stdin, generate=generate)
+    password = new_password(name, from_stdin=password_stdin, generate=generate)
 
     async def work(client: Client) -> None:
         access = client.access()
@@ -128,7 +129,8 @@ def _first(name: str, url: str | None) -> str:
     scheme, place = "tailrace", "HOST:7400"
     if address.hosts:
         scheme, place = address.scheme, str(address.hosts[0])
-    return FIRST.format(name=printable(name), scheme=scheme, place=printable(place))
+    entry = str(address) if address.kind == "unix" else place
+    return FIRST.format(name=printable(name), scheme=scheme, place=printable(place), entry=printable(entry))
 
 
 def _told(output: Output, record: dict[str, Any], text: str, password: str | None) -> None:
