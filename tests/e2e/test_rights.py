@@ -118,3 +118,46 @@ def test_rules_survive_a_kill(tmp_path: Path) -> None:
         broker.start()
         asyncio.run(after(broker))
         assert "Traceback" not in broker.words()
+
+
+def test_dead_letters_are_a_matter_of_their_origin(tmp_path: Path) -> None:
+    async def run(broker: BrokerProcess) -> None:
+        await furnish(broker)
+        async with of(broker, "root", ROOT) as root, of(broker, "anna", ANNA) as anna:
+            rules = root.access()
+            await root.admin().create_topic("t.dlq", partitions=1)
+            for value in (b"one", b"two"):
+                async with root.producer("t") as producer:
+                    await producer.publish(value)
+            async with root.consumer("t", "g") as consumer:
+                for _ in range(2):
+                    await (await asyncio.wait_for(anext(consumer), 20)).reject("no use")
+            async with root.reader("t.dlq", start="earliest") as reader:
+                for _ in range(2):
+                    await asyncio.wait_for(anext(reader), 20)
+            await rules.add_rule("allow", "user:anna", ["read", "settle"], "topic", "t.dlq")
+            assert await refused(anna.dead_letters("t").list()) is Denied  # The rule names the wrong topic.
+            await rules.add_rule("allow", "user:anna", ["read"], "topic", "t")
+            letters = anna.dead_letters("t")
+            assert [letter.message.value for letter in await letters.list()] == [b"one", b"two"]
+            assert await refused(letters.purge()) is Denied
+            await rules.add_rule("allow", "user:anna", ["settle"], "topic", "t")
+            done = await letters.redrive()
+            assert (done.count, done.failed) == (0, 2)
+            assert "may not settle messages of group 'g'" in done.problems[0]
+            await rules.add_rule("allow", "user:anna", ["settle"], "group", "g")
+            await root.admin().trim_topic("t", 0, 1)  # The first has to be published again.
+            done = await letters.redrive()
+            assert (done.reopened, done.republished, done.failed) == (1, 0, 1)
+            assert "may not publish to topic 't'" in done.problems[0]
+            assert await refused(send(anna, "t.dlq", b"forged")) is Denied
+            await rules.add_rule("allow", "user:anna", ["publish"], "topic", "t")
+            done = await letters.redrive()
+            assert (done.reopened, done.republished, done.failed) == (0, 1, 0)
+            async with root.consumer("t", "g") as consumer:
+                again = [await asyncio.wait_for(anext(consumer), 20) for _ in range(2)]
+                assert sorted(message.value for message in again) == [b"one", b"two"]
+
+    with BrokerProcess(tmp_path / "data").start() as broker:
+        asyncio.run(run(broker))
+        assert "Traceback" not in broker.words()

@@ -21,6 +21,7 @@ TABLE: list[tuple[Any, list[str]]] = [
     (topics.DescribeTopic("t"), ["any topic t"]),
     (topics.FindOffsets("t", 0), ["any topic t"]),
     (topics.Publish("t", 0, 0, 0), ["publish topic t"]),
+    (topics.Publish("t.dlq", 0, 0, 0), ["publish topic t.dlq", "settle topic t.dlq"]),
     (topics.ClaimProducer("t", 0, 7), ["publish topic t"]),
     (topics.Fetch("t", [(0, 0)]), ["read topic t"]),
     (topics.ReadKey("t", 0, b"k"), ["read topic t"]),

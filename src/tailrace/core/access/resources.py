@@ -101,8 +101,15 @@ def _nothing(request: Any, user: str, stored: NameLookup) -> Needs:
     return NOTHING
 
 
+def publishing(topic: str) -> Needs:
+    """The needs of putting messages into a topic. A dead letter that somebody writes by hand is redriven like
+    any other, so that its writer has to be one who may make dead letters of messages."""
+    need = Need("publish", "topic", topic)
+    return (need, Need("settle", "topic", topic)) if topic.endswith(DEAD_LETTERS) else (need,)
+
+
 def _publish(request: Any, user: str, stored: NameLookup) -> Needs:
-    return (Need("publish", "topic", request.topic),)
+    return publishing(request.topic)
 
 
 def _read(request: Any, user: str, stored: NameLookup) -> Needs:
@@ -208,7 +215,7 @@ def _describe_group(request: groups.DescribeGroup, user: str, stored: NameLookup
 
 
 def _put_schedule(request: groups.PutSchedule, user: str, stored: NameLookup) -> Needs:
-    needs = (Need("bear", "schedule", request.name), Need("publish", "topic", request.topic))
+    needs = (Need("bear", "schedule", request.name), *publishing(request.topic))
     known = stored.schedule(request.name)
     if known is None or known[1] == user or known[0] == request.topic:
         return needs
@@ -225,7 +232,7 @@ def _delete_schedule(request: groups.DeleteSchedule, user: str, stored: NameLook
 
 
 def _stage(request: queues.StageRows, user: str, stored: NameLookup) -> Needs:
-    return (Need("publish", "topic", request.topic), Need("bear", "writer", request.writer))
+    return (*publishing(request.topic), Need("bear", "writer", request.writer))
 
 
 def _decide(request: queues.DecideStaged | queues.AbortStaged, user: str, stored: NameLookup) -> Needs:
@@ -235,7 +242,7 @@ def _decide(request: queues.DecideStaged | queues.AbortStaged, user: str, stored
     names.update(dict.fromkeys(group[1] for group in request.grouped))
     decided = dict.fromkeys(stored.decided_topics(request.writer))
     hidden = _hidden("writer", request.writer)
-    named = [Need("publish", "topic", name) for name in names] or [Need("publish", "topic", None)]
+    named = [need for name in names for need in publishing(name)] or [Need("publish", "topic", None)]
     others = [Need("publish", "topic", name, hidden) for name in decided if name not in names]
     return (Need("bear", "writer", request.writer), *named, *others)
 
