@@ -87,7 +87,7 @@ async def _introduce(where: tuple[str, int], rules: int, topics: str) -> Known:
 def _rule_about_others(number: int) -> AddRule:
     """Of the worker itself, of a team or of everyone, and about topics of all kinds: none can be left out
     without a look."""
-    subject = (f"user:{WORKER}", f"team:team-{number}", "everyone", f"user:other-{number}")[number % 4]
+    subject = (f"user:{WORKER}", f"team:team-{number}", "everyone", f"team:other-{number}")[number % 4]
     effect: Any = "deny" if number % 3 == 0 else "allow"
     return AddRule(effect, subject, ["publish", "read"], "topic", f"other-{number}-*")
 

@@ -302,6 +302,14 @@ def test_too_many_logins_of_an_address_are_refused_and_those_of_others_are_not(k
     assert isinstance(known.login(Credentials("root", PASSWORD), Origin("10.0.0.2")), Caller)
 
 
+def test_users_of_one_machine_do_not_wait_for_each_other(known: Door) -> None:
+    for _ in range(8):
+        known.refused(Credentials("root", "wrong"), Origin("", uid=7001))
+    others = known.begin(anna(), Origin("", uid=7002))
+    known.settle()
+    assert [type(end) for end in others] == [Caller]
+
+
 def test_every_login_is_told_once_and_without_secrets(known: Door) -> None:
     made = known.do(CreateToken("ci", "anna"))
     for credentials in (anna(), anna("wrong"), Credentials(token=made.secret), Credentials(token="x"), None):

@@ -24,6 +24,7 @@ from tailrace.broker.runtime.turn import NOTHING, refuse
 from tailrace.broker.upkeep.open_files import OpenFiles, raise_limit
 from tailrace.broker.upkeep.spare_memory import SparePages, heap_trimmer
 from tailrace.cluster.embedded import FileCoordinator
+from tailrace.cluster.identity_file import FILE as IDENTITY_FILE
 from tailrace.cluster.identity_file import TOKEN_FILE, FileIdentities, FirstToken
 from tailrace.config import Place, ServerOptions, exposed, listen_places, split_address
 from tailrace.core.model.access import Caller
@@ -106,6 +107,11 @@ class LoopHost:
         TLS and has none yet makes an administrator."""
         if self.engine.access.load(self._first_token):
             self.admin_token = self._root / TOKEN_FILE
+        if (self._root / IDENTITY_FILE).exists() and not _private(self._root, IDENTITY_FILE):
+            log.warning(
+                "%s can be read by others, or belongs to another user: make it readable for its owner only",
+                IDENTITY_FILE,
+            )
             self.engine.audit.started("there were no users: an administrator was made", user=FIRST_NAME)
 
     def _wake(self) -> None:

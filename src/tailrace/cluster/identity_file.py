@@ -33,8 +33,8 @@ TOKEN_FILE = "admin.token"
 VERSION = 1
 TOKEN_FILE_BYTES_MAX = 4096
 ADVICE = (
-    f"restore it from a backup; or, to start without any users, move {FILE} away if it is there, and remove "
-    f"{EXPECTED}: then everybody who reaches this broker may do everything until a user is added"
+    f"restore {FILE} from a backup; to start without any users, move it away if it is there, and remove "
+    f"{EXPECTED}: then everybody who reaches this broker may do everything until there is a user"
 )
 _TEXT = f"This broker has users. They are in {FILE}; without that file beside this one it does not start.\n"
 
@@ -59,16 +59,14 @@ class FileIdentities:
         data = read_small(self._disk, FILE)
         if data is None:
             if self._disk.exists(EXPECTED):
-                raise Corrupt(
-                    f"{FILE} is missing, and this broker had users; {ADVICE}", path=FILE, position=0
-                )
+                raise _corrupt(f"{FILE} is missing, and this broker had users")
             return None
         try:
             identities = decode_identities(data)
         except Corrupt as error:
-            raise Corrupt(f"{FILE}: {error.message}; {ADVICE}", path=FILE, position=0) from error
+            raise _corrupt(f"{FILE}: {error.message}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError):  # The latter repeats what is in the file.
-            raise Corrupt(f"{FILE} is damaged; {ADVICE}", path=FILE, position=0) from None
+            raise _corrupt(f"{FILE} is damaged") from None
         if identities.users and not self._disk.exists(EXPECTED):
             replace_file(self._disk, EXPECTED, _TEXT.encode())
         return identities
@@ -135,6 +133,10 @@ def decode_identities(data: bytes) -> Identities:
     if stored.version != VERSION:
         raise Corrupt(f"it is of version {stored.version}, this release reads {VERSION}")
     return msgspec.json.decode(stored.identities, type=Identities)
+
+
+def _corrupt(text: str) -> Corrupt:
+    return Corrupt(text, outcome="none", path=FILE, position=0, hint=ADVICE)
 
 
 def read_small(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:

@@ -222,6 +222,13 @@ def test_a_password_that_is_hashed_when_the_broker_ends_changes_nothing() -> Non
 # ------------------------------------------------------------------------------------------- what users do
 
 
+def test_an_administrator_changes_its_own_password() -> None:
+    broker, root = started()
+    broker.done(root, AlterUser("root", "another secret"))
+    broker.login("root", "another secret")
+    assert broker.code(broker.login("root", "another secret"), AlterUser("root", "")) == "invalid_request"
+
+
 def test_users_look_after_their_own_tokens_and_passwords() -> None:
     broker, root = started()
     broker.done(root, AddUser("anna", PASSWORD))

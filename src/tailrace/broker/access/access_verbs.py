@@ -68,9 +68,6 @@ PAGE_MAX = 1_000
 RETRY_MS = 100
 NOT_YET = "not hashed yet"
 """Stands for the hash of a password while a change is tried without storing it."""
-ChangeListener = Callable[[Caller, IdentityChange, Reply], None]
-"""Told of every change that was stored or refused, by whom it was asked for, and its answer without a secret.
-A command with a password hides it in its `repr`."""
 _Key = TypeVar("_Key", str, int)
 
 
@@ -83,10 +80,6 @@ class _Waiting(NamedTuple):
     respond: Respond
 
 
-def _nobody(caller: Caller, request: IdentityChange, reply: Reply) -> None:
-    """Ignore a change."""
-
-
 class AccessVerbs:
     """Answers requests about access. All methods run on the loop, but `load`."""
 
@@ -97,15 +90,12 @@ class AccessVerbs:
         passwords: Passwords,
         pump: Pump,
         entropy: Callable[[int], bytes],
-        *,
-        told: ChangeListener = _nobody,
     ) -> None:
         self._authority = authority
         self._store = store
         self._passwords = passwords
         self._pump = pump
         self._entropy = entropy
-        self._told = told
         self._line: deque[_Waiting] = deque()
         self._hashing = 0
         self._storing = False
@@ -138,7 +128,7 @@ class AccessVerbs:
         self._closing = True
         line, self._line = self._line, deque()
         for waiting in line:
-            self._answer(waiting, _gone())
+            waiting.respond(_gone(), NOTHING)
 
     # -- changes
 
@@ -152,7 +142,7 @@ class AccessVerbs:
         waiting = _Waiting(request, self._given(request, gate.caller), gate.caller, respond)
         if self._outlives(request, gate.caller):
             text = "a token does not set passwords: log in with the password, or ask an administrator"
-            self._answer(waiting, refuse(Denied(text)))
+            waiting.respond(refuse(Denied(text)), NOTHING)
             return
         if not (isinstance(request, AddUser | AlterUser) and request.password):
             self._queue(waiting)
@@ -161,7 +151,7 @@ class AccessVerbs:
         trial = msgspec.structs.replace(waiting.given, password=NOT_YET)
         refusal = change(self._identities, request, trial)
         if isinstance(refusal, Refusal):
-            self._answer(waiting, refusal)
+            waiting.respond(refusal, NOTHING)
             return
         self._hashing += 1
         self._passwords.hash(gate.caller.address, request.password, partial(self._hashed, waiting))
@@ -192,9 +182,9 @@ class AccessVerbs:
     def _hashed(self, waiting: _Waiting, hashed: str | Refusal) -> None:
         self._hashing -= 1
         if isinstance(hashed, Refusal):
-            self._answer(waiting, hashed)
+            waiting.respond(hashed, NOTHING)
         elif self._closing:
-            self._answer(waiting, _gone())
+            waiting.respond(_gone(), NOTHING)
         else:
             given = msgspec.structs.replace(waiting.given, password=hashed)
             self._queue(waiting._replace(given=given))
@@ -211,11 +201,11 @@ class AccessVerbs:
             refusal = self._authority.refusal(waiting.caller, waiting.request)
             outcome = refusal or change(before, waiting.request, waiting.given)
             if isinstance(outcome, Refusal):
-                self._answer(waiting, outcome)
+                waiting.respond(outcome, NOTHING)
                 continue
             identities, reply = outcome
             if identities is before:
-                self._answer(waiting, reply)
+                waiting.respond(reply, NOTHING)
                 continue
             self._storing = True
             store = partial(self._store.save, identities)
@@ -232,12 +222,8 @@ class AccessVerbs:
         self._storing = False
         if error is None:
             self._authority.put(identities)
-        self._answer(waiting, reply if error is None else refuse(error))
+        waiting.respond(reply if error is None else refuse(error), NOTHING)
         self._next()
-
-    def _answer(self, waiting: _Waiting, reply: Reply) -> None:
-        self._told(waiting.caller, waiting.request, reply)
-        waiting.respond(reply, NOTHING)
 
     # -- questions
 

@@ -133,7 +133,7 @@ class CredentialCheck:
 
     def _by_password(self, given: Credentials, origin: Origin, end: Done) -> None:
         now_us = self._pump.clock.now_us()
-        wait_us = self._slow_down.begin(origin.address, given.user, now_us)
+        wait_us = self._slow_down.begin(_source(origin), given.user, now_us)
         if wait_us is None:
             text = "too many logins of this address wait for an answer"
             end(refuse(Overloaded(text, retry_after_ms=_RETRY_MS)))
@@ -146,13 +146,13 @@ class CredentialCheck:
         user = self._identities().users.get(given.user)
         compared = partial(self._compared, user, given.user, origin, wait_us, end)
         stored = "" if user is None else user.password
-        self._passwords.verify(network_of(origin.address), stored, given.password, compared)
+        self._passwords.verify(network_of(_source(origin)), stored, given.password, compared)
 
     def _compared(
         self, user: User | None, name: str, origin: Origin, wait_us: int, end: Done, right: bool | Refusal
     ) -> None:
         checked = None if isinstance(right, Refusal) else right
-        self._slow_down.end(origin.address, name, wait_us, checked, self._pump.clock.now_us())
+        self._slow_down.end(_source(origin), name, wait_us, checked, self._pump.clock.now_us())
         if isinstance(right, Refusal):
             end(right)
             return
@@ -206,6 +206,11 @@ class CredentialCheck:
             self._certificates = {name: user for user in users for name in user.certificates}
             self._system_users = {name: user for user in users for name in user.system_users}
             self._indexed = identities
+
+
+def _source(origin: Origin) -> str:
+    """Whose failures count together: those of an address, or of a user of the operating system."""
+    return origin.address or f"uid {origin.uid}"
 
 
 def _edition(user: User) -> str:
