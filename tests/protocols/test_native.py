@@ -1,4 +1,7 @@
-"""The native listener without sockets: greetings, windows in both directions, time limits, and the end."""
+"""The native listener without sockets: greetings, windows in both directions, time limits, and the end.
+
+Covers `protocols/crowd.py` too, which counts what all connections hold together.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +16,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, Hello, Welcome, prefix
-from tailrace.ports import Respond
+from tailrace.ports import Authenticator, Doorkeeper, Respond
 from tailrace.protocols import crowd
 from tailrace.protocols.edge_tuning import (
     CONNECTION_READ_BYTES_MAX,
@@ -108,10 +111,22 @@ class FakeVerbs:
 class Bench:
     """A listener with virtual time."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator | None = None,
+        doorkeeper: Doorkeeper | None = None,
+        **limits: int,
+    ) -> None:
         self.verbs = FakeVerbs()
         self.clock = ManualClock()
-        self.listener = Listener(self.verbs, self.clock, Limits(**limits), "node-1")
+        self.listener = Listener(
+            self.verbs,
+            self.clock,
+            Limits(**limits),
+            "node-1",
+            authenticator=authenticator,
+            doorkeeper=doorkeeper,
+        )
 
     def peer(self, *, greeted: bool = True) -> "Peer":
         return Peer(self, greeted)
@@ -158,6 +173,10 @@ class Peer:
             at = self._read + PREFIX_BYTES
             self._read = at + header + body
             yield number, codec.decode_reply(bytes(self.transport.written[at : at + header]))
+
+    def skip(self) -> None:
+        """Do not look at what was written until now."""
+        self._read = len(self.transport.written)
 
     def refusal(self) -> Refusal:
         """The one reply, which is a refusal of the connection as a whole."""

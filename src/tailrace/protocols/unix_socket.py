@@ -33,7 +33,7 @@ class UnixSocket:
         except OSError as error:
             self.sock.close()
             raise OSError(error.errno, error.strerror, path) from error
-        self._identity = found.st_dev, found.st_ino
+        self._identity = _identity(found)
 
     def allow(self, mode: int) -> None:
         """Change who may connect."""
@@ -51,7 +51,12 @@ class UnixSocket:
             found = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return _identity(found) == self._identity
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    """The number of a file may be used again; then the time differs."""
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _make_room(path: str) -> None:

@@ -64,6 +64,10 @@ class Authority:
 
 
 def _alternative(text: str) -> x509.GeneralName:
+    """Of a host or an address, of `URI:...` or `email:...`."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind in ("URI", "email"):
+        return x509.UniformResourceIdentifier(rest) if kind == "URI" else x509.RFC822Name(rest)
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
