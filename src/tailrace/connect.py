@@ -82,12 +82,14 @@ def _network(url: BrokerUrl, given: GivenAccess, wait_s: float) -> Opener:
 
 
 def _embedded(folder: str) -> Opener:
-    from tailrace.broker.node import EmbeddedVerbs
-    from tailrace.client.rpc.machine_clock import MachineClock
+    from tailrace.broker.shared_folder import FolderVerbs
+    from tailrace.client.rpc.door_path import data_folder
 
-    async def open_embedded(timeout_s: float) -> EmbeddedVerbs:
-        verbs = EmbeddedVerbs(folder, MachineClock())
-        await verbs.open()
+    path = data_folder(folder)
+
+    async def open_embedded(timeout_s: float) -> FolderVerbs:
+        verbs = FolderVerbs(path)
+        await verbs.open(timeout_s)
         return verbs
 
     return open_embedded

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 import pytest
 
 import tailrace
+from tailrace.broker.node import EmbeddedVerbs
+from tailrace.client.rpc.machine_clock import MachineClock
 from tailrace.errors import (
     AlreadyExists,
     Corrupt,
@@ -25,7 +27,6 @@ from tailrace.errors import (
     NotFound,
     SequenceConflict,
     StorageFault,
-    TailraceError,
     Timeout,
     TooLarge,
     Unavailable,
@@ -99,14 +100,15 @@ def test_reading_from_a_time(tmp_path: Path) -> None:
     embedded(tmp_path, look)
 
 
-def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+def test_a_folder_has_one_owner_and_others_join(tmp_path: Path) -> None:
     async def scenario(client: tailrace.Client) -> None:
-        with pytest.raises(TailraceError) as caught:
-            await tailrace.connect(f"embedded:{tmp_path}").__aenter__()
+        with pytest.raises(Unavailable) as caught:
+            await EmbeddedVerbs(str(tmp_path), MachineClock()).open()
         assert str(tmp_path) in caught.value.message
         assert f"in use by pid {os.getpid()}" in caught.value.message
-        async with client.producer("t") as producer:  # the owner is not disturbed
+        async with tailrace.connect(f"embedded:{tmp_path}") as other, other.producer("t") as producer:
             await producer.publish(b"x")
+        assert await values(client) == [b"x"]  # the owner is not disturbed
 
     embedded(tmp_path, scenario)
     embedded(tmp_path, lambda client: client.admin().delete_topic("t"))

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tailrace.broker.access.first_administrator import NAME as FIRST_NAME
 from tailrace.broker.access.passwords import HashThreads, Passwords
+from tailrace.broker.door import Door, OwnersOnly
 from tailrace.broker.engine import Engine
 from tailrace.broker.runtime.clock import SystemClock
 from tailrace.broker.runtime.turn import NOTHING, refuse
@@ -35,7 +36,7 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import ClientClock, LogStore, Respond
 from tailrace.protocols.doorway import Doorway
 from tailrace.protocols.http import HttpListener
-from tailrace.protocols.native import Listener
+from tailrace.protocols.native import Limits, Listener
 from tailrace.protocols.tls import TlsFiles, Unusable
 from tailrace.storage.audit_log import AuditLog
 from tailrace.storage.disk import RealDisk
@@ -50,6 +51,10 @@ AUDIT_FILE = "audit.log"
 LAG_S = 0.1
 FILES_S = 5.0
 CLOSE_S = 60.0
+JOINED_DRAIN_S = 2.0
+"""How long the end of an embedded broker waits until those who have joined it have their answers."""
+EMBEDDED_NODE = "embedded-"
+"""What the names of embedded brokers begin with: who has joined one may work in its folder after it."""
 SWITCH_S = 1e-4
 """Switch interval of the interpreter. At the default of 5 ms, a storage thread that returns from a blocking
 call would wait that long for a busy loop.
@@ -154,6 +159,7 @@ class Node:
         self.native_places: list[Place] = []
         """Where clients connect: addresses in use, and paths of Unix sockets."""
         self.http_address = ("", 0)
+        self._door = Door(options.data)
         self.ready = False
         self._files = OpenFiles()
         self._tasks: list[asyncio.Task[None]] = []
@@ -197,11 +203,13 @@ class Node:
             self._native.starting = True
             for place in listen_places(options.listen):
                 self.native_places.append(await self._listen(place))
+            await self._door.open(self._native)
             await asyncio.to_thread(engine.recover, _progress)
             engine.start()
             self._native.starting = False
         except BaseException:
             await self._native.stop(0)
+            self._door.close()
             await self._http.close()
             await self._host.close()
             raise
@@ -268,6 +276,7 @@ class Node:
         self.ready = False
         self._host.engine.drain()
         await self._native.stop(self._options.limits.drain_ms / 1000)
+        self._door.close()
         await self._http.close()
         for task in self._tasks:
             task.cancel()
@@ -328,7 +337,7 @@ def _signalled(stopping: asyncio.Event) -> None:
     stopping.set()
 
 
-def unusable(data: str, error: OSError) -> StorageFault:
+def unusable(data: str, error: OSError | str) -> StorageFault:
     """The error for a data folder in which a broker cannot start."""
     return StorageFault(
         f"the broker cannot work in {data}: {error}",
@@ -338,25 +347,39 @@ def unusable(data: str, error: OSError) -> StorageFault:
 
 
 class EmbeddedVerbs:
-    """`BrokerVerbs` of an engine in the same process, without sockets."""
+    """`BrokerVerbs` of an engine in the same process, without sockets; others join it through its door."""
 
     def __init__(self, data: str, clock: ClientClock) -> None:
         self.clock = clock
         self._data = data
+        self._door = Door(data)
 
     async def open(self) -> None:
         """Recover and start."""
         try:
             self._host = LoopHost(ServerOptions(data=self._data))
+            engine, node = self._host.engine, EMBEDDED_NODE + secrets.token_hex(8)
+            self._joined = Listener(
+                engine.gateway, self._host.clock, Limits(), node, authenticator=OwnersOnly()
+            )
             try:
+                # During recovery, those who join hear that the broker is starting.
+                self._joined.starting = True
+                await self._door.open(self._joined)
                 await asyncio.to_thread(self._host.load_identities)
-                await asyncio.to_thread(self._host.engine.recover)
-                self._host.engine.start()
+                await asyncio.to_thread(engine.recover)
+                engine.start()
+                self._joined.starting = False
             except BaseException:
-                await self._host.close()
+                await self._let_go(0)
                 raise
         except OSError as error:
             raise unusable(self._data, error) from error
+
+    async def _let_go(self, drain_s: float) -> None:
+        await self._joined.stop(drain_s)
+        self._door.close()
+        await self._host.close()
 
     def submit(self, request: Request, body: Buffer, respond: Respond) -> None:
         """See `BrokerVerbs.submit`; a request is checked as if it had come over a network."""
@@ -368,5 +391,6 @@ class EmbeddedVerbs:
         self._host.engine.gateway.submit(request, body, respond)
 
     async def close(self) -> None:
-        """Finish, sync, release the folder."""
-        await self._host.close()
+        """Finish, sync, release the folder; those who have joined lose the broker."""
+        self._host.engine.drain()
+        await self._let_go(JOINED_DRAIN_S)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import weakref
 
 from tailrace.errors import Unavailable
 
 LOCK_NAME = "LOCK"
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
@@ -26,9 +28,19 @@ class FolderLock:
             raise Unavailable(f"the data folder {root} is in use by {holder}", path=self.path) from None
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        _held.add(self)
 
     def release(self) -> None:
-        """Release the lock; may be called twice."""
+        """Release the lock; may be called twice. In a forked child it lets go of its part, so that the child
+        does not keep the folder when the parent is gone."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+
+def _after_fork() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -181,6 +181,7 @@ class DoorEndpoint:
             return Unavailable(
                 f"nobody works in {self.folder} any more: the broker that this client had joined is gone",
                 path=self.folder,
+                absent=True,
                 hint="connect again: the first that does becomes the broker of the folder",
             )
         return unix_problem(error, self.folder, connected=connected, timeout_s=timeout_s)

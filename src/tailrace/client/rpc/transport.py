@@ -213,6 +213,8 @@ class NetworkVerbs:
         self._down = asyncio.Event()
         self._refusal = _DOWN
         """What requests are answered with while there is no connection."""
+        self.node = ""
+        """What the broker of the last connection calls itself."""
         self.over = False
         """It was closed, or the broker does not take its credentials any more."""
 
@@ -255,7 +257,7 @@ class NetworkVerbs:
                 failures.append((endpoint, wire, error))
                 self._endpoints.append(self._endpoints.pop(0))
             else:
-                self._wire, self._where = wire, str(endpoint)
+                self._wire, self._where, self.node = wire, str(endpoint), welcome.node
                 return welcome.idle_ms
             finally:
                 if self._wire is not wire:
