@@ -138,14 +138,20 @@ def test_a_killed_holder_leaves_nothing_in_the_way(any_folder: Path) -> None:
         assert third.ready().ask("publish b") == "1"
 
 
-def test_a_forked_child_holds_neither_the_folder_nor_its_door(folder: Path) -> None:
-    with FolderClient(url_of(folder)) as first:
-        child = int(first.ready().ask("fork"))
+def test_a_forked_child_holds_neither_the_folder_nor_its_door_nor_its_guests(folder: Path) -> None:
+    """Those who had joined before the fork see that the parent is gone, and nobody is kept waiting."""
+    with FolderClient(url_of(folder)) as first, contextlib.ExitStack() as stack:
+        first.ready()
+        joined = stack.enter_context(FolderClient(url_of(folder))).ready()
+        child = int(first.ask("fork"))
         try:
             first.ask("publish a")
+            assert joined.ask("publish b") == "1"
             first.kill()
+            assert joined.values() == ["a", "b"]
+            assert holder_of(folder) == joined.pid
             with FolderClient(url_of(folder)) as second:
-                assert second.ready().values() == ["a"]
+                assert second.ready().ask("publish c") == "2"
         finally:
             os.kill(child, signal.SIGKILL)
 

@@ -353,23 +353,24 @@ class EmbeddedVerbs:
         self.clock = clock
         self._data = data
         self._door = Door(data)
+        self._joined: Listener | None = None
 
     async def open(self) -> None:
         """Recover and start."""
         try:
             self._host = LoopHost(ServerOptions(data=self._data))
             engine, node = self._host.engine, EMBEDDED_NODE + secrets.token_hex(8)
-            self._joined = Listener(
-                engine.gateway, self._host.clock, Limits(), node, authenticator=OwnersOnly()
-            )
+            joined = Listener(engine.gateway, self._host.clock, Limits(), node, authenticator=OwnersOnly())
+            self._joined = joined
+            _embedded.add(self)
             try:
                 # During recovery, those who join hear that the broker is starting.
-                self._joined.starting = True
-                await self._door.open(self._joined)
+                joined.starting = True
+                await self._door.open(joined)
                 await asyncio.to_thread(self._host.load_identities)
                 await asyncio.to_thread(engine.recover)
                 engine.start()
-                self._joined.starting = False
+                joined.starting = False
             except BaseException:
                 await self._let_go(0)
                 raise
@@ -377,7 +378,10 @@ class EmbeddedVerbs:
             raise unusable(self._data, error) from error
 
     async def _let_go(self, drain_s: float) -> None:
-        await self._joined.stop(drain_s)
+        if self._joined is not None:
+            await self._joined.stop(drain_s)
+            self._joined = None
+        _embedded.discard(self)
         self._door.close()
         await self._host.close()
 
@@ -394,3 +398,21 @@ class EmbeddedVerbs:
         """Finish, sync, release the folder; those who have joined lose the broker."""
         self._host.engine.drain()
         await self._let_go(JOINED_DRAIN_S)
+
+    def after_fork(self) -> None:
+        """In a forked child: the broker is the parent's."""
+        if self._joined is not None:
+            self._joined.abandon()
+
+
+_embedded: set[EmbeddedVerbs] = set()
+"""Those that are open. They are kept here, because in a forked child their clients forget them first."""
+
+
+def _after_fork() -> None:
+    for verbs in _embedded:
+        verbs.after_fork()
+    _embedded.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

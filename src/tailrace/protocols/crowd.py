@@ -82,6 +82,10 @@ class Occupant(Protocol):
         """Close without waiting for anything."""
         ...
 
+    def file_number(self) -> int | None:
+        """The descriptor of its socket; None if it is closed."""
+        ...
+
 
 class Crowd:
     """All connections of a listener, and what they share."""

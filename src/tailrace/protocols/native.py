@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from typing import Any
 
 from tailrace.protocols.crowd import Crowd, Limits
@@ -110,6 +111,16 @@ class Listener(Crowd):
         now_us = self.clock.now_us()
         for link in list(self.links):
             link.check(now_us)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the sockets, which are the parent's. Otherwise clients of a parent
+        that is gone would wait for an answer of the child."""
+        numbers = [sock.fileno() for server in self._servers for sock in server.sockets]
+        numbers += [number for link in self.links if (number := link.file_number()) is not None]
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for number in numbers:
+            os.dup2(nothing, number, inheritable=False)  # The number stays taken: its owner may close it.
+        os.close(nothing)
 
     async def stop(self, drain_s: float) -> None:
         """Take no more connections or requests, wait until those under way are answered, then close."""

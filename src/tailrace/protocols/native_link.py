@@ -432,6 +432,11 @@ class Link(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    def file_number(self) -> int | None:
+        """The descriptor of the socket; None if it is closed."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return None if sock is None or sock.fileno() < 0 else int(sock.fileno())
+
     def abort(self) -> None:
         """Close without waiting for anything."""
         if self._transport is not None:
