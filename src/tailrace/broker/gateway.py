@@ -59,6 +59,8 @@ FETCH_PARTITIONS_MAX = 10_000
 
 _TAKES_SPACE = frozenset((Publish, StageRows, CreateTopic))
 """Refused while the disk is full."""
+_GUARDED = FILTERED | {Heartbeat}
+"""Their answers depend on rights at the time of the answer."""
 
 
 class _OpenRequest:
@@ -146,7 +148,8 @@ class Gateway:
                     self._audit.refused(caller, request, refusal)
                     respond(refusal, NOTHING)
                     return
-                respond = self._guarded(caller, request, respond)
+                if type(request) in _GUARDED:
+                    respond = self._guarded(caller, request, respond)
             if self._closing:
                 raise Unavailable("the broker is shutting down; connect again in a moment")
             name, audited, verb = self._verbs[type(request)]
@@ -173,11 +176,9 @@ class Gateway:
         """The way of an answer to somebody whose rights are limited, or may be before it leaves."""
         if type(request) in FILTERED:
             return partial(self._show, caller, respond)
-        if type(request) is Heartbeat and request.wait_ms > 0:
-            waiting = _OpenRequest(caller, request, respond, self._answered)
-            self._open[waiting] = None
-            return waiting.answer
-        return respond
+        waiting = _OpenRequest(caller, request, respond, self._answered)
+        self._open[waiting] = None
+        return waiting.answer
 
     def _show(self, caller: Caller, respond: Respond, reply: Reply, parts: Sequence[Buffer]) -> None:
         respond(self._authority.visible(caller, reply), parts)

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.core.access.resources import NEEDS, Need
-from tailrace.core.access.rules import RIGHTS_ON
+from tailrace.core.access.rules import RIGHTS_ON, origin_of
 from tailrace.core.model.access import Caller, Identities, Tenant, Token, User
 from tailrace.core.model.group_commands import CreateGroup, PutSchedule
 from tailrace.core.model.identifiers import Refusal
@@ -85,7 +85,7 @@ def grant(broker: GuardedBroker, need: Need, effect: str = "allow") -> None:
     if right in ("any", "ensure"):
         on = RIGHTS_ON[need.resource]  # type: ignore[index]
         right = ",".join(on) if effect == "deny" else on[0]
-    pattern = "*" if need.resource == "broker" else "any*" if need.name is None else need.name
+    pattern = "*" if need.resource == "broker" else "any*" if need.name is None else origin_of(need.name)
     broker.allow("user:ben", right, need.resource, pattern, effect)
 
 
