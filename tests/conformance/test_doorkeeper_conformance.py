@@ -1,4 +1,4 @@
-"""One suite for every `Doorkeeper`: who was admitted and has left is not counted, and a refusal counts nobody.
+"""One suite for every `Doorkeeper`: who has left is not counted any more, and a refusal counts nobody.
 
 Covers the part of `protocols/crowd.py` that admits everybody.
 """
