@@ -146,6 +146,13 @@ def test_a_stored_hash_that_is_none_is_told_and_stops_nothing() -> None:
     assert right is False
 
 
+def test_no_repr_of_waiting_work_shows_a_password() -> None:
+    hashing = Hashing()
+    hashing.verify("a", "", "correct horse")
+    hashing.passwords.hash("a", "correct horse", lambda stored: None)
+    assert "correct" not in repr(hashing.work.held)
+
+
 def test_an_answer_that_fails_stops_nothing() -> None:
     hashing = Hashing()
 
@@ -178,7 +185,12 @@ def test_threads_of_their_own_call_back_on_the_loop() -> None:
             for done, result, error in storage.completed():
                 done(result, error)
         assert {type(answer) for answer in answers} == {str, bool, Refusal}
-        assert threading.active_count() < 10
+        hashing.close()
+        passwords.verify("a", "", "x", answers.append)
+        for done, result, error in storage.completed():
+            done(result, error)
+        assert isinstance(answers[3], Refusal)
+        assert answers[3].code == "unavailable"
     finally:
         hashing.close()
         storage.close()

@@ -22,7 +22,7 @@ from argon2.exceptions import VerifyMismatchError
 
 from tailrace.broker.runtime.turn import refuse
 from tailrace.core.model.identifiers import Refusal
-from tailrace.errors import Overloaded
+from tailrace.errors import Overloaded, Unavailable
 from tailrace.ports import Finished
 
 AT_ONCE = 2
@@ -47,6 +47,15 @@ CHEAP = Profile(1, 8, 1)
 """For tests, whose passwords protect nothing."""
 
 
+class _Plain:
+    """A password on its way to a thread. Its `repr` shows nothing, and so does that of what holds it."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 class _HashJob(NamedTuple):
     work: Callable[[], object]
     done: Callable[[Any], None]
@@ -65,17 +74,17 @@ class Passwords:
 
     def hash(self, source: str, password: str, done: Callable[[str | Refusal], None]) -> None:
         """Hash a new password; `done` gets the hash, or a refusal."""
-        self._take(source, _HashJob(partial(_hashed, self._hasher, password), done))
+        self._take(source, _HashJob(partial(_hashed, self._hasher, _Plain(password)), done))
 
     def verify(self, source: str, stored: str, password: str, done: Callable[[bool | Refusal], None]) -> None:
         """Compare a password with a stored hash; an empty one stands for a user that is unknown, or has no
         password, and takes the same time."""
-        self._take(source, _HashJob(partial(self._verified, stored, password), done))
+        self._take(source, _HashJob(partial(self._verified, stored, _Plain(password)), done))
 
-    def _verified(self, stored: str, password: str) -> bool:
+    def _verified(self, stored: str, password: _Plain) -> bool:
         """In a thread. The dummy is made before the first comparison, whatever that is of."""
         if not self._dummy:
-            self._dummy = _hashed(self._hasher, "nobody's password")
+            self._dummy = _hashed(self._hasher, _Plain("nobody's password"))
         try:
             self._hasher.verify(stored or self._dummy, _text(password))
         except VerifyMismatchError:
@@ -121,12 +130,12 @@ class Passwords:
             self._next()
 
 
-def _text(password: str) -> bytes:
+def _text(password: _Plain) -> bytes:
     """The same bytes for the same password, however a keyboard composes its letters."""
-    return unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")
+    return unicodedata.normalize("NFC", password.text).encode("utf-8", "surrogatepass")
 
 
-def _hashed(hasher: PasswordHasher, password: str) -> str:
+def _hashed(hasher: PasswordHasher, password: _Plain) -> str:
     return hasher.hash(_text(password))
 
 
@@ -137,10 +146,15 @@ class HashThreads:
     def __init__(self, tell: Callable[[Finished, object], None]) -> None:
         self._tell = tell
         self._pool = ThreadPoolExecutor(AT_ONCE, "passwords")
+        self._closed = False
 
     def run(self, work: Callable[[], object], done: Finished) -> None:
         """Do work in one of the threads, then call `done` on the loop."""
-        self._pool.submit(self._act, work, done)
+        if self._closed:
+            gone = Unavailable("the broker is shutting down; log in again in a moment")
+            self._tell(partial(_unpacked, done), (None, gone))
+        else:
+            self._pool.submit(self._act, work, done)
 
     def _act(self, work: Callable[[], object], done: Finished) -> None:
         try:
@@ -150,7 +164,8 @@ class HashThreads:
         self._tell(partial(_unpacked, done), outcome)
 
     def close(self) -> None:
-        """End the threads; blocking."""
+        """End the threads; blocking. What comes later is refused."""
+        self._closed = True
         self._pool.shutdown()
 
 

@@ -97,6 +97,9 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     altered_us: int = 0
     """When the password was last changed: connections that logged in with an older one end."""
 
+    def __repr__(self) -> str:
+        return f"User(name={self.name!r}, teams={self.teams!r}, administrator={self.administrator!r})"
+
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """One token of a user; `digest` is the SHA-256 of the secret, in hex."""
@@ -107,6 +110,11 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     created_us: int
     expires_us: int | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Token(id={self.id!r}, user={self.user!r}, name={self.name!r}, expires_us={self.expires_us!r})"
+        )
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
