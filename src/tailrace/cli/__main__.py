@@ -7,9 +7,12 @@ from the start, as in a shell's background, it stays so.
 
 import signal
 
+from tailrace.cli.hidden_arguments import hide_secrets
+
 
 def main() -> None:
     """The console script."""
+    hide_secrets()
     calm = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if calm:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

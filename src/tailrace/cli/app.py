@@ -44,7 +44,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 SECRET_IN_URL = re.compile(r"tailraces?://([^/@]*:[^/]*@|.*[?&]token=)")
 SEEN = (
-    "note: everybody on this machine can read the secret in --url while this runs; "
+    "note: everybody on this machine could read the secret in --url for a moment; "
     "TAILRACE_URL, TAILRACE_TOKEN and the credentials file keep it to yourself"
 )
 NO_ARGUMENT = (

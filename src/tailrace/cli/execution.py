@@ -122,12 +122,13 @@ def require_broker(url: str | None) -> None:
     """Raise unless a broker answers at a network address; other addresses are for others to judge."""
     import os
 
+    from tailrace.client.rpc.broker_url import parse_url
     from tailrace.connect import DEFAULT_URL
 
     async def nothing(client: Client) -> None:
         """That there is a client says it all."""
 
-    if (url or os.environ.get("TAILRACE_URL") or DEFAULT_URL).startswith("tailrace://"):
+    if parse_url(url or os.environ.get("TAILRACE_URL") or DEFAULT_URL).network:
         with_client(url, CHECK_S, nothing)
 
 

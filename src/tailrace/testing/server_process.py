@@ -33,6 +33,7 @@ class ServerProcess:
         self._log_path = Path(folder) / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._listen = self._http_listen = "127.0.0.1:0"
+        self._url = self._http_url = ""
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -44,15 +45,15 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """What to connect to."""
+        """What to connect to; `tailraces://` where the flags or the configuration name a certificate."""
         self.start()
-        return f"tailrace://{self._listen}"
+        return self._url
 
     @property
     def http_url(self) -> str:
         """Health and metrics: `/readyz`, `/metrics`."""
         self.start()
-        return f"http://{self._http_listen}"
+        return self._http_url
 
     @property
     def pid(self) -> int:
@@ -110,6 +111,8 @@ class ServerProcess:
             process.wait(STOP_S)
             raise
         self._listen, self._http_listen = ready["listen"], ready["http_listen"]
+        self._url = ready["urls"][0]
+        self._http_url = f"http{'s' if self._url.startswith('tailraces:') else ''}://{self._http_listen}"
         return process
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def test_errors_repeat_no_secret_of_the_command_line(
 def test_secrets_in_arguments_are_told_to_be_seen() -> None:
     for url in ("tailrace://anna:pw@127.0.0.1:1", "tailraces://127.0.0.1:1?ca=x&token=t"):
         for arguments in (("--url", url), (f"--url={url}",)):
-            assert "note: everybody on this machine can read" in invoke("whoami", *arguments).err
+            assert "note: everybody on this machine could read" in invoke("whoami", *arguments).err
             assert "everybody" not in invoke("whoami", *arguments, "--json").err
     for url in (NOWHERE, "tailrace://anna@127.0.0.1:1", "embedded:./a:b@c"):
         assert "everybody" not in invoke("topic", "--url", url, "--help").err
