@@ -229,7 +229,7 @@ def test_inspect_lists_files(stored: Path) -> None:
 def test_verify_tells_good_from_damaged(stored: Path) -> None:
     done = invoke("log", "verify", str(stored))
     assert (done.status, done.out) == (0, "1 logs checked, all messages are well\n")
-    segment = next(stored.rglob("*.log"))
+    segment = next((stored / "topics").rglob("*.log"))
     content = bytearray(segment.read_bytes())
     place = content.index(b"one")
     content[place] ^= 1
@@ -244,7 +244,7 @@ def test_verify_tells_good_from_damaged(stored: Path) -> None:
 def test_damage_is_shown_everywhere_and_nothing_is_cut(stored: Path) -> None:
     """What docs/operations.md says about a quarantined partition."""
     invoke("publish", "t", "three", "--url", f"embedded:{stored}")
-    segment = next(stored.rglob("*.log"))
+    segment = next((stored / "topics").rglob("*.log"))
     content = bytearray(segment.read_bytes())
     content[content.index(b"three")] ^= 1
     segment.write_bytes(content)

@@ -45,8 +45,8 @@ HINTS = {
     "unavailable": "start a broker with `tailrace serve`, or name another one with --url or TAILRACE_URL",
 }
 
-ACCESS_WORDS = {"user": "user", "token": "token", "rule": "acl", "quota": "quota", "tenant": "tenant"}
-"""What errors about access name, and the command for it; none of these is described."""
+ACCESS_COMMANDS = ("user", "token", "acl", "quota", "tenant")
+"""What they are about has names and numbers in lists, and is never described."""
 
 
 def with_client(
@@ -158,15 +158,15 @@ def _hint(error: TailraceError) -> str | None:
     if "`tailrace " in error.message or error.code not in HINTS:
         return None
     what = _what(error)
-    if error.code == "already_exists" and what in ACCESS_WORDS.values():
+    if error.code == "already_exists" and what in ACCESS_COMMANDS:
         return HINTS["not_found"].format(what=what)
     return HINTS[error.code].format(what=what)
 
 
 def _what(error: TailraceError) -> str:
     """What kind of thing an error is about, as the commands call it."""
-    commands = {"group": "group", "schedule": "schedule", **ACCESS_WORDS}
-    return next((commands[word] for word in error.message.split()[:5] if word in commands), "topic")
+    words = ["acl" if word == "rule" else word for word in error.message.split()[:5]]
+    return next((word for word in words if word in ("group", "schedule", *ACCESS_COMMANDS)), "topic")
 
 
 def report(error: TailraceError, *, as_json: bool) -> int:

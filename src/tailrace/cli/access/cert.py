@@ -17,6 +17,7 @@ certificates = typer.Typer(no_args_is_help=True, help="Certificates for encrypte
 
 DEFAULT_FOLDER = Path("certs")
 PORT = 7400
+FIRST_LOGIN = "data/admin.token"
 
 
 @certificates.callback()
@@ -64,7 +65,7 @@ def init(
         return
     output.table(["file", "what", "names", "ends", "state"], [_row(file) for file in found])
     output.note(f"Keep {printable(str(found[0].key))} to yourself: whoever has it can be anybody.")
-    output.note("Start the broker (without users yet, it writes a token for you to data/admin.token):")
+    output.note(f"Start the broker (without users yet, it writes a token for you to {FIRST_LOGIN}):")
     for title, commands in (("", [serve]), ("Let it know the clients:", know), ("Clients:", connect)):
         if title and commands:
             output.note(title)
@@ -85,9 +86,9 @@ def _serve(authority: CertificateFile, server: CertificateFile) -> str:
 
 def _know(authority: CertificateFile, server: CertificateFile, name: str) -> str:
     """The command that adds the user of a certificate, for an administrator."""
-    token = 'TAILRACE_TOKEN="$(cat data/admin.token)"'
+    login = f'TAILRACE_TOKEN="$(cat {FIRST_LOGIN})"'
     known = f"tailrace user add {quote(name)} --certificate {quote(f'DNS:{name}')}"
-    return f"{_assigned(_broker(authority, server))} {token} {known}"
+    return f"{_assigned(_broker(authority, server))} {login} {known}"
 
 
 def _connect(authority: CertificateFile, server: CertificateFile, client: CertificateFile | None) -> str:
