@@ -10,8 +10,10 @@ import pytest
 
 from tailrace.cluster.embedded import FILE, FileCoordinator, MemoryCoordinator
 from tailrace.core.catalog.catalog import Catalog, TopicEntry
+from tailrace.core.catalog.inventory import TopicCard
 from tailrace.core.model.topic_options import TopicOptions
 from tailrace.errors import Corrupt
+from tailrace.format.cards import decode_card, encode_card
 from tailrace.format.frame import crc32c
 from tailrace.ports import Registry
 from tailrace.sim.sim_disk import Crash, SimDisk
@@ -62,17 +64,11 @@ def test_what_was_saved_is_durable_and_a_save_is_whole_or_not_there() -> None:
     assert found == {1, 2}
 
 
-def test_options_that_differ_are_kept_and_a_file_of_version_1_is_read(
-    tmp_path: Path,
-) -> None:
+def test_options_that_differ_are_kept(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     options = TopicOptions(partitions=7, retention_ms=5, key_index=True)
     mixed = Catalog({"a": TopicEntry("a", 1, options, 5), "b": TopicEntry("b", 2, TopicOptions(), 6)}, 3)
     FileCoordinator(disk).save(mixed)
-    assert FileCoordinator(disk).load() == mixed
-    text = msgspec.json.encode(mixed)
-    old = {"version": 1, "crc": crc32c(text), "catalog": msgspec.Raw(text)}
-    (tmp_path / FILE).write_bytes(msgspec.json.encode(old))
     assert FileCoordinator(disk).load() == mixed
 
 
@@ -88,7 +84,7 @@ def test_what_the_defaults_were_when_it_was_written_counts(tmp_path: Path) -> No
     assert loaded.topics["t/1"].options.batch_size == 77
 
 
-@pytest.mark.parametrize("version", [0, 3])
+@pytest.mark.parametrize("version", [0, 1, 3])
 def test_a_file_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
     disk = RealDisk(tmp_path)
     FileCoordinator(disk).save(catalog(1))
@@ -96,3 +92,33 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path, version: int) -> N
     (tmp_path / FILE).write_bytes(msgspec.json.encode(stored | {"version": version}))
     with pytest.raises(Corrupt, match=f"version {version}"):
         FileCoordinator(disk).load()
+
+
+def test_no_flipped_or_missing_byte_is_taken_for_a_catalog(tmp_path: Path) -> None:
+    """Whatever it makes of the text: broken JSON, broken UTF-8, another field."""
+    coordinator = FileCoordinator(RealDisk(tmp_path))
+    coordinator.save(catalog(2))
+    good = (tmp_path / FILE).read_bytes()
+    for position in range(len(good)):
+        flipped = bytearray(good)
+        flipped[position] ^= 1 << position % 8
+        for bad in (bytes(flipped), good[:position]):
+            (tmp_path / FILE).write_bytes(bad)
+            with pytest.raises(Corrupt):
+                coordinator.load()
+
+
+def test_no_flipped_or_missing_byte_is_taken_for_another_card() -> None:
+    card = TopicCard(TopicEntry("t", 1, TopicOptions(), 5), 7)
+    good = encode_card(card)
+    assert decode_card(good) == card
+    refused = 0
+    for position in range(len(good)):
+        flipped = bytearray(good)
+        flipped[position] ^= 1 << position % 8
+        for bad in (bytes(flipped), good[:position]):
+            try:
+                assert decode_card(bad) == card, "the checksum does not cover the version"
+            except Corrupt:
+                refused += 1
+    assert refused >= 2 * len(good) - 1

@@ -37,7 +37,7 @@ class FileCoordinator:
             return decode_catalog(data)
         except Corrupt as error:
             raise Corrupt(f"{FILE}: {error.message}; {ADVICE}", path=FILE, position=0) from error
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"{FILE} is damaged: {error}; {ADVICE}", path=FILE, position=0) from error
 
     def save(self, catalog: Catalog) -> None:

@@ -33,5 +33,5 @@ def decode_card(data: bytes) -> TopicCard:
         if crc32c(bytes(stored.card)) != stored.crc:
             raise Corrupt("the checksum of the topic's card is wrong")
         return msgspec.json.decode(stored.card, type=TopicCard)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the topic's card cannot be read: {error}") from error
