@@ -208,7 +208,7 @@ class Steady:
 async def publish(job: ConnectionJob) -> Spent:
     """Single messages, each awaited."""
     peers = await connect(job, job.connections)
-    await peers[0].ask(CreateTopic(TOPIC, {"partitions": 1, "durability": job.durability}))
+    await peers[0].ask(CreateTopic(TOPIC, {"partitions": 1, "durability": job.durability}, True))
     return await _publish(job, peers)
 
 

@@ -62,7 +62,7 @@ async def probe(job: ProbeJob) -> Latency:
     own = job.connection
     loop = asyncio.get_running_loop()
     peers = await connect(own, own.connections)
-    await peers[0].ask(CreateTopic(TOPIC, {"partitions": 1, "durability": own.durability}))
+    await peers[0].ask(CreateTopic(TOPIC, {"partitions": 1, "durability": own.durability}, True))
     interval_s = own.connections / job.rate
     begin_s = loop.time() + WARM_S
     print("{}", flush=True)

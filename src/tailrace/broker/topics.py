@@ -248,7 +248,7 @@ class Topics:
         """Any topic by name, internal ones included; raises `NotFound`."""
         host = self.host(name)
         if host is None:
-            raise NotFound(f"there is no topic {name!r}", topic=name)
+            raise NotFound(f"there is no topic {name[:80]!r}", topic=name[:80])
         return host
 
     def find(self, name: str) -> TopicHost[QueuePartition] | None:

@@ -206,7 +206,7 @@ class StagedProcess:
                 work.topic_ids[topic] = entry.id
             elif work.problem is None:
                 work.problem = Refusal(
-                    NotFound.code, f"there is no topic {topic!r}", details={"topic": topic}
+                    NotFound.code, f"there is no topic {topic[:80]!r}", details={"topic": topic[:80]}
                 )
         if work.problem is not None or self._is_old(request):
             return self._choose(work)
