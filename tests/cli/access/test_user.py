@@ -4,11 +4,13 @@ Covers `cli/access/token.py`, `cli/access/tenant.py` and `cli/access/quota.py`.
 """
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from tailrace.errors import EDGES
 from tests.cli.access.conftest import Local
+from tests.cli.conftest import invoke
 
 PASSWORD = b"correct horse battery\n"
 
@@ -157,6 +159,20 @@ def test_who_runs_the_broker_is_its_owner(local: Local) -> None:
     done = local.run("whoami")
     assert [line.split() for line in done.out.splitlines()] == [["proof", "owner"], ["administrator", "on"]]
     assert done.err == "whoever runs the broker may do everything\n"
+
+
+def test_a_lost_password_is_replaced_on_the_folder(tmp_path: Path) -> None:
+    """As docs/operations.md says."""
+    url = f"embedded:{tmp_path}"
+    first = invoke("user", "add", "anna", "--generate", "--url", url)
+    second = invoke("user", "passwd", "anna", "--generate", "--url", url)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert "tailrace://anna:PASSWORD@HOST:7400" in first.err
+    assert first.out != second.out
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("a*") if path.is_file())
+    assert b"anna" in stored
+    assert first.out.strip().encode() not in stored
+    assert second.out.strip().encode() not in stored
 
 
 # -- tokens
