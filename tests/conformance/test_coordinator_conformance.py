@@ -64,12 +64,18 @@ def test_what_was_saved_is_durable_and_a_save_is_whole_or_not_there() -> None:
     assert found == {1, 2}
 
 
-def test_options_that_differ_are_kept(tmp_path: Path) -> None:
+def test_options_that_differ_and_owners_are_kept_and_another_version_is_refused(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     options = TopicOptions(partitions=7, retention_ms=5, key_index=True)
-    mixed = Catalog({"a": TopicEntry("a", 1, options, 5), "b": TopicEntry("b", 2, TopicOptions(), 6)}, 3)
+    owned = TopicEntry("a", 1, options, 5, "acme/anna")
+    mixed = Catalog({"a": owned, "b": TopicEntry("b", 2, TopicOptions(), 6)}, 3)
     FileCoordinator(disk).save(mixed)
     assert FileCoordinator(disk).load() == mixed
+    stored = msgspec.json.decode((tmp_path / FILE).read_bytes())
+    assert ["owner" in topic for topic in stored["catalog"]["topics"].values()] == [True, False]
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(stored | {"version": 1}))
+    with pytest.raises(Corrupt, match="version 1, this release reads 2"):
+        FileCoordinator(disk).load()
 
 
 def test_what_the_defaults_were_when_it_was_written_counts(tmp_path: Path) -> None:

@@ -219,6 +219,16 @@ def test_the_same_refusal_again_is_counted() -> None:
     assert [line.get("count") for line in broker.told()] == [None]
 
 
+def test_logins_of_who_comes_again_and_again_are_counted_for_longer() -> None:
+    broker = AuditedEngine()
+    for _ in range(30):
+        broker.engine.audit.logged_in(Origin("10.0.0.7"), "k7", ANNA)
+        broker.pass_s(15)
+    assert len(broker.told()) == 1
+    broker.pass_s(200)
+    assert [line["count"] for line in broker.told()] == [29]
+
+
 def test_what_was_counted_is_written_when_the_broker_stops() -> None:
     broker = AuditedEngine()
     for _ in range(3):

@@ -9,10 +9,10 @@ Each line says when, who, how that was proved, from where, what was asked and ab
 which rule said so. Text that callers choose is cut at `TEXT_MAX` characters and written as ASCII, so that it
 can neither begin a line nor move a cursor. Secrets and messages are not in it.
 
-*Nobody can make it grow quickly.* What is the same as before within `FOLD_US` is counted; a further line says
-how often it came. Of each class of lines, but for changes, `LINES_PER_SECOND` are written, so that an
-attacker hides neither administration nor the logins of others. What was left out is counted, and the next
-line says so (`missed`).
+*Nobody can make it grow quickly.* What is the same as before within `FOLD_US` is counted (of logins that
+succeed, within `LOGIN_FOLD_US`); a further line says how often it came. Of each class of lines, but for
+changes, `LINES_PER_SECOND` are written, so that an attacker hides neither administration nor the logins of
+others. What was left out is counted, and the next line says so (`missed`).
 
     {"time":"2026-11-20T08:00:00.000000Z","what":"refused","user":"anna","proof":"token","credential":"k7",
      "address":"10.0.0.7","request":"publish","about":["publish topic orders"],"outcome":"denied",
@@ -44,6 +44,8 @@ ABOUT_MAX = 16
 """Resources named in a line."""
 LINES_PER_SECOND = 20
 FOLD_US = 10_000_000
+LOGIN_FOLD_US = 600_000_000
+"""Of logins that succeed: monitoring logs in for every scrape."""
 FOLDS_MAX = 1_000
 """Lines whose repetitions are counted at a time."""
 
@@ -60,11 +62,11 @@ class _Fold:
 
     __slots__ = ("count", "facts", "since_us", "until_us")
 
-    def __init__(self, facts: dict[str, Any], now_us: int, wall_us: int) -> None:
+    def __init__(self, facts: dict[str, Any], since_us: int, until_us: int) -> None:
         self.facts = facts
         self.count = 0
-        self.since_us = wall_us
-        self.until_us = now_us + FOLD_US
+        self.since_us = since_us
+        self.until_us = until_us
 
 
 class Audit:
@@ -119,7 +121,7 @@ class Audit:
         """Somebody logged in, or tried to."""
         if isinstance(end, Caller):
             if end.proof != "open":  # Nobody logs in to a broker without users.
-                self._folded("login", {**_who(end), "tls": origin.tls, "outcome": "ok"})
+                self._folded("login", {**_who(end), "tls": origin.tls, "outcome": "ok"}, LOGIN_FOLD_US)
             return
         facts = {"user": claimed, "address": origin.address, "tls": origin.tls, "outcome": end.code}
         self._folded("login", {**facts, "why": end.message})
@@ -135,7 +137,7 @@ class Audit:
 
     # -- lines
 
-    def _folded(self, what: str, facts: dict[str, Any]) -> None:
+    def _folded(self, what: str, facts: dict[str, Any], fold_us: int = FOLD_US) -> None:
         """Write a line, unless the same was written shortly before: then count."""
         now_us = self._pump.clock.now_us()
         facts = {name: _told(value) for name, value in facts.items()}
@@ -149,7 +151,7 @@ class Audit:
         elif len(self._folds) >= FOLDS_MAX:
             self._unfold(next(iter(self._folds)))
         if self._bounded(f"{what}:{facts['outcome'] == 'ok'}", what, facts):
-            self._folds[key] = _Fold(facts, now_us, self._pump.clock.wall_us())
+            self._folds[key] = _Fold(facts, self._pump.clock.wall_us(), now_us + fold_us)
             if not self._timed:
                 self._timed = True
                 self._pump.at(now_us + FOLD_US, self._tell)
@@ -157,13 +159,11 @@ class Audit:
     def _tell(self, now_us: int) -> None:
         """Write how often lines came again whose time is up."""
         for key, fold in list(self._folds.items()):
-            if fold.until_us > now_us:
-                break
-            self._unfold(key)
-        first = next(iter(self._folds.values()), None)
-        self._timed = first is not None
-        if first is not None:
-            self._pump.at(first.until_us, self._tell)
+            if fold.until_us <= now_us:
+                self._unfold(key)
+        self._timed = bool(self._folds)
+        if self._timed:
+            self._pump.at(now_us + FOLD_US, self._tell)
 
     def _unfold(self, key: tuple[Any, ...]) -> None:
         fold = self._folds.pop(key)
