@@ -8,6 +8,7 @@ from tailrace.core.access.slow_down import (
     FREE_OF_USER,
     PENDING_MAX,
     PENDING_SLOW_MAX,
+    SLOW_MAX,
     STEP_US,
     TABLE_MAX,
     USER_WAIT_US_MAX,
@@ -102,7 +103,7 @@ def test_attempts_side_by_side_get_their_turns_one_after_the_other() -> None:
     assert waits == [4 * STEP_US, 8 * STEP_US, 12 * STEP_US]
 
 
-def test_few_attempts_of_an_address_wait_at_once_and_others_are_not_refused() -> None:
+def test_few_attempts_of_a_pair_wait_at_once() -> None:
     slow_down = SlowDown()
     now_us = 5
     for _ in range(PENDING_MAX):
@@ -115,6 +116,32 @@ def test_few_attempts_of_an_address_wait_at_once_and_others_are_not_refused() ->
     assert waits[-1] is None
     assert all(waits[:-1])
     assert max(wait for wait in waits if wait) <= WAIT_US_MAX
+
+
+def test_who_is_known_behind_an_address_is_not_locked_out_by_others_there() -> None:
+    """A flood of guesses at many users from one address, where anna has logged in before."""
+    slow_down = SlowDown()
+    guesser = Guesser(slow_down)
+    guesser.tries("10.0.0.1", "anna", True)
+    for number in range(100):
+        guesser.tries("10.0.0.1", f"user-{number}", False)
+    flood = [slow_down.begin("10.0.0.1", f"other-{number}", guesser.now_us) for number in range(100)]
+    assert sum(wait is not None for wait in flood) == PENDING_MAX
+    assert slow_down.begin("10.0.0.1", "bert", guesser.now_us) is None
+    assert guesser.tries("10.0.0.1", "anna", True) == 0
+
+
+def test_all_who_wait_are_bounded_together() -> None:
+    slow_down = SlowDown()
+    guesser = Guesser(slow_down)
+    for number in range(100):
+        guesser.tries(f"10.0.0.{number}", "anna", False)
+    begun = [
+        slow_down.begin(f"10.1.{number // 250}.{number % 250}", "anna", guesser.now_us)
+        for number in range(SLOW_MAX + 10)
+    ]
+    assert begun.count(None) == 10
+    assert slow_down.begin("10.2.0.1", "bert", guesser.now_us) == 0
 
 
 def test_time_forgives() -> None:

@@ -6,10 +6,10 @@ Wrong passwords are counted three times, and each count makes the next attempt w
     of an address                  after a few, since many people may share an address
     of a user                      after a few and for less time, since anybody may fail in a user's name
 
-An attempt waits before its password is checked, a right one like a wrong one, for the longest of the three.
-Nobody is refused for what others did: who waits, waits for seconds at most, and an address from which the
-user has logged in before does not wait for failures of that user elsewhere. What is bounded is how many
-attempts of one address wait at once.
+An attempt waits before its password is checked, a right one like a wrong one, for the longest of the three,
+which is seconds at most. A pair that has logged in before is *known*: it waits for failures of its own only,
+neither for those of the user elsewhere nor for those of others behind the same address. How many attempts are
+under way is bounded for each pair, and for each address as far as its pairs are not known.
 
 Counts go down with time. Each table forgets what was not touched for longest, so that made-up names and
 addresses cannot fill the memory. Of an IPv6 address the first 64 bits count, because a network has them.
@@ -32,10 +32,10 @@ FREE_OF_USER = 3
 FORGIVEN_US = 30_000_000
 """So much time takes back one failure."""
 PENDING_MAX = 64
-"""Most attempts of one address under way, while they do not have to wait."""
+"""Most attempts of one address under way."""
 PENDING_SLOW_MAX = 8
-"""Most attempts of one address under way, when they have to."""
-SLOW_MAX = 1024
+"""Most attempts of one pair under way, when it has to wait."""
+SLOW_MAX = 8_192
 """Most attempts that wait, of all addresses."""
 _NAME_MAX = 256
 
@@ -108,8 +108,9 @@ class SlowDown:
         self._pairs = _FailureTable(0, WAIT_US_MAX)
         self._addresses = _FailureTable(FREE_OF_ADDRESS, WAIT_US_MAX)
         self._users = _FailureTable(FREE_OF_USER, USER_WAIT_US_MAX)
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._pending: Counter[str] = Counter()
+        self._known: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._pending: Counter[tuple[str, ...]] = Counter()
+        """Attempts under way by address, and by pair."""
         self._slow = 0
 
     @property
@@ -119,43 +120,50 @@ class SlowDown:
         return counted + len(self._known) + len(self._pending)
 
     def begin(self, address: str, user: str, now_us: int) -> int | None:
-        """How many microseconds an attempt has to wait; None if too many of its address are under way."""
-        source, user = network_of(address), user[:_NAME_MAX]
-        wait_us = self._addresses.wait_us((source,), now_us)
-        if (source, user) not in self._known:
-            wait_us = max(wait_us, self._users.wait_us((user,), now_us))
-        slow = wait_us > 0 or self._pairs.wait_us((source, user), now_us) > 0
-        if self._pending[source] >= (PENDING_SLOW_MAX if slow else PENDING_MAX) or (
-            slow and self._slow >= SLOW_MAX
-        ):
+        """How many microseconds an attempt has to wait; None if too many are under way."""
+        place = (network_of(address),)
+        pair = (*place, user[:_NAME_MAX])
+        known = pair in self._known
+        wait_us = self._pairs.wait_us(pair, now_us)
+        if not known:
+            others_us = self._users.wait_us(pair[1:], now_us)
+            wait_us = max(wait_us, self._addresses.wait_us(place, now_us), others_us)
+        full = self._pending[pair] >= (PENDING_SLOW_MAX if wait_us else PENDING_MAX)
+        full = full or (not known and self._pending[place] >= PENDING_MAX)
+        if full or (wait_us and self._slow >= SLOW_MAX):
+            self._tidy(place, pair)
             return None
-        self._pending[source] += 1
-        self._slow += slow
-        return max(wait_us, self._pairs.turn_us((source, user), now_us), int(slow))
+        self._pending[place] += 1
+        self._pending[pair] += 1
+        self._slow += wait_us > 0
+        return max(wait_us, self._pairs.turn_us(pair, now_us))
+
+    def _tidy(self, *keys: tuple[str, ...]) -> None:
+        for key in keys:
+            if not self._pending[key]:
+                del self._pending[key]
 
     def end(self, address: str, user: str, waited_us: int, right: bool | None, now_us: int) -> None:
         """An attempt that waited so long is over: the password was right, wrong, or (None) not checked."""
-        source, user = network_of(address), user[:_NAME_MAX]
+        place = (network_of(address),)
+        pair = (*place, user[:_NAME_MAX])
         self._slow -= waited_us > 0
-        self._pending[source] -= 1
-        if not self._pending[source]:
-            del self._pending[source]
+        for key in (place, pair):
+            self._pending[key] -= 1
+        self._tidy(place, pair)
         if right is None:
             return
         if right:
             # Only the pair is forgiven: who knows one password does not get more guesses at others.
-            self._pairs.forget((source, user))
-            self._known[source, user] = None
-            self._known.move_to_end((source, user))
+            self._pairs.forget(pair)
+            self._known[pair] = None
+            self._known.move_to_end(pair)
             if len(self._known) > TABLE_MAX:
                 self._known.popitem(last=False)
             return
-        for table, key in (
-            (self._pairs, (source, user)),
-            (self._addresses, (source,)),
-            (self._users, (user,)),
-        ):
-            table.failed(key, now_us)
+        self._pairs.failed(pair, now_us)
+        self._addresses.failed(place, now_us)
+        self._users.failed(pair[1:], now_us)
 
 
 def network_of(address: str) -> str:
