@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailrace.broker.access.authority import VERDICTS_MAX
 from tailrace.broker.queue.fetch_request import OpenGate
@@ -39,6 +41,7 @@ from tailrace.core.model.queue_commands import (
 from tailrace.format import batch as arrow
 from tailrace.format.frame import crc32c
 from tests.broker.access.guarded_broker import ROOT, GuardedBroker
+from tests.core.access.plain_rules import oracle
 
 
 @pytest.fixture
@@ -179,6 +182,56 @@ def test_a_heartbeat_that_waits_is_refused(broker: GuardedBroker) -> None:
     assert refused.code == "denied"
     broker.pass_s(30)
     assert len(waiting) == 1
+
+
+CHANGES = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("wait"), st.sampled_from(["anna", "acme/eva"]), st.sampled_from(["t", "u", "acme/t"])
+        ),
+        st.tuples(
+            st.sampled_from(["allow", "allow", "deny"]),
+            st.sampled_from(["everyone", "user:anna", "user:acme/eva", "team:shop"]),
+            st.sampled_from(["t", "*", "acme/*", "u*"]),
+        ),
+        st.tuples(st.just("take back"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("promote"), USERS, st.booleans()),
+        st.tuples(st.just("remove"), USERS, st.none()),
+    ),
+    max_size=25,
+)
+
+
+@given(CHANGES)
+def test_whatever_changes_only_those_wait_who_may(changes: list[Any]) -> None:
+    """After each change, a request waits if and only if its caller may still make it."""
+    broker = GuardedBroker()
+    for topic in ("t", "u", "acme/t"):
+        broker.create(topic)
+    broker.users(ROOT, User(name="anna", teams=("shop",)), User(name="acme/eva"))
+    waiting: list[tuple[str, str, list[Any]]] = []
+    for what, one, other in changes:
+        identities = broker.engine.authority.identities
+        if what == "wait":
+            waiting.append((one, other, broker.begin(one, Fetch(other, [(0, 0)], 1000, 60_000))))
+        elif what == "take back":
+            broker.take_back(one)
+        elif what == "remove":
+            if one in identities.users:
+                broker.remove_user(one)
+        elif what == "promote":
+            broker.users(User(name=one, administrator=other, teams=("shop",)))
+        else:
+            broker.allow(one, "read", "topic", other, what)
+        identities = broker.engine.authority.identities
+        for user, topic, answers in waiting:
+            if oracle(identities, user, "read", "topic", topic):
+                assert not answers
+            else:
+                ((reply, _),) = answers
+                assert isinstance(reply, Refusal)
+                assert reply.code == ("denied" if user in identities.users else "unauthenticated")
+        waiting = [each for each in waiting if not each[2]]
 
 
 # ------------------------------------------------------------------------------------------------ listings
