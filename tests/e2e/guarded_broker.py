@@ -122,6 +122,7 @@ def furnish(root: Session) -> tuple[dict[str, str], str]:
     root.do(*publish(TOPIC, [b"what nobody else may see"], keys=[b"k"]))
     root.do(CreateGroup(GROUP, [TOPIC]))
     root.do(PutSchedule("nightly", TOPIC, "0 0 1 1 *", value=b"tick"))
+    root.do(AddUser(MIGHTY, PASSWORD, administrator=True))
     root.do(AddTenant("acme"))
     allowed = {STRANGER: [], OTHER_USER: [], REFUSED: list(EVERY_RIGHT), TENANT_USER: list(EVERY_RIGHT)}
     allowed |= {only_user(pairs): only(pairs) for pairs in SETS}
@@ -136,7 +137,6 @@ def furnish(root: Session) -> tuple[dict[str, str], str]:
             root.do(AddRule("allow", f"user:{user}", some, resource, pattern))
     for resource, some in by_resource(EVERY_RIGHT).items():
         root.do(AddRule("deny", f"user:{REFUSED}", some, resource, PATTERNS[resource]))
-    root.do(AddUser(MIGHTY, PASSWORD, administrator=True))
     tokens = {user: _token(root, user).secret for user in (*allowed, MIGHTY)}
     soon_us = time.time_ns() // 1000 + TOKEN_LIVES_US
     return tokens, _token(root, MIGHTY, "short", soon_us).secret
@@ -217,8 +217,9 @@ def embedded(folder: Path, made: Certificates) -> Iterator[Guarded]:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n", log.read_text()
         door = Door(name="embedded", address=str(data / "embedded.sock"))
-        tokens, expired = _introduce(door)
-        await_expiry(door, expired)
+        with door.enter() as owner:
+            tokens, expired = furnish(owner)
+            tokens[ROOT_USER] = tokens[MIGHTY]
         yield Guarded(data, {"embedded": door}, made, tokens, expired, [log], pid=process.pid)
     finally:
         process.kill()

@@ -1,22 +1,30 @@
 """Who may do what: every verb, through every door, by every kind of caller. A verb without a row fails.
 
-caller                             TCP           TLS             Unix socket     embedded
-anonymous                          turned away   turned away     the own system user is the owner
-wrong password, unknown user       turned away, in the same words
-expired token, revoked token       turned away; connections end
-certificate of another authority   (no place)    no connection   (no place)      (no place)
-right user without the right       denied
-right user on another tenant       denied
-right user                         let through, with just the rights of the row
+    caller                             TCP           TLS             Unix socket     pages
+    anonymous                          turned away   turned away     the owner       401
+    wrong password, unknown user       turned away, in the same words                401
+    expired token, revoked token       turned away; connections end                  401
+    certificate of another authority   (no place)    no connection   (no place)      no connection
+    right user without the right       denied                                        403
+    right user on another tenant       denied                                        403
+    right user                         let through, with just the rights of the row  200
+
+Anonymous at a Unix socket is the system user that connects: that of the broker is its owner, and others are
+turned away. At the door of a data folder (embedded brokers have it, and servers too) nothing else counts: the
+own system user may do everything there, whatever it shows, because it could write the files themselves; all
+others are turned away, whatever they show.
 """
 
 import base64
 import contextlib
 import itertools
+import os
 import ssl
+import stat
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -47,9 +55,7 @@ from tests.e2e.guarded_broker import (
     without_user,
 )
 
-DOORS = ("native", "tls", "unix", "embedded")
-OWN_USER = ("unix", "embedded")
-"""Doors at which the broker's own system user needs to show nothing."""
+DOORS = ("native", "tls", "unix")
 LET_IN_NO_MORE = {"denied", "unauthenticated"}
 NUMBERS = itertools.count(1)
 
@@ -139,7 +145,7 @@ WRONG = {
 @pytest.mark.parametrize("kind", ["anonymous", "expired token", *WRONG])
 def test_whom_nobody_knows_does_nothing(place: tuple[Guarded, Door], kind: str) -> None:
     broker, door = place
-    if kind == "anonymous" and door.name in OWN_USER:
+    if kind == "anonymous" and door.name == "unix":
         with door.enter() as session:
             assert session.do(WhoAmI()).proof == "owner"
         return
@@ -162,7 +168,7 @@ def test_wrong_password_and_unknown_user_are_told_the_same(place: tuple[Guarded,
 def test_no_verb_is_let_through_alone(place: tuple[Guarded, Door], kind: str) -> None:
     """Each on a connection of its own, before and after the greeting."""
     broker, door = place
-    if kind == "anonymous" and door.name in OWN_USER:
+    if kind == "anonymous" and door.name == "unix":
         return
     if kind != "anonymous" and door.name == "tls":
         return  # Behind the handshake, which takes its time, it is the same as `native`.
@@ -344,6 +350,79 @@ def test_everybody_is_who_it_is(place: tuple[Guarded, Door]) -> None:
             assert (info.user, info.proof) == (user, "token")
             assert info.administrator == (user == MIGHTY)
             assert info.tenant == ("acme" if user == TENANT_USER else "")
+
+
+# -- users of the operating system
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "right token", "stranger", "revoked token", *WRONG])
+def test_the_own_system_user_does_everything_at_the_door_of_its_folder(
+    brokers: dict[str, Guarded], kind: str
+) -> None:
+    broker = brokers["embedded"]
+    door = broker.doors["embedded"]
+    shown = {
+        **WRONG,
+        "anonymous": None,
+        "right token": broker.shown(ROOT_USER),
+        "stranger": broker.shown(STRANGER),
+        "revoked token": Credentials(token=broker.expired),
+    }[kind]
+    with door.enter(shown) as session:
+        assert session.do(WhoAmI()).proof == "owner"
+        done = 0
+        for row in ROWS if kind == "anonymous" else ROWS[:1]:
+            if row.of is CreateToken and row.may == "everybody":
+                continue  # The owner is no user, and has no tokens.
+            reply, _ = session.ask_for(*row.request(session, next(NUMBERS)))
+            assert not isinstance(reply, Refusal) or reply.code not in LET_IN_NO_MORE, (row.of, reply)
+            done += not isinstance(reply, Refusal)
+        assert done > 0.7 * len(ROWS) or kind != "anonymous"
+
+
+@pytest.mark.parametrize("name", ["unix", "embedded"])
+def test_other_system_users_are_turned_away(brokers: dict[str, Guarded], name: str) -> None:
+    """The modes of files keep them out. Where those are changed, and the test may pose as another user, they
+    are refused by their number; at the door of a folder also with the best of tokens."""
+    broker = brokers[name]
+    path = Path(str(broker.doors[name].address))
+    # The group of a server's socket may try its users; nobody else gets as far as that.
+    assert stat.S_IMODE(path.stat().st_mode) == {"unix": 0o660, "embedded": 0o600}[name]
+    assert stat.S_IMODE(broker.data.stat().st_mode) & 0o077 == 0
+    if os.geteuid() != 0:
+        return
+    with another_user(path) as door:
+        turned_away(door, None, everything(broker))
+        if name == "embedded":
+            turned_away(door, broker.shown(ROOT_USER), everything(broker))
+        else:
+            with door.enter(broker.shown(MIGHTY)) as session:
+                assert session.do(WhoAmI()).proof == "token"
+
+
+@contextlib.contextmanager
+def another_user(path: Path) -> Iterator[Door]:
+    """A socket that everybody may connect to, and this thread as a user that has no other rights."""
+    modes = {place: place.stat().st_mode for place in (path, path.parent)}
+    before = os.getcwd()
+    os.chdir(path.parent)  # Nobody may look into the folders above.
+    for place in modes:
+        place.chmod(0o777)
+
+    class Posing(Door, frozen=True):
+        def connect(self) -> Session:
+            os.seteuid(65534)
+            try:
+                return super().connect()
+            finally:
+                os.seteuid(0)
+
+    try:
+        yield Posing(name="posing", address=path.name)
+    finally:
+        os.chdir(before)
+        for place, mode in modes.items():
+            place.chmod(mode)
 
 
 # -- pages
