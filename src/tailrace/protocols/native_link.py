@@ -390,6 +390,11 @@ class Link(asyncio.BufferedProtocol):
                 log.warning("%s: does not take its answers, %d bytes", self._peer, self._unsent_bytes)
                 self.abort()
                 return
+        if (
+            self._farewell is not None
+        ):  # What was under way had its time; leases that were dropped have no end.
+            self._end()
+            return
         if self._greeted and not self._finishing:
             listener = self._listener
             refusal = listener.authenticator.still(self.caller, listener.clock.wall_us())
