@@ -223,7 +223,12 @@ class Node:
         return place
 
     def _may_operate(self, caller: Caller) -> bool:
-        return self._host.engine.authority.may(caller, "operate", "broker", "")
+        engine = self._host.engine
+        if engine.authority.may(caller, "operate", "broker", ""):
+            return True
+        verdict = engine.authority.explain(caller.user, "operate", "broker", "")
+        engine.audit.kept_out(caller, "pages", verdict)
+        return False
 
     def _identities_changed(self) -> None:
         self._native.recheck()

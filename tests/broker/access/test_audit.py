@@ -193,6 +193,27 @@ def test_logins_are_written_down() -> None:
     ]
 
 
+def test_probes_without_credentials_and_pages_without_rights_are_counted_for_longer() -> None:
+    broker = AuditedEngine()
+    verdict = broker.engine.authority.explain("anna", "operate", "broker", "")
+    for _ in range(20):
+        broker.engine.audit.logged_in(Origin("10.0.0.7"), "", NOBODY)
+        broker.engine.audit.kept_out(ANNA, "pages", verdict)
+        broker.pass_s(15)
+    login, page = broker.told()
+    assert (login["what"], login["outcome"]) == ("login", "unauthenticated")
+    assert page == {
+        "what": "refused",
+        **WHO,
+        "request": "pages",
+        "about": ["operate broker"],
+        "outcome": "denied",
+        "why": "no rule allows it",
+    }
+    broker.pass_s(600)
+    assert [line["count"] for line in broker.told()] == [19, 19]
+
+
 def test_what_the_broker_does_at_its_start_is_written_down() -> None:
     broker = AuditedEngine()
     broker.engine.audit.started("listens without protection", address="0.0.0.0:7400")

@@ -9,10 +9,10 @@ Each line says when, who, how that was proved, from where, what was asked and ab
 which rule said so. Text that callers choose is cut at `TEXT_MAX` characters and written as ASCII, so that it
 can neither begin a line nor move a cursor. Secrets and messages are not in it.
 
-*Nobody can make it grow quickly.* What is the same as before within `FOLD_US` is counted (of logins that
-succeed, within `LOGIN_FOLD_US`); a further line says how often it came. Of each class of lines, but for
-changes, `LINES_PER_SECOND` are written, so that an attacker hides neither administration nor the logins of
-others. What was left out is counted, and the next line says so (`missed`).
+*Nobody can make it grow quickly.* What is the same as before within `FOLD_US` is counted (of what monitoring
+does, within `LOGIN_FOLD_US`); a further line says how often it came. Of each class of lines, but for changes,
+`LINES_PER_SECOND` are written, so that an attacker hides neither administration nor the logins of others.
+What was left out is counted, and the next line says so (`missed`).
 
     {"time":"2026-11-20T08:00:00.000000Z","what":"refused","user":"anna","proof":"token","credential":"k7",
      "address":"10.0.0.7","request":"publish","about":["publish topic orders"],"outcome":"denied",
@@ -45,7 +45,7 @@ ABOUT_MAX = 16
 LINES_PER_SECOND = 20
 FOLD_US = 10_000_000
 LOGIN_FOLD_US = 600_000_000
-"""Of logins that succeed: monitoring logs in for every scrape."""
+"""Of logins that succeed, and of what monitoring does without credentials or rights: again and again."""
 FOLDS_MAX = 1_000
 """Lines whose repetitions are counted at a time."""
 
@@ -124,7 +124,13 @@ class Audit:
                 self._folded("login", {**_who(end), "tls": origin.tls, "outcome": "ok"}, LOGIN_FOLD_US)
             return
         facts = {"user": claimed, "address": origin.address, "tls": origin.tls, "outcome": end.code}
-        self._folded("login", {**facts, "why": end.message})
+        # Probes of health come without credentials, every few seconds.
+        self._folded("login", {**facts, "why": end.message}, FOLD_US if claimed else LOGIN_FOLD_US)
+
+    def kept_out(self, caller: Caller, page: str, verdict: Verdict) -> None:
+        """A page was not shown, because its visitor lacks a right."""
+        facts = {**_who(caller), "request": page, "about": ["operate broker"], "outcome": "denied"}
+        self._folded("refused", facts | _why(caller, verdict), LOGIN_FOLD_US)
 
     def started(self, what: str, **facts: str) -> None:
         """The broker did something by itself that concerns its safety."""
