@@ -40,11 +40,13 @@ class BrokerProcess:
     The first start picks free ports; later starts use the same ones, so that clients find it again.
     """
 
-    def __init__(self, data: Path, *flags: str, **settings: int) -> None:
+    def __init__(self, data: Path, *flags: str, **settings: int | str) -> None:
         self.data = data
         self.log = data.with_name(data.name + ".log")
         self.listen = self.http_listen = "127.0.0.1:0"
         self.pid = 0
+        self.urls: list[str] = []
+        """All that it listens on, as clients write it."""
         self._flags = flags
         self._settings = {f"TAILRACE_{name.upper()}": str(value) for name, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +54,7 @@ class BrokerProcess:
     @property
     def url(self) -> str:
         """What a client connects to."""
-        return f"tailrace://{self.listen}"
+        return self.urls[0] if self.urls else f"tailrace://{self.listen}"
 
     @property
     def address(self) -> tuple[str, int]:
@@ -70,6 +72,7 @@ class BrokerProcess:
         self.launch(prefix)
         ready = self._ready_line()
         self.listen, self.http_listen, self.pid = ready["listen"], ready["http_listen"], ready["pid"]
+        self.urls = ready["urls"]
         return self
 
     def launch(self, prefix: Sequence[str] = ()) -> None:

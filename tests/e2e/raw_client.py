@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,18 +14,39 @@ from tailrace.core.model.commands import Publish, Reply, Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import batch, codec
 from tailrace.format.frame import Buffer, crc32c
-from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, PROTOCOL_VERSION, Hello, Welcome, prefix
+from tailrace.format.wire import (
+    PREAMBLE,
+    PREFIX,
+    PREFIX_BYTES,
+    PROTOCOL_VERSION,
+    Credentials,
+    Hello,
+    Welcome,
+    prefix,
+)
 
 REPLY_S = 20.0
 HELLO = msgspec.msgpack.encode(Hello([PROTOCOL_VERSION], "raw"))
 GREETING = PREAMBLE + prefix(HELLO, 0, 0)
 
 
+def greeting(token: str) -> bytes:
+    """Preamble and hello, with a token if there is one."""
+    if not token:
+        return GREETING
+    hello = Hello([PROTOCOL_VERSION], "raw", Credentials(token=token))
+    return PREAMBLE + prefix(msgspec.msgpack.encode(hello), 0, 0)
+
+
 class RawClient:
     """One connection. `request` is well-formed; everything else is up to the test."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(
+        self, address: tuple[str, int], *, context: ssl.SSLContext | None = None, token: str = ""
+    ) -> None:
         self._address = address
+        self._context = context
+        self._token = token
         self._ids = itertools.count(1)
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
@@ -41,11 +63,14 @@ class RawClient:
 
     async def connect(self) -> None:
         """Connect and say nothing."""
-        self.reader, self.writer = await asyncio.open_connection(*self._address, limit=1 << 20)
+        name = None if self._context is None else "localhost"
+        self.reader, self.writer = await asyncio.open_connection(
+            *self._address, limit=1 << 20, ssl=self._context, server_hostname=name
+        )
 
     async def greet(self) -> Welcome:
         """Preamble and hello; the welcome."""
-        self.writer.write(GREETING)
+        self.writer.write(greeting(self._token))
         _, header, _ = await self.message()
         return msgspec.msgpack.decode(header, type=Welcome)
 
