@@ -194,6 +194,19 @@ def test_a_blocking_client_joins_a_loop_in_another_thread(folder: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
+def test_a_blocking_client_in_the_thread_of_the_broker_ends_with_an_error(folder: Path) -> None:
+    async def main() -> None:
+        async with tailrace.connect(url_of(folder)) as client:
+            with (
+                pytest.raises(Unavailable, match="does not greet"),
+                sync.connect(url_of(folder), timeout=0.5),
+            ):
+                pass
+            assert await client.admin().list_topics() == []
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
 def test_the_first_of_two_clients_may_be_closed_first(folder: Path) -> None:
     async def main() -> None:
         first, second = tailrace.connect(url_of(folder)), tailrace.connect(url_of(folder))
