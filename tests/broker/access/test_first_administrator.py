@@ -6,8 +6,11 @@ from random import Random
 
 import pytest
 
-from tailrace.broker.access.first_administrator import NAME, with_administrator
+from tailrace.broker.access.first_administrator import NAME
+from tailrace.broker.engine import Engine
 from tailrace.broker.node import LoopHost
+from tailrace.broker.runtime.clock import ManualClock
+from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.cluster.identity_file import (
     FILE,
     TOKEN_FILE,
@@ -19,17 +22,22 @@ from tailrace.core.access.tokens import fits, parse_token
 from tailrace.core.model.access import Identities, User
 from tailrace.errors import StorageFault
 from tailrace.sim.sim_disk import Crash, SimDisk
+from tailrace.storage.memory_log import MemoryStore
+from tests.broker.held_engine import HeldThreads
 
 
 def start(disk: SimDisk, random: Random) -> Identities:
-    """As `AccessVerbs.load` does it."""
-    store = FileIdentities(disk)
-    identities = store.load() or Identities()
-    if not identities.users:
-        file = FirstToken(disk, lambda path: True)
-        identities = with_administrator(identities, file, random.randbytes, 5)
-        store.save(identities)
-    return identities
+    """A broker that speaks TLS begins on this disk; it does not come to listen."""
+    engine = Engine(
+        ManualClock(),
+        HeldThreads(),
+        {"file": MemoryStore()},
+        MemoryCoordinator(),
+        entropy=random.randbytes,
+        identities=FileIdentities(disk),
+    )
+    engine.access.load(FirstToken(disk, lambda path: True))
+    return engine.authority.identities
 
 
 def works(disk: SimDisk, identities: Identities) -> bool:
