@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "tailrace.service"
 EXEC_FORM = ("CMD", "ENTRYPOINT", "HEALTHCHECK")
 """Instructions that name a program and its arguments, so that no shell stands in between."""
-CLIENT_VARIABLES = {"TAILRACE_URL", "TAILRACE_TLS_CERTIFICATE", "TAILRACE_TLS_KEY"}
+CLIENT_VARIABLES = {"TAILRACE_URL"}
 
 
 def instructions() -> list[tuple[str, str]]:
