@@ -104,6 +104,8 @@ async def pour(writer: asyncio.StreamWriter, megabytes: int = 100) -> bool:
         for _ in range(megabytes):
             writer.write(piece)
             await writer.drain()
+            if writer.transport.is_closing():  # Under TLS, what is written from now on is dropped in silence.
+                return False
     except OSError:
         return False
     return True
