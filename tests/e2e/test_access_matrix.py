@@ -59,7 +59,7 @@ DOORS = ("native", "tls", "unix")
 LET_IN_NO_MORE = {"denied", "unauthenticated"}
 NUMBERS = itertools.count(1)
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("matrix")]
 
 
 class Started(dict[str, Guarded]):

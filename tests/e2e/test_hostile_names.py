@@ -16,6 +16,7 @@ from tests.e2e.broker_process import BrokerProcess, eventually
 from tests.e2e.doors import Door, Session
 from tests.e2e.raw_client import publish
 
+pytestmark = pytest.mark.xdist_group("names")  # one broker for all of its tests
 HOSTILE = [
     "",
     ".",

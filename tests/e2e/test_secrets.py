@@ -27,6 +27,7 @@ from tests.e2e.doors import Door, Session, TurnedAway, encoded, greeting
 from tests.e2e.guarded_broker import make_certificates
 from tests.e2e.raw_client import publish
 
+pytestmark = pytest.mark.xdist_group("secrets")  # one broker for all of its tests
 PASSWORDS = {
     "right": "correct-horse-battery-0001",
     "changed": "correct-horse-battery-0002",

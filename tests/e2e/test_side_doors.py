@@ -30,6 +30,7 @@ from tests.e2e.broker_process import BrokerProcess
 from tests.e2e.doors import Door, Session
 from tests.e2e.raw_client import publish
 
+pytestmark = pytest.mark.xdist_group("side-doors")  # one broker for all of its tests
 MARK = b"the-secret-of-the-house"
 NAME = "classified-name"
 """Occurs in names that the spy may not learn either."""
