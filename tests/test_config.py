@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import config
-from tailrace.config import RANGES, ServerOptions, env_name, known_keys, load, split_address, to_toml
+from tailrace.config import (
+    RANGES,
+    ServerOptions,
+    env_name,
+    exposed,
+    known_keys,
+    load,
+    split_address,
+    to_toml,
+)
 from tailrace.errors import InvalidRequest
 from tailrace.protocols.native import Limits
+from tests.client.rpc.certificates import Authority
 
 
 def problems(path: str | None = None, env: dict[str, str] | None = None, **flags: Any) -> list[str]:
@@ -156,6 +166,82 @@ def test_addresses_that_are_refused(address: str, words: str) -> None:
     (found,) = problems(listen=address)
     assert found.startswith("--listen: ")
     assert words in found
+
+
+def test_several_places_to_listen() -> None:
+    listen = "127.0.0.1:7400, [::1]:7401,unix:/run/tailrace.sock,127.0.0.1:0,127.0.0.1:0"
+    assert config.listen_places(listen) == [
+        ("127.0.0.1", 7400),
+        ("::1", 7401),
+        "/run/tailrace.sock",
+        ("127.0.0.1", 0),
+        ("127.0.0.1", 0),
+    ]
+    assert load(None, {}, {"listen": "unix:broker.sock"}).listen == "unix:broker.sock"
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("unix:", "followed by the path"),
+        ("unix:/" + "x" * 107, "at most 107 bytes"),
+        ("unix:/" + "ä" * 54, "at most 107 bytes"),
+        ("127.0.0.1:1,", "not HOST:PORT"),
+        ("127.0.0.1:1,127.0.0.1:1", "listed twice"),
+        ("unix:a,unix:a", "listed twice"),
+        ("127.0.0.1:1,0.0.0.0:2", "can be reached from other machines"),
+        ("unix:a,127.0.0.1:7480", "the same address as listen"),
+    ],
+)
+def test_places_that_are_refused(listen: str, words: str) -> None:
+    (found,) = problems(listen=listen)
+    assert words in found
+
+
+def test_pages_have_one_address_and_no_unix_socket() -> None:
+    assert "0 to 65535" in problems(http_listen="unix:/run/x")[0]
+    assert "0 to 65535" in problems(http_listen="127.0.0.1:1,127.0.0.1:x")[0]
+
+
+def test_beyond_loopback_with_tls_or_insecure_only(tmp_path: Path) -> None:
+    certificate, key = map(str, Authority(tmp_path).sign("server"))
+    away = {"listen": "0.0.0.0:7400", "http_listen": "[::ffff:192.0.2.1]:7480"}
+    assert len(problems(**away)) == 2
+    options = load(None, {}, {**away, "tls.certificate": certificate, "tls.key": key})
+    assert exposed(options) == ["0.0.0.0", "::ffff:192.0.2.1"]
+    assert load(None, {"TAILRACE_INSECURE": "true"}, away).insecure
+    assert exposed(load(None, {}, {"listen": "unix:x,127.0.0.1:1"})) == []
+
+
+def test_insecure_is_true_or_false(tmp_path: Path) -> None:
+    assert load(file(tmp_path, "insecure = true\n"), {}, {}).insecure
+    assert not load(file(tmp_path, "insecure = true\n"), {"TAILRACE_INSECURE": "0"}, {}).insecure
+    for text in ("yes", "", "2"):
+        assert "must be true or false" in problems(env={"TAILRACE_INSECURE": text})[0]
+    assert "must be true or false" in problems(file(tmp_path, "insecure = 1\n"))[0]
+
+
+def test_tls_problems_are_told_with_the_source_of_the_option(tmp_path: Path) -> None:
+    path = file(tmp_path, '[tls]\ncertificate = "none.pem"\nkey = "none.key"\n')
+    (found,) = problems(path)
+    assert found.startswith(f"{path}:2 [tls] certificate: none.pem: No such file")
+    (found,) = problems(env={"TAILRACE_TLS_CLIENT_CERTIFICATES": "sometimes"})
+    assert "must be one of none, optional, required" in found
+    (found,) = problems(**{"tls.certificate": "a.pem"})
+    assert found == "default tls.key: is missing: TLS needs a certificate and its key"
+
+
+def test_the_printed_configuration_names_files_and_shows_no_secret(tmp_path: Path) -> None:
+    import tomllib
+
+    certificate, key = map(str, Authority(tmp_path).sign("server"))
+    options = load(None, {}, {"tls.certificate": certificate, "tls.key": key, "insecure": True})
+    printed = to_toml(options)
+    document = tomllib.loads(printed)
+    assert document["tls"]["key"] == key
+    assert document["insecure"] is True
+    assert "PRIVATE" not in printed
+    assert load(file(tmp_path, printed), {}, {}) == options
 
 
 def test_two_listeners_need_two_addresses() -> None:

@@ -3,18 +3,21 @@
 import asyncio
 import json
 import os
+import resource
 import socket
 import ssl
 import stat
+import statistics
+import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
 
 import tailrace
-from tailrace.core.model.commands import Fetch
+from tailrace.core.model.commands import Fetch, Ping, Pong
 from tailrace.format import codec
 from tests.client.rpc.certificates import Authority
 from tests.e2e.broker_process import BrokerProcess, eventually
@@ -245,3 +248,59 @@ def first_message(secured: Secured | None) -> bytes:
     with pytest.raises(ssl.SSLWantReadError):
         client.do_handshake()
     return outgoing.read()
+
+
+# -- very many connections --------------------------------------------------------------------------------
+
+CROWD = 10_000
+SLOWER_MAX = 1.5
+NOISE_MS = 10.0
+"""What the machine itself adds while so many sockets are opened in the process that measures."""
+
+
+@pytest.mark.long
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sent", [0, 3, 2000], ids=["silent", "begun", "hello"])
+def test_ten_thousand_half_open_connections(siege: Besieged, sent: int) -> None:
+    """Memory and places stay bounded, and others wait at most half as long again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hello = first_message(siege.secured)[:sent]
+    figures: dict[str, float] = {}
+
+    async def run(address: tuple[str, int]) -> None:
+        quiet = await p99_ms(siege, asyncio.sleep(5.0))
+        crowded = await p99_ms(siege, knock(address, hello, min(CROWD, hard - 500)))
+        figures.update(quiet_ms=quiet, crowded_ms=crowded)
+
+    try:
+        attack(siege, run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    print(figures)
+    assert figures["crowded_ms"] <= SLOWER_MAX * figures["quiet_ms"] + NOISE_MS
+
+
+async def knock(address: tuple[str, int], hello: bytes, count: int) -> None:
+    """Open so many connections in a process of its own, say the same on each, and leave them open."""
+    program = Path(__file__).with_name("knocker.py")
+    given = [str(value) for value in (*address, hello.hex() or "-", count)]
+    knocker = await asyncio.create_subprocess_exec(sys.executable, str(program), *given)
+    assert await knocker.wait() == 0
+
+
+async def p99_ms(siege: Besieged, meanwhile: Awaitable[None]) -> float:
+    """The 99th percentile of round trips on a connection that is there, while something happens."""
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+    async with siege.raw() as raw:
+        happening = asyncio.ensure_future(meanwhile)
+        while not happening.done():
+            began_s = loop.time()
+            assert await raw.request(Ping()) == Pong()
+            times.append(loop.time() - began_s)
+            await asyncio.sleep(0.002)
+        await happening
+    assert len(times) > 100
+    return statistics.quantiles(times, n=100)[98] * 1000
