@@ -197,6 +197,12 @@ def listen_places(text: str) -> list[Place]:
     return places
 
 
+def _web_address(text: str) -> tuple[str, int]:
+    if text.startswith(UNIX) or "," in text:
+        raise InvalidRequest(f"{text!r}: the pages of health and metrics have one HOST:PORT")
+    return split_address(text)
+
+
 def _unix_path(text: str) -> str:
     path = text.removeprefix(UNIX)
     size = len(os.fsencode(path))
@@ -370,7 +376,7 @@ def _relations(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
     covered = bool(tls.certificate) or values["insecure"]
     for key in ("listen", "http_listen"):
         try:
-            ports[key] = [split_address(values[key])] if key == "http_listen" else listen_places(values[key])
+            ports[key] = [_web_address(values[key])] if key == "http_listen" else listen_places(values[key])
             hosts = [place[0] for place in ports[key] if isinstance(place, tuple)]
             found = [problem for host in hosts if (problem := _unsafe(host, covered))]
         except InvalidRequest as error:
