@@ -19,7 +19,8 @@ import pytest
 
 import tailrace
 from tailrace import sync
-from tailrace.errors import StorageFault, Unavailable
+from tailrace.client.rpc import endpoints
+from tailrace.errors import InvalidRequest, LeaseLost, StorageFault, Unavailable
 from tailrace.storage.lock import FolderLock
 from tests.e2e.broker_process import BrokerProcess
 from tests.e2e.folder_client import ROOT, FolderClient, holder_of
@@ -156,6 +157,37 @@ def test_a_forked_child_holds_neither_the_folder_nor_its_door_nor_its_guests(fol
             os.kill(child, signal.SIGKILL)
 
 
+def test_work_goes_on_in_another_process(folder: Path) -> None:
+    """Messages are consumed while the process that runs the broker is killed: what was acknowledged does not
+    come again, and nothing is lost."""
+    first_half, count = 100, 300
+
+    async def main(holder: FolderClient) -> None:
+        async with tailrace.connect(url_of(folder), timeout=60) as client:
+            await client.groups().create("g", "t", start="earliest")
+            async with client.producer("t") as producer, client.consumer("t", "g", batch_size=10) as consumer:
+                await (await producer.send_many([b"%d" % number for number in range(count)]))
+                seen = []
+                for _ in range(first_half):
+                    delivery = await anext(consumer)
+                    await delivery.ack()
+                    seen.append(delivery.offset)
+                holder.kill()
+                await producer.publish(b"last")
+                assert holder_of(folder) == os.getpid()
+                while len(set(seen)) < count + 1:
+                    delivery = await anext(consumer)
+                    with contextlib.suppress(LeaseLost):
+                        await delivery.ack()
+                    seen.append(delivery.offset)
+            assert set(seen) == set(range(count + 1))
+            assert not set(seen[:first_half]) & set(seen[first_half:])
+
+    with FolderClient(url_of(folder)) as holder:
+        holder.ready()
+        asyncio.run(asyncio.wait_for(main(holder), LIMIT_S))
+
+
 # -- in one process ------------------------------------------------------------------------------------------
 
 
@@ -241,6 +273,14 @@ def test_a_folder_that_is_held_without_a_door_is_told(folder: Path) -> None:
     finally:
         lock.release()
     connected(url_of(folder))
+
+
+def test_the_door_of_another_user_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FolderClient(url_of(folder)) as holder:
+        holder.ready()
+        monkeypatch.setattr(endpoints, "peer_uid", lambda sock: os.geteuid() + 4711)
+        with pytest.raises(InvalidRequest, match="is another user's"):
+            connected(url_of(folder))
 
 
 def test_folders_that_cannot_be_used_are_told(tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ _ARG_START, _ARG_END = 45, 46
 
 def hide_secrets() -> int:
     """Blot out passwords and tokens of URLs in the arguments; returns how many there were."""
-    with open("/proc/self/cmdline", "rb") as file:
-        shown = file.read()
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            shown = file.read()
+    except FileNotFoundError:
+        return 0  # Without /proc, nobody else sees them there either.
     found = [match.span(match.lastindex or 0) for match in _SECRETS.finditer(shown)]
     if not found:
         return 0

@@ -35,7 +35,7 @@ PROBLEMS_MAX = 20
 
 HOSTS_MAX = 100
 """Of one address."""
-SECRET_CHARS_MAX = 1024
+SECRET_BYTES_MAX = 1024
 """Of a user, password or token: the greeting that carries them is small."""
 CREDENTIALS_BYTES_MAX = 1024 * 1024
 """Of the credentials file."""

@@ -85,7 +85,7 @@ def test_every_form_is_read(text: str, kind: str, fields: dict[str, object]) -> 
         ("tailrace://a%00:x@host", "control character"),
         ("tailrace://host\0", "NUL"),
         ("embedded:./data?ca=x", "takes nothing behind"),
-        (f"tailrace://{'a' * 2000}:x@host", "longer than 1024"),
+        (f"tailrace://{'a' * 2000}:x@host", "longer than 1024 bytes"),
         ("tailrace://" + ",".join(["h"] * 101), "at most 100 hosts"),
     ],
 )

@@ -232,6 +232,17 @@ def test_tls_and_plain_ports_that_are_confused_are_told(authority: Authority, uv
     within(scenario, uv=uv)
 
 
+@pytest.mark.parametrize("uv", [False, True], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("host", ["a..b", ".a", "x" * 64, "\u00e4" * 70])
+@pytest.mark.parametrize("scheme", ["tailrace", "tailraces"])
+def test_what_cannot_be_a_name_is_told(host: str, scheme: str, uv: bool) -> None:
+    async def scenario() -> None:
+        error = await failure(f"{scheme}://{host}:1")
+        assert host in error.message
+
+    within(scenario, uv=uv)
+
+
 def test_a_peer_that_answers_tls_in_plain_is_told(authority: Authority) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
-from tailrace.client.sdk_tuning import HOSTS_MAX, SECRET_CHARS_MAX
+from tailrace.client.sdk_tuning import HOSTS_MAX, SECRET_BYTES_MAX
 from tailrace.errors import InvalidRequest
 
 DEFAULT_PORT = 7400
@@ -231,8 +231,8 @@ def _decoded(text: str, what: str) -> str:
         decoded = unquote_to_bytes(text).decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidRequest(f"url: {what} is not UTF-8 when it is decoded") from None
-    if len(decoded) > SECRET_CHARS_MAX:
-        raise InvalidRequest(f"url: {what} is longer than {SECRET_CHARS_MAX} characters")
+    if len(decoded.encode()) > SECRET_BYTES_MAX:
+        raise InvalidRequest(f"url: {what} is longer than {SECRET_BYTES_MAX} bytes")
     if any(ord(character) < 32 or ord(character) == 127 for character in decoded):
         raise InvalidRequest(f"url: {what} contains a control character")
     return decoded

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from tailrace.client.rpc.broker_url import BrokerUrl, HostPort
-from tailrace.client.sdk_tuning import CREDENTIALS_BYTES_MAX, SECRET_CHARS_MAX
+from tailrace.client.sdk_tuning import CREDENTIALS_BYTES_MAX, SECRET_BYTES_MAX
 from tailrace.errors import InvalidRequest
 from tailrace.format.wire import Credentials
 
@@ -75,9 +75,9 @@ def check_given(given: GivenAccess, url: BrokerUrl) -> None:
 
 
 def _check_token(token: str, source: str) -> None:
-    if len(token) > SECRET_CHARS_MAX or any(not 32 < ord(character) < 127 for character in token):
+    if len(token) > SECRET_BYTES_MAX or any(not 32 < ord(character) < 127 for character in token):
         raise InvalidRequest(
-            f"{source}: a token has at most {SECRET_CHARS_MAX} characters, and no space or line break in it"
+            f"{source}: a token has at most {SECRET_BYTES_MAX} characters, and no space or line break in it"
         )
 
 
@@ -221,6 +221,8 @@ def _collect(path: str, name: str, table: Mapping[str, Any], tables: dict[str, d
             raise InvalidRequest(f"{where}: unknown key {key}{hint}")
         if not isinstance(value, str) or not value:
             raise InvalidRequest(f"{where}: {key} has to be a text that is not empty")
+        if len(value.encode()) > SECRET_BYTES_MAX and key in ("user", "password"):
+            raise InvalidRequest(f"{where}: {key} is longer than {SECRET_BYTES_MAX} bytes")
     if "token" in fields and ("user" in fields or "password" in fields):
         raise InvalidRequest(f"{where}: a user and a token are both given; leave one of them out")
     if ("password" in fields) != ("user" in fields):

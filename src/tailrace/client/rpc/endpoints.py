@@ -72,7 +72,10 @@ class TcpEndpoint:
         host, port = self.address
         if access.credentials is not None and not self.address.near and _is_address(host):
             raise unprotected(str(self), access)
-        await asyncio.get_running_loop().create_connection(make, host, port)
+        try:
+            await asyncio.get_running_loop().create_connection(make, host, port)
+        except UnicodeError as error:
+            raise _no_name(host, error) from None
 
     async def explain(self, error: BaseException, *, connected: bool, timeout_s: float) -> TailraceError:
         """The words for it."""
@@ -100,7 +103,12 @@ class TlsEndpoint:
         host, port = self.address
         context = self._contexts.context(access)
         loop = asyncio.get_running_loop()
-        await loop.create_connection(make, host, port, ssl=context, server_hostname=host)
+        try:
+            await loop.create_connection(make, host, port, ssl=context, server_hostname=host)
+        except ssl.SSLError:
+            raise
+        except ValueError as error:  # Also UnicodeError.
+            raise _no_name(host, error) from None
 
     async def explain(self, error: BaseException, *, connected: bool, timeout_s: float) -> TailraceError:
         """The words for it, with what is in a certificate that was refused."""
@@ -206,6 +214,10 @@ class _Bound:
 
     def __call__(self) -> HostAccess:
         return self._source.at(self._host)
+
+
+def _no_name(host: str, error: ValueError) -> InvalidRequest:
+    return InvalidRequest(f"url: {host!r} cannot be the name of a host: {error}")
 
 
 def unprotected(where: str, access: HostAccess) -> InvalidRequest:
