@@ -10,6 +10,7 @@ import pytest
 from tailrace.broker.access.passwords import (
     AT_ONCE,
     CHEAP,
+    NICE,
     STRONG,
     WAITING_MAX,
     HashThreads,
@@ -194,6 +195,28 @@ def test_threads_of_their_own_call_back_on_the_loop() -> None:
     finally:
         hashing.close()
         storage.close()
+
+
+def test_the_threads_step_back_and_the_others_do_not() -> None:
+    ready = threading.Event()
+    storage = StorageThreads(ready.set, count=1, readers=1)
+    hashing = HashThreads(storage.tell)
+    seen: list[Any] = []
+    try:
+        hashing.run(
+            lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()),
+            lambda *told: seen.append(told),
+        )
+        while not seen:
+            assert ready.wait(30)
+            ready.clear()
+            for done, result, error in storage.completed():
+                done(result, error)
+    finally:
+        hashing.close()
+        storage.close()
+    assert seen == [(NICE, None)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < NICE
 
 
 def test_the_profile_that_is_used_is_what_the_documents_say() -> None:
