@@ -1,4 +1,4 @@
-"""Quotas and the audit log with a real broker: clients go on at the pace of their quota; nothing is hidden."""
+"""Quotas and the audit log with a real broker: clients go on at the pace of their quota, and all is told."""
 
 import asyncio
 import json
