@@ -116,7 +116,7 @@ class Door:
     def _away(self) -> str:
         """A path for the socket in a new folder of this user alone."""
         # The last has the shortest name; each is checked, and only mkdtemp makes anything in it.
-        places = [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]
+        places = [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]  # nosec B108
         for place in places:
             if fits(f"{place}/{_PREFIX}12345678/{SOCKET_NAME}") and _is_safe(place):
                 self._room = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
