@@ -12,6 +12,7 @@ from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.core.model.access import OWNER, Caller, Identities, Right, User
 from tailrace.core.model.commands import (
     CreateTopic,
+    DeleteTopic,
     DescribeTopic,
     Fetch,
     Fetched,
@@ -379,3 +380,20 @@ def test_explain_names_the_rule(broker: GuardedBroker) -> None:
     assert verdict.allowed
     assert verdict.rule == number
     assert broker.engine.authority.identities != Identities()
+
+
+def test_who_may_only_make_sure_of_a_topic_does_not_make_it_behind_its_deletion() -> None:
+    broker = GuardedBroker()
+    broker.users(ROOT, User(name="anna"))
+    broker.allow("user:anna", "read", "topic", "t")
+    broker.create("t")
+    broker.threads.holding = True
+    deleted = broker.begin("root", DeleteTopic("t"))
+    (answer,) = broker.begin("anna", CreateTopic("t", {"partitions": 3}, if_missing=True))
+    assert isinstance(answer[0], TopicInfo), "it is still there"
+    broker.threads.holding = False
+    broker.threads.run_held()
+    broker.settle()
+    assert len(deleted) == 1
+    assert "t" not in broker.engine.topics.catalog.topics
+    assert broker.code("anna", CreateTopic("t", if_missing=True)) == "denied"
