@@ -112,12 +112,12 @@ class LoopHost:
         TLS and has none yet makes an administrator."""
         if self.engine.access.load(self._first_token):
             self.admin_token = self._root / TOKEN_FILE
+            self.engine.audit.started("there were no users: an administrator was made", user=FIRST_NAME)
         if (self._root / IDENTITY_FILE).exists() and not _private(self._root, IDENTITY_FILE):
             log.warning(
                 "%s can be read by others, or belongs to another user: make it readable for its owner only",
                 IDENTITY_FILE,
             )
-            self.engine.audit.started("there were no users: an administrator was made", user=FIRST_NAME)
 
     def _wake(self) -> None:
         self._loop.call_soon(self._pump.turn)

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.broker.access.first_administrator import NAME
 from tailrace.broker.engine import Engine
-from tailrace.broker.node import LoopHost
+from tailrace.broker.node import AUDIT_FILE, LoopHost
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.cluster.embedded import MemoryCoordinator
 from tailrace.cluster.identity_file import (
@@ -101,6 +101,7 @@ def test_a_token_is_made_on_real_disks_for_the_owner_only(tmp_path: Path) -> Non
     path = asyncio.run(play(True))
     assert path == folder / TOKEN_FILE
     assert path.stat().st_mode & 0o777 == 0o600
+    assert (folder / AUDIT_FILE).read_text().count("an administrator was made") == 1
     assert asyncio.run(play(True)) is None, "there is an administrator"
     # A crash before the administrator was stored: the token that is there counts, if nobody else can know it.
     text = path.read_text()
