@@ -195,10 +195,11 @@ def test_a_refusal_for_good_is_told_at_once() -> None:
     within(scenario)
 
 
-def test_what_is_no_broker_is_told() -> None:
+@pytest.mark.parametrize("header", [b"\x93\xa4http", b"\x96\xa7welcome\x01\xa2\xff\xfe\x01\x01\x01"])
+def test_what_is_no_broker_is_told(header: bytes) -> None:
     async def web(peer: Peer) -> None:
         await peer.reader.readexactly(4)
-        peer.send(0, b"\x93\xa4http")
+        peer.send(0, header)
         await peer.reader.read()
 
     async def scenario() -> None:

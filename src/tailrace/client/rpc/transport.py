@@ -55,11 +55,11 @@ Respond = Callable[[Reply, Sequence[Buffer]], None]
 log = logging.getLogger("tailrace.client")
 
 _ENCODER = msgspec.msgpack.Encoder()
-_GREETING = msgspec.msgpack.Decoder(Welcome | Refusal)
 _DOWN = Refusal("unavailable", "not connected to a broker", "none")
 _LOST = "the connection broke before the answer came"
 _ENDED = "the connection ended with its greeting"
 _STRANGER = "what listens there is not a Tailrace broker"
+_decode_greeting = codec.decoder_of(Welcome | Refusal, _STRANGER)
 _CLOSED = Refusal("unavailable", "the client is closed", "none")
 _EXPOSED = Refusal(
     "invalid_request",
@@ -130,10 +130,7 @@ class Connection(asyncio.BufferedProtocol):
                 raise from_code(reply.code, reply.message, "none", reply.details)
 
     def _greeted(self, header: bytes) -> None:
-        try:
-            welcome = _GREETING.decode(header)
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"{_STRANGER}: {error}") from error
+        welcome = _decode_greeting(header)
         if isinstance(welcome, Refusal):
             raise from_code(welcome.code, welcome.message, "none", welcome.details)
         self.greeting.set_result(welcome)
