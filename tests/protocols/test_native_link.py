@@ -103,6 +103,23 @@ def test_a_refused_greeting_is_told_as_request_0_and_ends_the_connection(
     assert (asking.inside, bench.listener.greeted) == ([], 0)
 
 
+class Hasty(Asking):
+    """Refuses at once, as it does with tokens."""
+
+    def authenticate(
+        self, credentials: Credentials | None, origin: Origin, done: Callable[[Caller | Refusal], None]
+    ) -> None:
+        super().authenticate(credentials, origin, done)
+        done(WRONG)
+
+
+def test_who_was_refused_has_no_second_greeting_behind_the_first() -> None:
+    asking = Hasty()
+    peer = knock(Bench(asking, asking), hello(Credentials(token="another"))[len(PREAMBLE) :])
+    assert peer.refusal() == WRONG
+    assert len(asking.asked) == 1
+
+
 def test_one_too_many_of_a_user_is_refused(asking: Asking, bench: Bench) -> None:
     asking.too_many = Refusal("overloaded", "too many connections of anna", "none", {"retry_after_ms": 5})
     peer = knock(bench)

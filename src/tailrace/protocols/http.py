@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -52,6 +53,8 @@ _REASONS = {
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
 }
+_FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_ONLY_ONCE = frozenset(("authorization", "content-length", "host"))
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -220,10 +223,11 @@ class HttpListener:
         fields: dict[str, str] = {}
         for line in lines[1:]:
             name, colon, value = line.partition(":")
-            if not colon or not name or name != name.strip() or any(c in value for c in "\r\n\0"):
+            if not colon or not _FIELD_NAME.fullmatch(name) or any(c in value for c in "\r\n\0"):
                 return _refusal(400, "malformed header field")
-            if name.lower() == "authorization" and "authorization" in fields:
-                return _refusal(400, "two Authorization fields")
+            # Where two of these differ, somebody on the way may have read the other one.
+            if name.lower() in _ONLY_ONCE and name.lower() in fields:
+                return _refusal(400, f"two {name} fields")
             fields[name.lower()] = value.strip()
         if "transfer-encoding" in fields or fields.get("content-length", "0") != "0":
             return _refusal(400, "a request body is not expected here")

@@ -144,8 +144,8 @@ class Link(asyncio.BufferedProtocol):
             for request_id, header, body in self._reader.filled(nbytes):
                 self._began_us = self._heard_us
                 self._message(request_id, header, body)
-                if self._asked_us is not None:
-                    break  # Whatever follows a greeting waits until the caller is known.
+                if self._asked_us is not None or (not self._greeted and self._is_closing()):
+                    break  # What follows a greeting waits until the caller is known; there is no second one.
         except TailraceError as error:
             # The framing itself is broken: nothing after it can be parsed.
             if not self._greeted and begins_tls(self._reader.beginning(2)):
@@ -155,6 +155,9 @@ class Link(asyncio.BufferedProtocol):
             self._close()
         finally:
             verbs.gather(False, crowded)
+
+    def _is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
 
     def _speaks_tls(self) -> None:
         self._listener.doorway.remark("speaks TLS at a port without it", self._peer)
@@ -257,7 +260,7 @@ class Link(asyncio.BufferedProtocol):
         """The authenticator has found out who the caller is, or that nobody is."""
         listener, later = self._listener, not self._reading
         self._asked_us = None
-        if self._transport is None or self._transport.is_closing():
+        if self._is_closing():
             return
         refusal = outcome if isinstance(outcome, Refusal) else listener.turned_away()
         if refusal is None:
