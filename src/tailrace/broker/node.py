@@ -146,9 +146,11 @@ class LoopHost:
             await asyncio.to_thread(self._release)
 
     def _release(self) -> None:
-        self._hashing.close()
-        self.engine.release()
-        self.audit_log.close()
+        try:
+            self._hashing.close()
+            self.engine.release()
+        finally:
+            self.audit_log.close()
 
 
 class Node:

@@ -11,7 +11,7 @@ from tailrace.broker.access.quotas import Quotas
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.broker.runtime.clock import ManualClock
 from tailrace.cluster.embedded import MemoryCoordinator
-from tailrace.core.access.rules import RIGHTS_ON
+from tailrace.core.access.identity_names import RIGHTS_ON
 from tailrace.core.model.access import OWNER, Caller, Identities, Quota, Rule, User
 from tailrace.core.model.commands import (
     CreateTopic,
@@ -283,7 +283,9 @@ def test_a_topic_takes_no_messages_while_its_owner_stores_too_much() -> None:
             reply = publish(broker, caller, 100, topic)
             assert refused(reply, "storage_bytes_max") == 5_000
             assert isinstance(reply, Refusal)
-            assert reply.message.startswith("user 'anna' is at its quota of 5000 bytes of storage: trim")
+            assert reply.message.startswith(
+                f"topic '{topic}' takes no messages: its owner is at the quota of"
+            )
     assert isinstance(publish(broker, ANNA, 100, "t"), Published), "that is not her topic"
     assert isinstance(ask(broker, DeleteTopic("mine"), ANNA), TopicInfo)
     broker.pass_s(2)

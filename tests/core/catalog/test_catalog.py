@@ -32,6 +32,20 @@ def test_create() -> None:
     assert empty == Catalog()
 
 
+def test_a_topic_belongs_to_who_made_it_and_its_dead_letters_too() -> None:
+    outcome = change(Catalog(), CreateTopic("orders"), NOW_US, owner="anna")
+    assert not isinstance(outcome, Refusal)
+    catalog, entry = outcome
+    assert entry.owner == "anna"
+    catalog, entry = done(catalog, AlterTopic("orders", {"partitions": 5}))
+    assert entry.owner == "anna"
+    assert done(catalog, CreateTopic("orders.dlq"), internal=True)[1].owner == "anna"
+    assert done(catalog, CreateTopic("lost.dlq"), internal=True)[1].owner == ""
+    outcome = change(catalog, CreateTopic("orders.dlq"), NOW_US, owner="bob")
+    assert not isinstance(outcome, Refusal)
+    assert outcome[1].owner == "bob"
+
+
 def test_create_again() -> None:
     catalog, entry = done(Catalog(), CreateTopic("orders"))
     assert refused(catalog, CreateTopic("orders")) == "already_exists"

@@ -17,7 +17,8 @@ are refused only when five seconds' worth is owed: a consumer that uses up its q
 session, and everything would be delivered again.
 
 Topics and storage count for the user who made the topic, and for the tenant whose name it begins with.
-Topics that the broker makes itself, such as those of dead letters, count for the tenant, and are not refused.
+Topics of dead letters, which the broker makes itself, count like their origin, and are not refused. A refusal
+does not say who made a topic.
 
 *When there is no quota*, `active` is false, and nothing else is looked at. Connections are counted always, so
 that a new quota finds them. *Memory:* an account that has not used anything lately is forgotten. At most
@@ -251,9 +252,10 @@ class Quotas:
             for subject, bounds in accounts:
                 most = bounds.storage_bytes_max
                 if most is not None and sums[subject] >= most:
+                    whose = "its owner" if subject.startswith("user:") else _name(subject)
                     self._full[topic] = (
-                        f"{_name(subject)} is at its quota of {most} bytes of storage: "
-                        "trim topics, delete some, or shorten their retention"
+                        f"topic {topic!r} takes no messages: {whose} is at the quota of {most} bytes of "
+                        "storage; trim topics, delete some, or shorten their retention"
                     )
 
     # -- accounts

@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.core.model.commands import AlterTopic, CreateTopic, DeleteTopic
 from tailrace.core.model.identifiers import Refusal
-from tailrace.core.model.topic_options import TopicOptions, encode_folder, parse_options
+from tailrace.core.model.topic_options import DEAD_LETTERS, TopicOptions, encode_folder, parse_options
 from tailrace.errors import AlreadyExists, Denied, NotFound
 
 
@@ -27,7 +27,8 @@ class TopicEntry(msgspec.Struct, frozen=True):
     options: TopicOptions
     created_us: int
     owner: str = ""
-    """The user who made it; empty for topics of the broker itself, or made while it had no users."""
+    """The user whose quotas it counts for: who made it. Empty for internal topics, and those that were made
+    while the broker had no users, or by its owner."""
 
     @property
     def folder(self) -> str:
@@ -71,7 +72,7 @@ def change(
     catalog: Catalog, command: TopicChange, now_us: int, *, internal: bool = False, owner: str = ""
 ) -> Changed | Refusal:
     """Create, alter or delete a topic. Topics with a leading `_` change only with `internal`; a new topic
-    belongs to `owner`.
+    belongs to `owner`, one for dead letters that the broker makes to the owner of their origin.
 
     If there is nothing to store, the very same catalog is returned.
     """
@@ -92,6 +93,9 @@ def _create(
     options = parse_options(command.options, command.name, internal=internal)
     if isinstance(options, Refusal):
         return options
+    origin = catalog.topics.get(command.name.removesuffix(DEAD_LETTERS))
+    if internal and origin is not None:
+        owner = origin.owner
     entry = TopicEntry(command.name, catalog.next_id, options, now_us, owner)
     topics = {**catalog.topics, entry.name: entry}
     return _changed(catalog, topics=topics, next_id=catalog.next_id + 1), entry
