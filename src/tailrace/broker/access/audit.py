@@ -10,9 +10,11 @@ which rule said so. Text that callers choose is cut at `TEXT_MAX` characters and
 can neither begin a line nor move a cursor. Secrets and messages are not in it.
 
 *Nobody can make it grow quickly.* What is the same as before within `FOLD_US` is counted (of what monitoring
-does, within `LOGIN_FOLD_US`); a further line says how often it came. Of each class of lines, but for changes,
-`LINES_PER_SECOND` are written, so that an attacker hides neither administration nor the logins of others.
-What was left out is counted, and the next line says so (`missed`).
+does, within `LOGIN_FOLD_US`); a further line says how often it came. Of each class of lines, `LINES_PER_SECOND` are
+written, so that an attacker hides neither administration nor the logins of others. Changes by the owner and
+by administrators of the broker are all written; those of each other user are a class of their own, because
+many of them are refused, or change nothing, and so cost nothing. What was left out is counted, and the next
+line says so (`missed`).
 
     {"time":"2026-11-20T08:00:00.000000Z","what":"refused","user":"anna","proof":"token","credential":"k7",
      "address":"10.0.0.7","request":"publish","about":["publish topic orders"],"outcome":"denied",
@@ -30,6 +32,7 @@ from typing import Any
 
 from tailrace.broker.runtime.pump import Pump
 from tailrace.core.access.audited_requests import AUDITED, asked_of
+from tailrace.core.access.identity_names import tenant_of
 from tailrace.core.access.resources import Needs
 from tailrace.core.access.rules import Verdict
 from tailrace.core.access.token_bucket import TokenBucket
@@ -96,11 +99,12 @@ class Audit:
         """The way of the answer to a request that is written down with its end."""
         needs, verdict = self._explain(caller, request)
         facts = {**_who(caller), **_what(request, needs), "asked": _asked(request)}
-        return partial(self._administered, type(request), facts, _why(caller, verdict), respond)
+        kind = _class_of(caller, request, verdict)
+        return partial(self._administered, kind, facts, _why(caller, verdict), respond)
 
     def _administered(
         self,
-        kind: type,
+        kind: str | None,
         facts: dict[str, Any],
         why: dict[str, Any],
         respond: Respond,
@@ -111,10 +115,10 @@ class Audit:
             facts = {**facts, "outcome": reply.code, "why": reply.message}
         else:
             facts = {**facts, "outcome": "ok", **why}
-        if AUDITED[kind] == "change":
+        if kind is None:
             self._write("administration", facts, self._pump.clock.wall_us())
         else:
-            self._bounded("look", "administration", facts)
+            self._bounded(kind, "administration", facts)
         respond(reply, parts)
 
     def logged_in(self, origin: Origin, claimed: str, end: Caller | Refusal) -> None:
@@ -226,6 +230,15 @@ def _why(caller: Caller, verdict: Verdict | None) -> dict[str, Any]:
     if caller.proof == "owner":
         return {"why": "it is the owner of the broker"}
     return {"why": "the broker has no users" if caller.proof == "open" else "everybody may do that"}
+
+
+def _class_of(caller: Caller, request: Request, verdict: Verdict | None) -> str | None:
+    """The class of lines that a request of administration counts in; None: it is written in any case."""
+    if AUDITED[type(request)] == "look":
+        return "look"
+    user = caller.user
+    administers = verdict is not None and verdict.cause == "administrator" and not tenant_of(user)
+    return f"change:{user}" if user and not administers else None
 
 
 def _asked(request: Request) -> str:

@@ -2,7 +2,7 @@
 
     ORDINARY    what applications do all day            only if it is refused
     LOOKS       administrators look at something        always, but at most so many a second
-    all others  something is changed                    always
+    all others  something is changed                    always; of users at most so many a second each
 
 A request type that is new is written down unless somebody adds it to one of the lists. Of what was asked,
 every field is written that is neither a secret nor content of messages; so a new field that is either has to
