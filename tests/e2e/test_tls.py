@@ -8,6 +8,7 @@ import socket
 import ssl
 import stat
 import statistics
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -20,7 +21,7 @@ import tailrace
 from tailrace.core.model.commands import Fetch, Ping, Pong
 from tailrace.format import codec
 from tests.client.rpc.certificates import Authority
-from tests.e2e.broker_process import BrokerProcess, eventually
+from tests.e2e.broker_process import SRC, BrokerProcess, NotReady, eventually
 from tests.e2e.good_client import GoodClient
 from tests.e2e.raw_client import RawClient
 from tests.e2e.test_hostile_clients import Siege, attack, fill
@@ -110,6 +111,36 @@ def test_the_first_start_makes_an_administrator_and_everything_is_encrypted(tmp_
 async def listed(url: str) -> None:
     async with tailrace.connect(url) as client:
         await client.admin().list_topics()
+
+
+def test_an_insecure_broker_says_so_at_every_start(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data", "--insecure")
+    for count in (1, 2):
+        broker.http_listen = "0.0.0.0:0"
+        with broker.start():
+            assert broker.words().count("insecure = true: other machines reach 0.0.0.0") == count
+            assert broker.stop() == 0
+    careful = BrokerProcess(tmp_path / "data")
+    careful.http_listen = "0.0.0.0:0"
+    with pytest.raises(NotReady, match="can be reached from other machines, which needs TLS"):
+        careful.start()
+
+
+def test_the_first_lines_of_a_broker_without_users_say_that_it_is_open(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tailrace.cli", "serve", "--data", str(tmp_path / "data")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**kept, "PYTHONPATH": SRC},
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.terminate()
+    assert "tailrace is ready on tailrace://127.0.0.1:" in lines[0]
+    assert "open to every user of this machine: no users yet" in lines[2]
+    assert "user add NAME" in lines[2]
 
 
 def test_certificates_are_replaced_while_clients_work(tmp_path: Path) -> None:

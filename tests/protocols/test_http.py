@@ -187,6 +187,20 @@ def test_one_connection_too_many_is_turned_away_and_room_is_made_again() -> None
     with_listener(check)
 
 
+def test_one_address_does_not_keep_others_out() -> None:
+    async def check(_: HttpListener, address: tuple[str, int]) -> None:
+        idle = [
+            await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+            for _ in range(HTTP_CONNECTIONS_MAX)
+        ]
+        assert status(await exchange(address, get("/healthz"))) == 200
+        assert await idle[0][0].read() == b"", "the oldest of the others has gone"
+        for _, other in idle:
+            other.close()
+
+    with_listener(check)
+
+
 def test_reader_that_takes_nothing_is_dropped() -> None:
     """An answer that nobody reads is given up, so that its memory is freed."""
 

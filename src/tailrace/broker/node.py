@@ -197,6 +197,7 @@ class Node:
         )
         try:
             await asyncio.to_thread(self._host.load_identities)
+            self._check_exposure()
             if options.insecure and (hosts := exposed(options)):
                 text = "insecure = true, and other machines reach this broker"
                 engine.audit.started(text, listen=", ".join(hosts))
@@ -217,6 +218,14 @@ class Node:
             raise
         self._tasks += [asyncio.create_task(self._watch_lag()), asyncio.create_task(self._watch_files())]
         self.ready = True
+
+    def _check_exposure(self) -> None:
+        """Other machines may reach a broker only if it knows who may come in, or is insecure on purpose."""
+        if not (self.has_users or self._options.insecure) and (hosts := exposed(self._options)):
+            raise InvalidRequest(
+                f"other machines reach {', '.join(hosts)}, and there are no users: start on 127.0.0.1, and "
+                "add one with `tailrace user add NAME`"
+            )
 
     async def _listen(self, place: Place) -> Place:
         if isinstance(place, tuple):

@@ -78,7 +78,7 @@ class Guest:
     """A connection whose client is not known yet."""
 
     def __init__(
-        self, origin: Origin, turn_out: Callable[[], None], leave: Callable[[Guest], None], began_us: int
+        self, origin: Origin, turn_out: Callable[[], object], leave: Callable[[Guest], object], began_us: int
     ) -> None:
         self._leave = leave
         self.address = neighbourhood(origin)

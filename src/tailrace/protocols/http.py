@@ -25,7 +25,7 @@ from tailrace.errors import EDGES, InvalidRequest
 from tailrace.format.wire import PREAMBLE
 from tailrace.ports import Authenticator
 from tailrace.protocols.crowd import OpenDoor
-from tailrace.protocols.doorway import Arrival, Doorway, Guest, origin_of
+from tailrace.protocols.doorway import Arrival, Doorway, FairPlaces, Guest, origin_of
 from tailrace.protocols.edge_tuning import (
     HTTP_CONNECTIONS_MAX,
     HTTP_HEAD_BYTES_MAX,
@@ -104,6 +104,7 @@ class HttpListener:
         self._warnings = warnings
         self._request_seconds = request_seconds
         self._connections_max = connections_max
+        self._places = FairPlaces(connections_max)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -145,31 +146,44 @@ class HttpListener:
         protocol.connection_made(secured)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, guest = asyncio.current_task(), None
         assert task is not None
         self._tasks.add(task)
         writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all of an answer is taken
         try:
             if self._closing:
                 return  # The system had accepted the connection before `close`, which does not wait for it.
-            if len(self._tasks) > self._connections_max:
+            guest = Guest(origin_of(writer.transport), task.cancel, self._places.release, 0)
+            if self._has_place(guest):
+                await self._converse(reader, writer)
+            else:
                 writer.write(_encode(_Answer(503, b"too many connections\n", keep=False), head_only=False))
                 if len(self._tasks) <= 2 * self._connections_max:
                     await _linger(reader, writer)
-            else:
-                await self._converse(reader, writer)
         except OSError:
             pass  # The peer went away, or did not take its answer in time.
         except asyncio.CancelledError:
-            # Only `close` cancels; asyncio would log a cancelled handler as an error.
+            # `close` cancels, and `_has_place`; asyncio would log a cancelled handler as an error.
             pass
         finally:
+            if guest is not None:
+                guest.leave()
             self._tasks.discard(task)
             # A peer that does not read must not keep the buffer of its answer alive.
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()
             else:
                 writer.close()
+
+    def _has_place(self, guest: Guest) -> bool:
+        """Take a place; if there is none, that of an address that has more of them than this one."""
+        places = self._places
+        if places.count >= self._connections_max and places.held(guest.address) + 1 >= places.most:
+            return False
+        loser = places.take(guest)
+        if loser is not None:
+            loser.turn_out()
+        return True
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after another, until either side closes."""

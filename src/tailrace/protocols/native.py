@@ -16,8 +16,9 @@ import contextlib
 import os
 from typing import Any
 
+from tailrace.ports import Authenticator, Clock, Doorkeeper, Verbs
 from tailrace.protocols.crowd import Crowd, Limits
-from tailrace.protocols.doorway import Arrival, Guest
+from tailrace.protocols.doorway import Arrival, Doorway, Guest
 from tailrace.protocols.edge_tuning import BACKLOG, OWNER_ONLY, SWEEP_S, WITH_GROUP
 from tailrace.protocols.native_link import Link
 from tailrace.protocols.outflow import Outflow
@@ -33,8 +34,28 @@ class Listener(Crowd):
     _rechecking = False
     _sweeper: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, tls: TlsFiles | None = None, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        verbs: Verbs,
+        clock: Clock,
+        limits: Limits,
+        node: str,
+        *,
+        authenticator: Authenticator | None = None,
+        doorkeeper: Doorkeeper | None = None,
+        doorway: Doorway | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """Without an authenticator everybody may come in; without `tls`, TCP ports are plain."""
+        super().__init__(
+            verbs,
+            clock,
+            limits,
+            node,
+            authenticator=authenticator,
+            doorkeeper=doorkeeper,
+            doorway=doorway,
+        )
         self._tls = tls
         self._servers: list[asyncio.Server] = []
         self._unix: list[UnixSocket] = []
