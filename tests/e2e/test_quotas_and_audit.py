@@ -69,6 +69,28 @@ def test_a_producer_with_a_quota_on_bytes_goes_at_that_rate_without_an_error(tmp
         asyncio.run(run())
 
 
+def test_a_reader_with_a_quota_on_bytes_goes_at_that_rate_without_an_error(tmp_path: Path) -> None:
+    rate, count, size = 1_000_000, 500, 10_000
+
+    async def run() -> None:
+        token = await settle_in(broker, bytes_per_second=rate)
+        async with as_root(broker) as client, client.producer("t") as producer:
+            for _ in range(count):
+                await producer.send(bytes(size))
+        began_s = time.monotonic()
+        async with as_user(broker, token) as client:
+            options: dict[str, Any] = {"start": "earliest", "stop_at_end": True}
+            async with client.reader("t", **options) as reader:
+                assert sum([1 async for _ in reader]) == count
+        took_s = time.monotonic() - began_s
+        # Of the first second's worth and of what is owed for the last answer nobody waits for.
+        assert (count * size - rate - 1_048_576) / rate * 0.9 <= took_s < 20
+
+    with BrokerProcess(tmp_path / "data") as broker:
+        broker.start()
+        asyncio.run(run())
+
+
 def test_a_consumer_with_a_quota_on_requests_gets_every_message_once(tmp_path: Path) -> None:
     count = 150
 
