@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.broker.access.access_verbs import CHANGES_WAITING_MAX, PAGE_MAX
+from tailrace.broker.access.access_verbs import CHANGES_OF_USER_MAX, CHANGES_WAITING_MAX, PAGE_MAX
 from tailrace.broker.queue.fetch_request import OpenGate
 from tailrace.cluster.identity_file import EXPECTED, FILE, FileIdentities, MemoryIdentities
 from tailrace.core.model.access import OWNER, Caller, Identities, Origin
@@ -204,6 +204,29 @@ def test_waiting_changes_have_a_bound_and_are_refused_when_the_broker_ends() -> 
     broker.settle()
     codes = [getattr(reply, "code", "stored") for ((reply, _),) in answers]
     assert codes == ["stored", *["unavailable"] * CHANGES_WAITING_MAX]
+
+
+def test_a_user_who_asks_for_many_changes_keeps_nobody_from_taking_its_token() -> None:
+    broker, root = started()
+    broker.done(root, AddUser("anna", PASSWORD))
+    anna = broker.login("anna")
+    token = broker.done(anna, CreateToken("t"))
+    broker.threads.holding = True
+    answers = [
+        broker.begin(anna, CreateToken(f"t{number}") if number % 2 else AlterUser("anna", PASSWORD + "!"))
+        for number in range(2 * CHANGES_WAITING_MAX)
+    ]
+    codes = [reply.code for answer in answers for reply, _ in answer if isinstance(reply, Refusal)]
+    assert codes == ["overloaded"] * (2 * CHANGES_WAITING_MAX - CHANGES_OF_USER_MAX)
+    revoked = broker.begin(root, RevokeToken(token.id))
+    assert not revoked, "it waits"
+    broker.threads.holding = False
+    broker.threads.run_held()
+    broker.settle()
+    assert [reply for reply, _ in revoked] == [Done()]
+    assert all(len(answer) == 1 for answer in answers)
+    another = broker.done(root, CreateToken("another", "anna"))
+    broker.done(broker.login("anna", PASSWORD + "!"), RevokeToken(another.id))
 
 
 def test_a_password_that_is_hashed_when_the_broker_ends_changes_nothing() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,6 +63,8 @@ from tailrace.format.frame import Buffer
 from tailrace.ports import Gate, IdentityStore, Respond, Verb
 
 CHANGES_WAITING_MAX = 1_000
+CHANGES_OF_USER_MAX = 16
+"""Of them, of each user who does not administer the broker: nobody keeps administrators from a change."""
 PAGE_MAX = 1_000
 """Most rows of an answer; a request may ask for fewer."""
 RETRY_MS = 100
@@ -100,6 +102,8 @@ class AccessVerbs:
         self._hashing = 0
         self._storing = False
         self._closing = False
+        self._of_user: Counter[str] = Counter()
+        """Changes under way of users who do not administer the broker."""
         self.verbs: dict[type[Any], Verb] = {
             WhoAmI: self._who_am_i,
             ListUsers: self._list_users,
@@ -139,6 +143,8 @@ class AccessVerbs:
         if len(self._line) + self._hashing >= CHANGES_WAITING_MAX:
             text = f"{CHANGES_WAITING_MAX} changes of users and rules wait already"
             raise Overloaded(text, retry_after_ms=RETRY_MS)
+        if not self._administers(gate.caller):
+            respond = self._counted(gate.caller.user, respond)
         waiting = _Waiting(request, self._given(request, gate.caller), gate.caller, respond)
         if self._outlives(request, gate.caller):
             text = "a token does not set passwords: log in with the password, or ask an administrator"
@@ -155,6 +161,20 @@ class AccessVerbs:
             return
         self._hashing += 1
         self._passwords.hash(gate.caller.address, request.password, partial(self._hashed, waiting))
+
+    def _counted(self, user: str, respond: Respond) -> Respond:
+        """The way of an answer to a user of whom only some changes may be under way."""
+        if self._of_user[user] >= CHANGES_OF_USER_MAX:
+            text = f"{CHANGES_OF_USER_MAX} changes of user {user!r} wait already"
+            raise Overloaded(text, retry_after_ms=RETRY_MS)
+        self._of_user[user] += 1
+        return partial(self._answered, user, respond)
+
+    def _answered(self, user: str, respond: Respond, reply: Reply, parts: Sequence[Buffer]) -> None:
+        self._of_user[user] -= 1
+        if not self._of_user[user]:
+            del self._of_user[user]
+        respond(reply, parts)
 
     def _outlives(self, request: IdentityChange, caller: Caller) -> bool:
         """Whether who has found a token would make a way in for good of it."""

@@ -10,11 +10,11 @@ which rule said so. Text that callers choose is cut at `TEXT_MAX` characters and
 can neither begin a line nor move a cursor. Secrets and messages are not in it.
 
 *Nobody can make it grow quickly.* What is the same as before within `FOLD_US` is counted (of what monitoring
-does, within `LOGIN_FOLD_US`); a further line says how often it came. Of each class of lines, `LINES_PER_SECOND` are
-written, so that an attacker hides neither administration nor the logins of others. Changes by the owner and
-by administrators of the broker are all written; those of each other user are a class of their own, because
-many of them are refused, or change nothing, and so cost nothing. What was left out is counted, and the next
-line says so (`missed`).
+does, within `LOGIN_FOLD_US`); a further line says how often it came. Of each class of lines
+`LINES_PER_SECOND` are written, so that an attacker hides neither administration nor the logins of others.
+Changes by the owner and by administrators of the broker are all written; those of each other user are a class
+of their own, because many of them are refused, or change nothing, and so cost nothing. What was left out is
+counted, and the next line says so (`missed`).
 
     {"time":"2026-11-20T08:00:00.000000Z","what":"refused","user":"anna","proof":"token","credential":"k7",
      "address":"10.0.0.7","request":"publish","about":["publish topic orders"],"outcome":"denied",
