@@ -4,6 +4,9 @@ and time, and others get in all the while.
 
 import asyncio
 import contextlib
+import gc
+import logging
+import os
 import random
 import socket
 import ssl
@@ -18,9 +21,9 @@ from tailrace.protocols import doorway
 from tailrace.protocols.doorway import Doorway
 from tailrace.protocols.edge_tuning import GREETING_US, HANDSHAKES_MAX
 from tailrace.protocols.native import Limits, Listener
-from tests.protocols.test_noise import ASKED
+from tests.protocols.test_noise import ASKED, ENDINGS, WORDS, call
 from tests.protocols.test_noise import HELLO as GREETING
-from tests.protocols.test_tls import HELLO, Place, PongVerbs, greet, ping, place_in, play
+from tests.protocols.test_tls import HELLO, PING, Place, PongVerbs, greet, ping, place_in, play
 
 BATCH = 50
 
@@ -290,3 +293,50 @@ def test_silent_connections_lose_their_places_to_new_ones(tmp_path: Path) -> Non
         await place.listener.stop(0.1)
 
     play(scenario())
+
+
+def spoil(place: Place, ending: str) -> None:
+    """A peer finishes its handshake, greets, and then sends no TLS any more, or goes away rudely."""
+    with socket.create_connection(place.address, 10) as plain:
+        secured = place.context.wrap_socket(plain, server_hostname="localhost")
+        with contextlib.suppress(OSError):
+            secured.sendall(HELLO)
+            assert secured.recv(4)
+            if ending == "garbage":
+                os.write(secured.fileno(), b"\x17\x03\x03\x00\x20" + bytes(32))
+                secured.recv(100)
+            elif ending == "plain":
+                os.write(secured.fileno(), HELLO)
+                secured.recv(100)
+            elif ending == "reset":
+                linger = struct.pack("ii", 1, 0)
+                secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            elif ending == "flood":
+                secured.settimeout(1)
+                for _ in range(200):
+                    secured.sendall(PING * 100)
+        secured.close()
+
+
+def test_a_port_with_tls_says_nothing_about_its_peers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise: list[object] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: noise.append(context))
+        async with place_in(tmp_path) as place:
+            for ending in ENDINGS:
+                for words in WORDS:
+                    await asyncio.to_thread(call, place.address, words, ending)
+            for ending in ("garbage", "plain", "reset", "flood", "close"):
+                await asyncio.to_thread(spoil, place, ending)
+            await until(lambda: not place.listener.links and place.listener.doorway.guests == 0)
+            await usable(place)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    play(scenario())
+    gc.collect()
+    assert noise == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
