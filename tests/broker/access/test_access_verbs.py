@@ -317,6 +317,8 @@ def test_administrators_of_tenants_see_and_change_what_is_of_the_tenant() -> Non
     foreign: list[Any] = [
         AddUser("beta/y", PASSWORD),
         AddUser("y", PASSWORD),
+        AddUser("acme/y", certificates=["DNS:another-name-of-somebody.example.com"]),
+        AlterUser("acme/anna", system_users=["1000"]),
         AddRule("allow", "everyone", ["read"], "topic", "acme/*"),
         CreateToken("x", "beta/x"),
         PutQuota("tenant:acme", topics_max=5),

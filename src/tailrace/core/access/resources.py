@@ -250,7 +250,18 @@ def _decide(request: queues.DecideStaged | queues.AbortStaged, user: str, stored
 # ----------------------------------------------------------------------------------------- users and rules
 
 
-def _manage(request: access.AddUser | access.RemoveUser, user: str, stored: NameLookup) -> Needs:
+def _managing(request: access.AddUser | access.AlterUser) -> Needs:
+    """Names of certificates and of users of the operating system are those of the whole broker, and no
+    tenant's: whoever gave itself one that is another's would keep that one out, or be taken for it."""
+    binds = request.certificates or request.system_users
+    return (Need("manage", "user", "" if binds else request.name),)
+
+
+def _add_user(request: access.AddUser, user: str, stored: NameLookup) -> Needs:
+    return _managing(request)
+
+
+def _remove_user(request: access.RemoveUser, user: str, stored: NameLookup) -> Needs:
     return (Need("manage", "user", request.name),)
 
 
@@ -258,7 +269,7 @@ def _alter_user(request: access.AlterUser, user: str, stored: NameLookup) -> Nee
     others = request.teams, request.certificates, request.system_users, request.administrator
     if request.name == user and all(field is None for field in others):
         return NOTHING  # Everybody may change the own password.
-    return (Need("manage", "user", request.name),)
+    return _managing(request)
 
 
 def _of_user(request: Any, user: str, stored: NameLookup) -> Needs:
@@ -338,9 +349,9 @@ NEEDS: dict[type, Row] = {
     groups.DeleteSchedule: _delete_schedule,
     groups.ListSchedules: _nothing,
     access.WhoAmI: _nothing,
-    access.AddUser: _manage,
+    access.AddUser: _add_user,
     access.AlterUser: _alter_user,
-    access.RemoveUser: _manage,
+    access.RemoveUser: _remove_user,
     access.ListUsers: _administrator,
     access.CreateToken: _of_user,
     access.ListTokens: _of_user,
