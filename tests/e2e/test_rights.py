@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tailrace
-from tailrace.errors import Denied, TailraceError, Unauthenticated
+from tailrace.errors import Denied, InvalidRequest, TailraceError, Unauthenticated
 from tests.e2e.broker_process import BrokerProcess
 
 ROOT, ANNA = "correct-horse-1", "battery-staple-2"
@@ -135,8 +135,9 @@ def test_dead_letters_are_a_matter_of_their_origin(tmp_path: Path) -> None:
             async with root.reader("t.dlq", start="earliest") as reader:
                 for _ in range(2):
                     await asyncio.wait_for(anext(reader), 20)
-            await rules.add_rule("allow", "user:anna", ["read", "settle"], "topic", "t.dlq")
-            assert await refused(anna.dead_letters("t").list()) is Denied  # The rule names the wrong topic.
+            wrong = rules.add_rule("deny", "user:anna", ["read", "settle"], "topic", "t.dlq")
+            assert await refused(wrong) is InvalidRequest, "it would have no effect"
+            assert await refused(anna.dead_letters("t").list()) is Denied
             await rules.add_rule("allow", "user:anna", ["read"], "topic", "t")
             letters = anna.dead_letters("t")
             assert [letter.message.value for letter in await letters.list()] == [b"one", b"two"]

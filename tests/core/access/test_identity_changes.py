@@ -324,6 +324,7 @@ def test_rules_are_numbered_and_no_number_comes_twice() -> None:
         (AddRule("allow", "team:a b", ["peer"], "broker", "x"), ["subject", "pattern"]),
         (AddRule("allow", "everyone", ["read"], "topic", "*" * 9), ["pattern"]),
         (AddRule("allow", "everyone", ["read"], "topic", "x" * 246), ["pattern"]),
+        (AddRule("deny", "everyone", ["read"], "topic", "x.dlq"), ["pattern"]),
         (AddRule("allow", "tenant:acme", ["read"], "topic"), ["subject"]),
         (PutQuota("address:10.0.0.01"), ["subject", "at least one bound is needed"]),
         (PutQuota("tenant:no", connections_max=0), ["subject", "connections_max"]),

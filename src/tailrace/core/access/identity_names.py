@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from tailrace.core.model.access import EVERYONE, Identities, Resource, Right, User
+from tailrace.core.model.topic_options import DEAD_LETTERS
 
 NAME_MAX = 200
 SHOWN_MAX = 80
@@ -139,6 +140,8 @@ def pattern_problems(resource: Resource, pattern: str) -> list[str]:
         problems.append(f"pattern: it has {len(pattern)} characters: 1 to {PATTERN_MAX} are allowed")
     if pattern and not _PATTERN.fullmatch(pattern):
         problems.append("pattern: it may have only letters, digits, '.', '_', '-', '/' and '*'")
+    if resource == "topic" and pattern.endswith(DEAD_LETTERS):
+        problems.append(f"pattern: dead letters have the rights of their topic: leave {DEAD_LETTERS!r} out")
     if pattern.count("*") > STARS_MAX:
         problems.append(f"pattern: at most {STARS_MAX} times '*'")
     return problems
