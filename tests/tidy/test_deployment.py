@@ -151,5 +151,9 @@ def test_the_unit_stops_a_broker_after_its_drain(unit: configparser.RawConfigPar
     assert "KillSignal" not in unit["Service"], "SIGTERM is what a broker waits for"
 
 
+def test_the_unit_sends_no_signal_that_ends_a_broker(unit: configparser.RawConfigParser) -> None:
+    assert "ExecReload" not in unit["Service"], "a broker has no handler of SIGHUP: it would end, for good"
+
+
 def test_the_unit_opens_as_many_files_as_there_may_be_connections(unit: configparser.RawConfigParser) -> None:
     assert int(unit["Service"]["LimitNOFILE"]) > 2 * known_keys()["limits.connections_max"]
