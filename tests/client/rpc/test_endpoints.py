@@ -273,6 +273,32 @@ def test_a_client_certificate_is_shown_and_its_lack_is_told(authority: Authority
     within(scenario)
 
 
+def test_a_client_certificate_that_the_broker_refuses_is_named(authority: Authority, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cert, key = Authority(tmp_path / "other").sign("client", ["worker.example.com"])
+        context = server_context(authority.sign("server"), authority.path)
+        async with listening(ScriptedBroker(), context) as port:
+            error = await failure(f"tailraces://localhost:{port}?ca={authority.path}&cert={cert}&key={key}")
+        assert "certificate" in error.message
+        assert "refuse" in error.message, error.message
+
+    within(scenario)
+
+
+@pytest.mark.parametrize("uv", [False, True], ids=["asyncio", "uvloop"])
+def test_a_port_where_nobody_listens_is_not_called_one_without_tls(authority: Authority, uv: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    async def scenario() -> None:
+        for host in ("127.0.0.1", "localhost"):
+            error = await failure(f"tailraces://{host}:{port}", ca=str(authority.path))
+            assert isinstance(error, Unavailable)
+            assert "nobody listens there" in error.message
+
+    within(scenario, uv=uv)
+
+
 def test_files_that_cannot_be_used_are_told(authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.sign("client")
     other_key = authority.sign("other")[1]

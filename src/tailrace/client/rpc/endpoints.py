@@ -125,10 +125,13 @@ class TlsEndpoint:
             return handshake_error(error, str(self), f"tailrace://{self}")
         if is_about_us(error.__cause__):
             return unknown_certificate(str(getattr(error.__cause__, "reason", "")), str(self))
-        if isinstance(error, TailraceError) and error.details.get("silent") and not self._used.cert:
+        if isinstance(error, TailraceError) and error.details.get("silent"):
             cure = "if the broker asks for a client certificate, pass cert= and key="
+            if self._used.cert:
+                cure = f"it may refuse the client certificate {self._used.cert}: its log tells"
             return Unavailable(f"{self}: {error.message}; {cure}")
-        if isinstance(error, ConnectionError) and not connected and "refused" not in str(error).lower():
+        refused = isinstance(error, ConnectionRefusedError)
+        if isinstance(error, ConnectionError) and not connected and not refused:
             text = f"{self}: the connection ended within the TLS handshake: is that a port for TLS?"
             return Unavailable(text)
         return tcp_problem(error, self.address, connected=connected, timeout_s=timeout_s)
