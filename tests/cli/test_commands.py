@@ -138,6 +138,25 @@ def test_ready_line_names_real_addresses(broker: Broker) -> None:
     assert b"tailrace_connections" in answer
 
 
+def test_what_a_broker_with_users_prints_next_works_as_it_stands(tmp_path: Path) -> None:
+    data = str(tmp_path / "a folder")
+    added = run("user", "add", "anna", "--generate", "--url", f"embedded:{data}")
+    assert added.status == 0, added.err
+    places = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    with subprocess.Popen(
+        [*RUN, "serve", "--data", data, *places], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(6)]
+            assert lines[2].startswith("next, in another terminal, as the user who runs the broker")
+            for line in lines[3:]:
+                done = run(*shlex.split(line)[1:])
+                assert done.status == 0, (line, done.err)
+        finally:
+            process.kill()
+
+
 def test_taken_ports_name_the_flag(broker: Broker, tmp_path: Path) -> None:
     data = ("--data", str(tmp_path / "d"))
     native, http = broker.ready["listen"], broker.ready["http_listen"]

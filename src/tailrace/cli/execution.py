@@ -41,9 +41,13 @@ HINTS = {
     "sequence_conflict": "somebody else was faster: read on from there, then decide again",
     "timeout": "it may still have happened: look before you repeat it, or give more --timeout",
     "unauthenticated": "give a token in TAILRACE_TOKEN or the credentials file, or a user in "
-    "TAILRACE_URL=tailraces://USER:PASSWORD@HOST; `tailrace whoami` shows who the broker takes you for",
+    "TAILRACE_URL=tailrace://USER:PASSWORD@HOST (tailraces:// with TLS); `tailrace whoami` shows who the "
+    "broker takes you for",
     "unavailable": "start a broker with `tailrace serve`, or name another one with --url or TAILRACE_URL",
 }
+
+ROOM_QUOTAS = ("topics_max", "storage_bytes_max")
+"""Quotas that no waiting helps against."""
 
 ACCESS_COMMANDS = ("user", "token", "acl", "quota", "tenant")
 """What they are about has names and numbers in lists, and is never described."""
@@ -155,6 +159,8 @@ def _hint(error: TailraceError) -> str | None:
         return hint
     if error.code == "unavailable" and "path" in error.details:
         return "work through the broker that holds the folder, stop it, or choose another folder"
+    if error.details.get("quota") in ROOM_QUOTAS:
+        return "an administrator can raise the quota: `tailrace quota put`"
     if "`tailrace " in error.message or error.code not in HINTS:
         return None
     what = _what(error)

@@ -333,3 +333,15 @@ def test_quotas_that_are_none(local: Local, arguments: tuple[str, ...]) -> None:
     assert done.status == EDGES["invalid_request"].exit, done
     assert "Traceback" not in done.err
     assert local.rows("quota", "list") == []
+
+
+def test_a_quota_of_topics_says_what_helps(local: Local) -> None:
+    add(local, "root")
+    local.rows("tenant", "add", "acme")
+    local.rows("quota", "put", "tenant:acme", "--topics-max", "1")
+    assert local.run("topic", "create", "acme/a").status == 0
+    done = local.run("topic", "create", "acme/b")
+    assert done.status == EDGES["overloaded"].exit
+    assert "tenant 'acme' is at its quota of 1 topics: delete some first" in done.err
+    assert "hint: an administrator can raise the quota" in done.err
+    assert "wait" not in done.err

@@ -224,7 +224,8 @@ class Quotas:
         for subject, bounds in topic_accounts(self._identities, request.name, owner) if self.active else ():
             most = bounds.topics_max
             if most is not None and _count(catalog, subject) >= most:
-                return _refusal(subject, "topics_max", most, "topics", TOPICS_RETRY_MS)
+                cure = "delete some first"
+                return _refusal(subject, "topics_max", most, "topics", TOPICS_RETRY_MS, cure)
         return None
 
     def _over_storage(self, topic: str, now_us: int) -> Refusal | None:
@@ -342,8 +343,9 @@ def _name(subject: str) -> str:
     return f"user {name!r}" if kind == "user" else f"{kind} {name!r}"
 
 
-def _refusal(subject: str, bound: str, most: int, what: str, retry_after_ms: int) -> Refusal:
-    text = f"{_name(subject)} is at its quota of {most} {what}: come back in {_duration(retry_after_ms)}"
+def _refusal(subject: str, bound: str, most: int, what: str, retry_after_ms: int, cure: str = "") -> Refusal:
+    cure = cure or f"come back in {_duration(retry_after_ms)}"
+    text = f"{_name(subject)} is at its quota of {most} {what}: {cure}"
     details: dict[str, Any] = {"retry_after_ms": retry_after_ms, "quota": bound, "limit": most}
     return Refusal(Overloaded.code, text, "none", details)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Annotated
@@ -169,13 +170,17 @@ def _announce(node: Node, options: ServerOptions, output: Output) -> None:
         )
         return
     where = "" if urls[0] == f"tailrace://127.0.0.1:{DEFAULT_PORT}" else f" --url {printable(urls[0])}"
+    if node.has_users:
+        # The door of the folder asks its owner for nothing, wherever the broker listens.
+        where = f" --url {shlex.quote(printable(f'embedded:{options.data}'))}"
     data, listing = printable(options.data), printable(" and ".join(urls))
     output.line(f"tailrace is ready on {listing} with its data in {data} (process {os.getpid()})")
     output.line(f"health and metrics: http{tls}://{http}/readyz and http{tls}://{http}/metrics")
     command = _command()
     for line in _warnings(node, options, command):
         output.line(line)
-    output.line("next, in another terminal:")
+    who = ", as the user who runs the broker and needs no credentials" if node.has_users else ""
+    output.line(f"next, in another terminal{who}:")
     output.line(f"  {command} topic create hello{where}")
     output.line(f"  {command} publish hello 'first message'{where}")
     output.line(f"  {command} read hello{where}")
