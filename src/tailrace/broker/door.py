@@ -28,6 +28,7 @@ from tailrace.format.wire import Credentials
 log = logging.getLogger("tailrace.door")
 
 _PREFIX = "tailrace-"
+_SHORTEST = "/tmp"  # nosec B108
 
 
 class DoorListener(Protocol):
@@ -115,8 +116,8 @@ class Door:
 
     def _away(self) -> str:
         """A path for the socket in a new folder of this user alone."""
-        # The last has the shortest name; each is checked, and only mkdtemp makes anything in it.
-        places = [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]  # nosec B108
+        # Each is checked, and only mkdtemp makes anything in it.
+        places = [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), _SHORTEST]
         for place in places:
             if fits(f"{place}/{_PREFIX}12345678/{SOCKET_NAME}") and _is_safe(place):
                 self._room = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
