@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 import tailrace
-from tailrace.client.rpc import calls, transport
+from tailrace.client.rpc import calls, endpoints, transport
 from tailrace.client.rpc.broker_url import parse_url
 from tailrace.client.rpc.credentials import AccessSource, GivenAccess, HostAccess
 from tailrace.client.rpc.endpoints import TcpEndpoint, UnixEndpoint, endpoints_of
@@ -522,6 +522,29 @@ def test_a_unix_socket_that_is_not_there_is_told(tmp_path: Path) -> None:
         assert f"{tmp_path}/file" in (await failure(f"unix:{tmp_path}/file")).message
         with pytest.raises(InvalidRequest, match="at most 107 bytes"):
             tailrace.connect(f"unix:{tmp_path}/{'x' * 107}")
+
+    within(scenario)
+
+
+def test_no_secret_goes_to_whoever_was_quicker_in_a_folder_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        broker = ScriptedBroker()
+        server = await asyncio.start_unix_server(broker.serve, tmp_path / "s")
+        monkeypatch.setattr(endpoints, "peer_uid", lambda sock: 4711)
+        await answered(f"unix:{tmp_path}/s", token=SECRET)
+        os.chmod(tmp_path, 0o1777)
+        await answered(f"unix:{tmp_path}/s")
+        error = await failure(f"unix:{tmp_path}/s", token=SECRET)
+        assert "uid 4711" in error.message
+        assert SECRET not in str(error)
+        monkeypatch.setattr(endpoints, "peer_uid", lambda sock: os.geteuid())
+        await answered(f"unix:{tmp_path}/s", token=SECRET)
+        assert broker.seen == [Credentials(token=SECRET), None, Credentials(token=SECRET)]
+        server.close()
+        for writer in broker.writers:
+            writer.close()
 
     within(scenario)
 

@@ -152,8 +152,15 @@ class UnixEndpoint:
         return self.path
 
     async def dial(self, make: Callable[[], asyncio.BaseProtocol], access: HostAccess) -> None:
-        """Connect."""
-        await asyncio.get_running_loop().create_unix_connection(make, self.path)
+        """Connect. A secret is only for those who cannot have put their socket in the place of another's."""
+        sock = await _reached(self.path)
+        try:
+            if access.credentials is not None:
+                _check_place(self.path, peer_uid(sock), access)
+            await asyncio.get_running_loop().create_unix_connection(make, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
     async def explain(self, error: BaseException, *, connected: bool, timeout_s: float) -> TailraceError:
         """The words for it."""
@@ -173,10 +180,8 @@ class DoorEndpoint:
     async def dial(self, make: Callable[[], asyncio.BaseProtocol], access: HostAccess) -> None:
         """Connect, if the door is that of the user who may have it."""
         path, owners = find_door(self.folder)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = await _reached(path)
         try:
-            sock.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(sock, path)
             uid = peer_uid(sock)
             if uid not in owners:
                 text = f"the door {path} of {self.folder} is another user's (uid {uid})"
@@ -196,6 +201,29 @@ class DoorEndpoint:
                 hint="connect again: the first that does becomes the broker of the folder",
             )
         return unix_problem(error, self.folder, connected=connected, timeout_s=timeout_s)
+
+
+async def _reached(path: str) -> socket.socket:
+    """A connection to a Unix socket over which nothing was sent."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _check_place(path: str, uid: int, access: HostAccess) -> None:
+    """Raise `InvalidRequest` if a user who listens at a path may be there only because everybody can make
+    files in that folder."""
+    folder = os.stat(os.path.dirname(path))
+    if folder.st_mode & 0o022 and uid not in (0, os.geteuid(), folder.st_uid):
+        raise InvalidRequest(
+            f"url: uid {uid} listens at {path}, in a folder where others can make files, too, so the "
+            f"credentials ({access.source}) are not sent: a broker's socket belongs into a folder of its own"
+        )
 
 
 def endpoints_of(url: BrokerUrl, source: AccessSource) -> list[Endpoint]:
