@@ -340,3 +340,45 @@ def test_a_port_with_tls_says_nothing_about_its_peers(
     gc.collect()
     assert noise == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def without_1_3(hello: bytes) -> bytes:
+    """The extension `supported_versions` names 1.2 twice."""
+    at = hello.index(b"\x03\x04", hello.rindex(b"\x00\x2b\x00"))
+    return hello[:at] + b"\x03\x03" + hello[at + 2 :]
+
+
+def as_if_1_0(hello: bytes) -> bytes:
+    """The old field of the version says 1.0."""
+    return hello[:10] + b"\x01" + hello[11:]
+
+
+@pytest.mark.parametrize("change", [without_1_3, as_if_1_0])
+def test_nobody_between_can_make_a_client_speak_an_older_version(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    async def scenario() -> None:
+        async with place_in(tmp_path) as place:
+
+            async def tamper(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                there = await asyncio.open_connection(*place.address)
+                there[1].write(change(await reader.read(65536)))
+
+                async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                    with contextlib.suppress(OSError):
+                        while chunk := await source.read(65536):
+                            sink.write(chunk)
+                    sink.close()
+
+                await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+            server = await asyncio.start_server(tamper, "127.0.0.1", 0)
+            host, port = server.sockets[0].getsockname()
+            with pytest.raises(ssl.SSLError):
+                await asyncio.open_connection(host, port, ssl=place.context, server_hostname="localhost")
+            server.close()
+            await until(lambda: place.listener.doorway.guests == 0)
+            assert place.noting.origins == []
+            assert place.files.context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+    play(scenario())

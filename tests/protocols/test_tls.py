@@ -22,6 +22,7 @@ from tailrace.core.model.commands import Ping, Pong
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec
 from tailrace.format.wire import PREAMBLE, PREFIX, PREFIX_BYTES, Credentials, Hello, Welcome, prefix
+from tailrace.protocols import native
 from tailrace.protocols.native import Limits, Listener
 from tailrace.protocols.tls import TlsFiles, TlsOptions, Unusable, peer_names, spoken, tls_problem
 from tests.client.rpc.certificates import DAY, Authority
@@ -54,6 +55,7 @@ class Noting:
 
     def __init__(self) -> None:
         self.origins: list[Origin] = []
+        self.ended: Refusal | None = None
 
     def authenticate(
         self, credentials: Credentials | None, origin: Origin, done: Callable[[Caller | Refusal], None]
@@ -62,7 +64,7 @@ class Noting:
         done(Caller("somebody", "certificate"))
 
     def still(self, caller: Caller, now_us: int) -> Refusal | None:
-        return None
+        return self.ended
 
 
 class Place:
@@ -312,6 +314,25 @@ def test_versions_that_are_spoken(tmp_path: Path, version: ssl.TLSVersion) -> No
             assert cipher[1] == version.name.replace("_", ".")
             assert not writer.get_extra_info("ssl_object").session_reused
             writer.close()
+
+    play(scenario())
+
+
+def test_a_change_of_users_ends_connections_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "SWEEP_S", 1000.0)
+
+    async def scenario() -> None:
+        async with place_in(tmp_path) as place:
+            links = [await place.connect() for _ in range(3)]
+            for link in links:
+                await greet(*link)
+            place.noting.ended = Refusal("unauthenticated", "user 'anna' is not valid any more", "none")
+            place.listener.recheck()
+            place.listener.recheck()
+            for reader, writer in links:
+                assert codec.decode_reply(await message(reader)) == place.noting.ended
+                assert await reader.read() == b""
+                writer.close()
 
     play(scenario())
 

@@ -215,6 +215,26 @@ def test_pages_over_tls_and_by_certificate(tmp_path: Path) -> None:
     with_pages(check, secure=files)
 
 
+def test_tokens_are_no_way_around_a_certificate_that_is_required(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = map(str, authority.sign("server"))
+    files = TlsFiles(TlsOptions(certificate, key, str(authority.path), "required"))
+
+    async def check(address: tuple[str, int], known: Known) -> None:
+        context = ssl.create_default_context(cafile=authority.path)
+        assert status(await exchange(address, get("/healthz"), context)) == 200
+        answer = await exchange(address, get("/metrics", more=field("Bearer t")), context)
+        assert status(answer) == 401
+        assert b"client certificate" in answer
+        assert b"reasons" not in await exchange(address, get("/readyz", more=field("Bearer t")), context)
+        assert known.asked == 0
+        context.load_cert_chain(*authority.sign("otto", ("otto",)))
+        answer = await exchange(address, get("/metrics", more=field("Bearer t")), context)
+        assert status(answer) == 200
+
+    with_pages(check, secure=files)
+
+
 def test_tls_at_a_plain_port_gets_an_alert() -> None:
     async def check(address: tuple[str, int], known: Known) -> None:
         with pytest.raises(ssl.SSLError, match="ALERT_HANDSHAKE_FAILURE"):

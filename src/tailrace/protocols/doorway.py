@@ -38,6 +38,7 @@ from tailrace.protocols.tls import TlsFiles, peer_names, plain_answer, spoken
 log = logging.getLogger("tailrace.doorway")
 
 _ARRIVAL_BYTES = 2048
+_REMARKS_MAX = 100
 _TRIES = 16
 """Lines that are looked at before the search for one that gets a slot goes on later."""
 _CREDENTIALS = struct.Struct("3i")
@@ -262,6 +263,8 @@ class Doorway:
         if now_us < next_us:
             self._remarks[what] = next_us, untold + 1
             return
+        if len(self._remarks) > _REMARKS_MAX:
+            self._remarks.clear()
         more = f" (and {untold} more since the last such line)" if untold else ""
         log.info("%s: %s%s", peer, what, more)
         self._remarks[what] = now_us + REMARK_US, 0

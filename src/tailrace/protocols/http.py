@@ -189,6 +189,8 @@ class HttpListener:
         """Answer the requests of one connection, one after another, until either side closes."""
         rest = bytearray()
         visitor = Visitor(origin_of(writer.transport), self._authenticator, _wall_us)
+        if self._secure is not None:
+            visitor.lacks_certificate = self._secure[1].lacks_certificate(writer.transport)
         while True:
             head_only = False
             try:

@@ -108,7 +108,7 @@ class Listener(Crowd):
         assert self._tls is not None
         link: Link = protocol.inner
         link.guest = guest
-        link.lacks_certificate = self._tls.required and not secured.get_extra_info("peercert")
+        link.lacks_certificate = self._tls.lacks_certificate(secured)
         protocol.open(secured, below)
         link.connection_made(protocol)
 

@@ -50,7 +50,7 @@ from tailrace.protocols.edge_tuning import (
     UNSENT_BYTES_MAX,
     WRITE_HIGH_BYTES,
 )
-from tailrace.protocols.tls import ALERT_PLAIN, begins_tls
+from tailrace.protocols.tls import ALERT_PLAIN, NO_CERTIFICATE, begins_tls
 
 log = logging.getLogger("tailrace.native")
 
@@ -249,7 +249,7 @@ class Link(asyncio.BufferedProtocol):
         if self._listener.starting:
             raise Unavailable("the broker is starting: it recovers its topics")
         if self.lacks_certificate:
-            raise Unauthenticated("this broker wants to see a client certificate that its CA has signed")
+            raise Unauthenticated(NO_CERTIFICATE)
         self._asked_us = self._listener.clock.now_us()
         if self.guest is not None:
             self._listener.doorway.renew(self.guest)

@@ -14,6 +14,7 @@ are at the wrong port.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
@@ -41,6 +42,9 @@ ALERT_PLAIN = bytes((21, 3, 1, 0, 2, 2, 40))
 """The alert `handshake_failure` for those who speak TLS to a port without it."""
 ALERT_VERSION = bytes((21, 3, 1, 0, 2, 2, 70))
 """The alert `protocol_version`."""
+
+NO_CERTIFICATE = "this broker wants to see a client certificate that its CA has signed"
+"""What a client is told where one is required."""
 
 Tongue = Literal["tls", "old tls", "native", "http", "unknown"]
 
@@ -186,6 +190,10 @@ class TlsFiles:
         self._doubtful = self._told = None
         self.reloads += 1
         log.info("new certificate from %s", self._options.certificate)
+
+    def lacks_certificate(self, secured: asyncio.BaseTransport) -> bool:
+        """Whether a client has shown no certificate where one is required."""
+        return self.required and not secured.get_extra_info("peercert")
 
 
 def peer_names(certificate: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.errors import InvalidRequest
 from tailrace.format.wire import Credentials
 from tailrace.ports import Authenticator
+from tailrace.protocols.tls import NO_CERTIFICATE
 
 CHALLENGES = ('Basic realm="tailrace", charset="UTF-8"', 'Bearer realm="tailrace"')
 """What credentials a visitor may bring, as `WWW-Authenticate` says it."""
@@ -39,12 +40,16 @@ class Visitor:
 
     def __init__(self, origin: Origin, authenticator: Authenticator, wall_us: Callable[[], int]) -> None:
         self.origin = origin
+        self.lacks_certificate = False
+        """Whether a client certificate is required, and this visitor has shown none."""
         self._authenticator = authenticator
         self._wall_us = wall_us
         self._known: tuple[str | None, Caller] | None = None
 
     async def caller(self, field: str | None) -> Caller | Refusal:
         """Who sends a request with this `Authorization` field, or why that is not known."""
+        if self.lacks_certificate:
+            return Refusal("unauthenticated", NO_CERTIFICATE, "none")
         if self._known is not None and self._known[0] == field:
             caller = self._known[1]
             if self._authenticator.still(caller, self._wall_us()) is None:
