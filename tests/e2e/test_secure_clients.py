@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +25,7 @@ from tailrace.errors import InvalidRequest, TailraceError, Unauthenticated
 from tailrace.spark.link import BrokerLink, link_to
 from tailrace.spark.options import read_options
 from tests.client.rpc.certificates import DAY, Authority
-from tests.e2e.broker_process import BrokerProcess
+from tests.e2e.broker_process import SRC, BrokerProcess
 
 LIMIT_S = 90.0
 PASSWORD = "correct-horse/battery@staple"
@@ -199,6 +201,41 @@ def test_a_token_that_is_revoked_ends_everything_that_waits(
 
     with secured(tmp_path, authority) as broker:
         play(scenario(broker))
+
+
+def test_commands_that_keep_running_end_when_their_token_does(tmp_path: Path) -> None:
+    commands = (["consume", "t", "--group", "g"], ["read", "t", "--follow", "--from", "earliest"])
+    with BrokerProcess(tmp_path / "data") as broker, contextlib.ExitStack() as stack:
+        broker.start()
+        with sync.connect(broker.url) as nobody:
+            nobody.access().add_user("root", password=PASSWORD)
+        url = broker.url.replace("://", f"://root:{ENCODED}@")
+        with sync.connect(url) as root:
+            root.admin().create_topic("t", partitions=1)
+            root.groups().create("g", "t", start="earliest")
+            with root.producer("t") as producer:
+                producer.publish(b"first")
+            for arguments in commands:
+                made = root.access().create_token(arguments[0])
+                process = stack.enter_context(_command(arguments, broker.url, made.secret))
+                stack.callback(process.kill)
+                assert process.stdout is not None
+                assert b"first" in process.stdout.readline()
+                root.access().revoke_token(made.id)
+                told = process.communicate(timeout=30)[1].decode()
+                assert process.returncode == 6
+                assert "error: 127.0.0.1:" in told
+                assert "of TAILRACE_TOKEN" in told
+                assert made.secret not in told
+
+
+def _command(arguments: list[str], url: str, token: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tailrace.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": SRC, "TAILRACE_URL": url, "TAILRACE_TOKEN": token},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def test_a_broker_whose_certificate_is_replaced_keeps_its_clients(

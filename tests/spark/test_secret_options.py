@@ -83,7 +83,7 @@ def test_checked_options_hold_secrets_and_do_not_show_them() -> None:
         ({"url": "tailraces://host", "key": "x"}, "key: cert is missing"),
         ({"url": f"embedded:./data?token={PASSWORD}"}, "takes nothing behind"),
         ({"url": "embedded:./data"}, "tailrace://host:port is needed"),
-        ({"url": f"http://anna:{PASSWORD}@host"}, r"tailrace://anna:\*\*\*@host may be meant"),
+        ({"url": f"http://anna:{PASSWORD}@host"}, r"tailrace://\*\*\*@host may be meant"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_without_secrets(given: dict[str, str], text: str) -> None:

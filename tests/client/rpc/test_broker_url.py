@@ -148,6 +148,39 @@ def test_any_user_and_password_come_back(user: str, password: str) -> None:
     assert parse_url(url.spelled()) == url
 
 
+FORMS = (
+    "{s}://u:{x}@{h}",
+    "{s}:u:{x}@{h}",
+    "{s}://{h}?token={x}",
+    "{s}://{h}?tok={x}",
+    "{s}:/{h}?{x}",
+    "u:{x}@{h}",
+)
+
+
+@given(
+    form=st.sampled_from(FORMS),
+    scheme=st.sampled_from(["tailrace", "tailraces", "unix", "embedded", "http", "tailrac", "redis"]),
+    before=st.text("/:@?&=%,. ab", max_size=6),
+    after=st.text("/:@?&=%,. ab", max_size=6),
+    host=st.sampled_from(["h", "h:1", "h:port", "[::1]", "", "h/path", "a,b"]),
+)
+def test_no_mistake_shows_a_secret(form: str, scheme: str, before: str, after: str, host: str) -> None:
+    """Whatever stands around the secret, also what should have been encoded."""
+    text = form.format(s=scheme, x=f"{before}{SECRET}{after}", h=host)
+    with contextlib.suppress(InvalidRequest):
+        url = parse_url(text)
+        if url.hosts or "@" in form:  # What stands behind `?` may belong to the path of a socket or folder.
+            assert SECRET not in f"{url} {url!r}"
+    try:
+        parse_url(text)
+    except InvalidRequest as error:
+        told = error.message
+    else:
+        told = ""
+    assert SECRET not in told, text
+
+
 @given(st.text(max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for candidate in (text, f"tailrace://{text}", f"tailraces://host?{text}", f"tailrace://u:{text}@host"):

@@ -132,15 +132,15 @@ def parse_url(text: str) -> BrokerUrl:
 
 
 def shown(text: str) -> str:
-    """A text that may be an address, without what may be a secret in it."""
-    head, slashes, rest = text.rpartition("://")
-    before, mark, query = rest.partition("?")
+    """A text that may be an address, without what may be a secret in it: nothing before an @ or behind a `?`,
+    because it is not known yet which part is what."""
+    start = re.match(r"([A-Za-z][A-Za-z0-9+.-]*:)?/{0,3}", text)
+    head = start[0] if start else ""
+    before, mark, query = text[len(head) :].partition("?")
     if "@" in query:  # Either a password with `?` in it, or a token with `@`.
-        return f"{head}{slashes}{re.split('[:?/@]', rest.lstrip('/'))[0]}:{HIDDEN}"
-    login, _, place = before.rpartition("@")
-    if login:
-        place = f"{re.split('[:/@]', login.lstrip('/'))[0]}:{HIDDEN}@{place}"
-    return f"{head}{slashes}{place}{mark}{HIDDEN if query else ''}"
+        return f"{head}{HIDDEN}"
+    login, at, place = before.rpartition("@")
+    return f"{head}{HIDDEN if login else ''}{at}{place}{mark}{HIDDEN if query else ''}"
 
 
 def _unknown(text: str) -> InvalidRequest:
@@ -167,6 +167,8 @@ def _by_path(kind: Literal["unix", "embedded"], path: str) -> BrokerUrl:
             if kind == "unix"
             else "url: embedded: needs a folder, as in embedded:./data"
         )
+    if re.match("/*[^/@]*:[^@]*@", path):
+        raise InvalidRequest(f"url: {kind}: takes no user and no password, in {shown(f'{kind}://{path}')!r}")
     found = re.search(rf"\?({'|'.join(_KEYS)}|user|password)=", path)
     if found is not None:
         place = f"{kind}:{path[: found.start()]}"
