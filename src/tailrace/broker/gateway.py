@@ -174,8 +174,9 @@ class Gateway:
 
     def _guarded(self, caller: Caller, request: Request, respond: Respond) -> Respond:
         """The way of an answer to somebody whose rights are limited, or may be before it leaves."""
+        respond = partial(self._show, caller, respond)
         if type(request) in FILTERED:
-            return partial(self._show, caller, respond)
+            return respond
         waiting = _OpenRequest(caller, request, respond, self._answered)
         self._open[waiting] = None
         return waiting.answer

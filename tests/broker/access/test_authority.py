@@ -397,3 +397,16 @@ def test_who_may_only_make_sure_of_a_topic_does_not_make_it_behind_its_deletion(
     assert len(deleted) == 1
     assert "t" not in broker.engine.topics.catalog.topics
     assert broker.code("anna", CreateTopic("t", if_missing=True)) == "denied"
+
+
+def test_a_heartbeat_for_another_member_tells_no_topics_that_one_may_not_see() -> None:
+    broker = GuardedBroker()
+    broker.users(ROOT, User(name="anna"), User(name="eve"))
+    broker.allow("user:anna", "consume", "topic", "secret")
+    broker.allow("everyone", "consume", "group", "g")
+    broker.create("secret")
+    joined = broker.tell("anna", JoinGroup("g", "a", ["secret"]))
+    assert isinstance(joined, Membership)
+    assert broker.tell("anna", Heartbeat("g", "a")) == joined
+    seen = broker.tell("eve", Heartbeat("g", "a"))
+    assert seen == msgspec.structs.replace(joined, owned=[])

@@ -31,6 +31,7 @@ from tailrace.core.model.group_commands import (
     GroupList,
     ListGroups,
     ListSchedules,
+    Membership,
     ScheduleList,
 )
 from tailrace.core.model.identifiers import Refusal
@@ -294,6 +295,20 @@ def _group_shown(authority: Authority, user: str, info: GroupInfo) -> GroupInfo:
     )
 
 
+def _membership_shown(authority: Authority, user: str, reply: Membership) -> Membership:
+    """The membership of whoever may consume from its topics, too; ids of members are no secret."""
+    topics = {topic for topic, _, _ in reply.owned}
+    hidden = {topic for topic in topics if not authority.sees(user, "topic", topic)}
+    if not hidden:
+        return reply
+    return msgspec.structs.replace(
+        reply,
+        owned=[place for place in reply.owned if place[0] not in hidden],
+        revoking=[place for place in reply.revoking if place[0] not in hidden],
+        hungry=[place for place in reply.hungry if place[0] not in hidden],
+    )
+
+
 def _schedules_shown(authority: Authority, user: str, reply: ScheduleList) -> ScheduleList:
     """Schedules with their messages: those of the user, and those on topics that it may read or publish
     to."""
@@ -319,6 +334,7 @@ _SHOWN: dict[type, Callable[[Authority, str, Any], Reply]] = {
     TopicList: _topics_shown,
     GroupList: _groups_shown,
     GroupInfo: _group_shown,
+    Membership: _membership_shown,
     ScheduleList: _schedules_shown,
     StagedDecision: _decision_shown,
 }
