@@ -61,8 +61,11 @@ class Hashing:
         assert isinstance(text, str)
         return text
 
-    def verify(self, source: str, stored: str = "", password: str = "x") -> None:
-        self.passwords.verify(source, stored, password, lambda right: self.answers.append((source, right)))
+    def verify(self, source: str, stored: str = "", password: str = "x", **known: bool) -> None:
+        def done(right: bool | Refusal) -> None:
+            self.answers.append((source, right))
+
+        self.passwords.verify(source, stored, password, done, **known)
 
 
 def test_a_password_fits_its_hash_only() -> None:
@@ -134,6 +137,23 @@ def test_many_sources_are_bounded_together() -> None:
     assert len(hashing.answers) == 30
     hashing.work.let_all_go()
     assert len(hashing.answers) == AT_ONCE + WAITING_MAX + 30
+
+
+def test_strangers_from_many_addresses_do_not_keep_out_who_is_known() -> None:
+    hashing = Hashing()
+    stored = hashing.hashed("right")
+    for number in range(2 * WAITING_MAX):
+        hashing.verify(f"10.0.{number // 256}.{number % 256}")
+    hashing.answers.clear()
+    for _ in range(3):
+        hashing.verify("home", stored, "right", known=True)
+    for _ in range(AT_ONCE + 2 * 3):
+        hashing.work.let_go()
+    assert [right for source, right in hashing.answers if source == "home"] == [True] * 3
+    assert len(hashing.answers) == AT_ONCE + 2 * 3, "strangers have every other turn"
+    hashing.work.let_all_go()
+    strangers = [source for source, right in hashing.answers if right is False]
+    assert len(strangers) == WAITING_MAX + AT_ONCE
 
 
 def test_a_stored_hash_that_is_none_is_told_and_stops_nothing() -> None:

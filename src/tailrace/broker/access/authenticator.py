@@ -146,7 +146,9 @@ class CredentialCheck:
         user = self._identities().users.get(given.user)
         compared = partial(self._compared, user, given.user, origin, wait_us, end)
         stored = "" if user is None else user.password
-        self._passwords.verify(network_of(_source(origin)), stored, given.password, compared)
+        source = _source(origin)
+        known = self._slow_down.knows(source, given.user)
+        self._passwords.verify(network_of(source), stored, given.password, compared, known=known)
 
     def _compared(
         self, user: User | None, name: str, origin: Origin, wait_us: int, end: Done, right: bool | Refusal

@@ -3,7 +3,8 @@
 One hash takes about 50 ms of a core and 46 MiB, so it is work for threads of its own, and what waits for them
 is bounded. Each source (the address of a peer) has its own line, and the lines are served in turn: who floods
 the broker with logins mostly waits for itself. When too many wait, the source with the longest line gives up
-its newest.
+its newest. Those who are *known*, because they have logged in from there before or ask as somebody who has,
+wait by themselves, and every other hash is one of theirs: strangers from many addresses do not keep them out.
 
 An unknown user costs the same as a wrong password: then `verify` compares with a hash that no password fits.
 """
@@ -66,6 +67,39 @@ class _HashJob(NamedTuple):
     done: Callable[[Any], None]
 
 
+class _Lines:
+    """What waits, in a line for each source."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, deque[_HashJob]] = OrderedDict()
+        self.waiting = 0
+
+    def put(self, source: str, job: _HashJob) -> None:
+        self._lines.setdefault(source, deque()).append(job)
+        self.waiting += 1
+
+    def take(self) -> _HashJob:
+        """The first of the line whose turn it is."""
+        source, line = self._lines.popitem(last=False)
+        job = line.popleft()
+        if line:
+            self._lines[source] = line  # Behind all others.
+        self.waiting -= 1
+        return job
+
+    def give_up(self) -> _HashJob:
+        """The newest of the longest line."""
+        source = max(self._lines, key=self._length)
+        job = self._lines[source].pop()
+        if not self._lines[source]:
+            del self._lines[source]
+        self.waiting -= 1
+        return job
+
+    def _length(self, source: str) -> int:
+        return len(self._lines[source])
+
+
 class Passwords:
     """The one place where passwords are hashed. All methods run on the loop."""
 
@@ -73,18 +107,30 @@ class Passwords:
         self._run = run
         self._hasher = PasswordHasher(*profile)
         self._dummy = ""
-        self._lines: OrderedDict[str, deque[_HashJob]] = OrderedDict()
-        self._waiting = 0
+        self._known = _Lines()
+        self._strangers = _Lines()
+        self._served: _Lines = self._strangers
+        """Whose turn it was last."""
         self._running = 0
 
     def hash(self, source: str, password: str, done: Callable[[str | Refusal], None]) -> None:
         """Hash a new password; `done` gets the hash, or a refusal."""
-        self._take(source, _HashJob(partial(_hashed, self._hasher, _Plain(password)), done))
+        job = _HashJob(partial(_hashed, self._hasher, _Plain(password)), done)
+        self._take(self._known, source, job)
 
-    def verify(self, source: str, stored: str, password: str, done: Callable[[bool | Refusal], None]) -> None:
+    def verify(
+        self,
+        source: str,
+        stored: str,
+        password: str,
+        done: Callable[[bool | Refusal], None],
+        *,
+        known: bool = False,
+    ) -> None:
         """Compare a password with a stored hash; an empty one stands for a user that is unknown, or has no
-        password, and takes the same time."""
-        self._take(source, _HashJob(partial(self._verified, stored, _Plain(password)), done))
+        password, and takes the same time. `known`: this user has logged in from there before."""
+        job = _HashJob(partial(self._verified, stored, _Plain(password)), done)
+        self._take(self._known if known else self._strangers, source, job)
 
     def _verified(self, stored: str, password: _Plain) -> bool:
         """In a thread. The dummy is made before the first comparison, whatever that is of."""
@@ -96,34 +142,23 @@ class Passwords:
             return False
         return bool(stored)
 
-    def _take(self, source: str, job: _HashJob) -> None:
-        line = self._lines.setdefault(source, deque())
-        line.append(job)
-        self._waiting += 1
+    def _take(self, lines: _Lines, source: str, job: _HashJob) -> None:
+        lines.put(source, job)
         self._next()
-        if self._waiting > WAITING_MAX:
-            longest = max(self._lines.values(), key=len)
-            given_up = longest.pop()
-            self._waiting -= 1
-            self._tidy()
-            given_up.done(self._overloaded())
+        if lines.waiting > WAITING_MAX:
+            lines.give_up().done(self._overloaded(lines))
 
-    def _tidy(self) -> None:
-        for source in [source for source, line in self._lines.items() if not line]:
-            del self._lines[source]
-
-    def _overloaded(self) -> Refusal:
-        after_ms = (self._waiting // AT_ONCE + 1) * HASH_MS
+    def _overloaded(self, lines: _Lines) -> Refusal:
+        after_ms = (lines.waiting // AT_ONCE + 1) * HASH_MS
         text = f"too many logins with passwords at once: try again in {after_ms} ms, or use a token"
         return refuse(Overloaded(text, retry_after_ms=after_ms))
 
     def _next(self) -> None:
-        while self._waiting and self._running < AT_ONCE:
-            source, line = self._lines.popitem(last=False)
-            job = line.popleft()
-            if line:
-                self._lines[source] = line  # Behind all others.
-            self._waiting -= 1
+        while self._running < AT_ONCE and (self._known.waiting or self._strangers.waiting):
+            other = self._strangers if self._served is self._known else self._known
+            if other.waiting:
+                self._served = other
+            job = self._served.take()
             self._running += 1
             self._run(job.work, partial(self._done, job))
 

@@ -119,11 +119,15 @@ class SlowDown:
         counted = len(self._pairs) + len(self._addresses) + len(self._users)
         return counted + len(self._known) + len(self._pending)
 
+    def knows(self, address: str, user: str) -> bool:
+        """Whether a user has logged in from an address before."""
+        return (network_of(address), user[:_NAME_MAX]) in self._known
+
     def begin(self, address: str, user: str, now_us: int) -> int | None:
         """How many microseconds an attempt has to wait; None if too many are under way."""
         place = (network_of(address),)
         pair = (*place, user[:_NAME_MAX])
-        known = pair in self._known
+        known = self.knows(address, user)
         wait_us = self._pairs.wait_us(pair, now_us)
         if not known:
             others_us = self._users.wait_us(pair[1:], now_us)
