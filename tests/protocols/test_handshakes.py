@@ -382,3 +382,21 @@ def test_nobody_between_can_make_a_client_speak_an_older_version(
             assert place.files.context.minimum_version is ssl.TLSVersion.TLSv1_2
 
     play(scenario())
+
+
+def test_more_good_clients_than_slots_at_once_all_get_in(tmp_path: Path) -> None:
+    """As after a restart of the broker, all from one address: they wait in line, and nobody is turned out."""
+
+    async def scenario() -> None:
+        async with place_in(tmp_path) as place:
+
+            async def one() -> None:
+                reader, writer = await place.connect()
+                await greet(reader, writer)
+                writer.close()
+
+            await asyncio.gather(*(one() for _ in range(HANDSHAKES_MAX + 150)))
+            assert place.listener.doorway.turned_out == 0
+            assert len(place.noting.origins) == HANDSHAKES_MAX + 150
+
+    play(scenario())
