@@ -39,7 +39,9 @@ PUBLISHING: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 """How many messages come at a time, and the pauses between, in microseconds."""
 BLOWS_MAX = 3
 """So many members stand still or die in one run; a message is fatal to nobody, so it has to survive them."""
-DRAIN_S = 300
+DRAIN_S, STILL_S = 3600, 60
+"""How long the rest of the work may take, and how long nothing may be started meanwhile: one slow worker needs
+minutes for a thousand messages."""
 
 STATES = frozenset(
     (
@@ -176,12 +178,18 @@ class FairnessWorld(VirtualTime):
         self._over = True
         if not self._alive():
             self._join()
-        for _ in range(DRAIN_S):
-            if self.accounts.done():
-                break
-            self.run_for(1)
+        self._drain()
         self.accounts.check()
         return +self.seen
+
+    def _drain(self) -> None:
+        still_s = 0
+        for _ in range(DRAIN_S):
+            if self.accounts.done() or still_s >= STILL_S:
+                return
+            started = self.seen["started"]
+            self.run_for(1)
+            still_s = 0 if self.seen["started"] > started else still_s + 1
 
     def end(self) -> None:
         """The run is over, be it with a violation: all tasks end, so that all is freed."""
