@@ -40,8 +40,8 @@ PUBLISHING: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 BLOWS_MAX = 3
 """So many members stand still or die in one run; a message is fatal to nobody, so it has to survive them."""
 DRAIN_S, STILL_S = 3600, 60
-"""How long the rest of the work may take, and how long nothing may be started meanwhile: one slow worker needs
-minutes for a thousand messages."""
+"""How long the rest of the work may take, and how long nothing may be started meanwhile: one slow worker
+needs minutes for a thousand messages."""
 
 STATES = frozenset(
     (
