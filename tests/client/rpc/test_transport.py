@@ -154,6 +154,29 @@ def test_a_broken_connection_leaves_doubt_and_is_made_again() -> None:
     within(scenario)
 
 
+def test_a_broker_that_greets_and_hangs_up_is_not_asked_without_end() -> None:
+    greeted, many = 0, asyncio.Event()
+
+    async def hang_up(peer: Peer) -> None:
+        nonlocal greeted
+        await peer.greet()
+        greeted += 1
+        if greeted > 8:
+            many.set()
+
+    async def scenario() -> None:
+        async with Broker(hang_up) as broker:
+            verbs = NetworkVerbs([broker.address])
+            await verbs.open(5)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await many.wait()
+            assert greeted > 1
+            await verbs.close()
+
+    within(scenario)
+
+
 def test_an_answer_that_cannot_be_read_breaks_the_connection_and_is_not_lost() -> None:
     async def garble(peer: Peer) -> None:
         await peer.greet()

@@ -275,8 +275,10 @@ class NetworkVerbs:
                 log.warning("lost the connection to the broker at %s: %s", self._where, wire.why)
 
     async def _keep(self, idle_ms: int) -> None:
-        """Keep the connection alive while it stands, and make a new one when it is lost."""
+        """Keep the connection alive while it stands, and make a new one when it is lost: at once, but with
+        pauses where connections do not stand, however well they are greeted."""
         loop = asyncio.get_running_loop()
+        since_s, rest = loop.time(), 0.0
         while not self.over:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(idle_ms / 3000, 0.05)):
@@ -285,6 +287,9 @@ class NetworkVerbs:
                 self._probe()
                 continue
             pause, outage = RECONNECT_PAUSE_S_MIN, _Outage(loop.time())
+            rest = rest if loop.time() - since_s < RECONNECT_PAUSE_S_MAX else 0.0
+            await asyncio.sleep(rest)
+            rest = min(rest * 2 or RECONNECT_PAUSE_S_MIN, RECONNECT_PAUSE_S_MAX)
             while self._wire is None and not self.over:
                 try:
                     idle_ms = await self._connect(CONNECT_S)
@@ -297,6 +302,7 @@ class NetworkVerbs:
                     self._refusal = Refusal("unavailable", f"{_DOWN.message}: {error.message}", "none")
                     await asyncio.sleep(pause if error.retriable else REFUSED_PAUSE_S)
                     pause = min(pause * 2, RECONNECT_PAUSE_S_MAX)
+            since_s = loop.time()
             self._down.clear()
 
     def _end(self, error: TailraceError) -> None:
