@@ -55,12 +55,15 @@ def test_requests_refusals_and_gauges() -> None:
     metrics.refused("overloaded")
     metrics.connections = 3
     metrics.in_flight_bytes = 4096
+    metrics.guests, metrics.guests_turned_out = 5, 7
     series = scraped(metrics)
     assert series["tailrace_requests_total", (("verb", "publish"),)] == 2
     assert series["tailrace_requests_total", (("verb", "fetch"),)] == 1
     assert series["tailrace_refusals_total", (("code", "overloaded"),)] == 1
     assert series["tailrace_connections", ()] == 3
     assert series["tailrace_in_flight_bytes", ()] == 4096
+    assert series["tailrace_guests", ()] == 5
+    assert series["tailrace_guests_turned_out_total", ()] == 7
     assert series["process_resident_memory_bytes", ()] > 1_000_000
     anonymous = series["tailrace_anonymous_memory_bytes", ()]
     assert 1_000_000 < anonymous <= series["process_resident_memory_bytes", ()] * 1.5

@@ -232,10 +232,12 @@ def test_a_broken_new_pair_is_told_once_and_the_old_one_stays(
         files.check()
     assert len(errors()) == 1
     assert "the old one stays" in errors()[0]
+    assert "are not a certificate and its key" in (files.trouble or "")
     assert files.context is context
     os.replace(new_key, key)
     files.check()
     assert files.context is not context
+    assert files.trouble is None
     key.unlink()
     for _ in range(5):
         files.check()

@@ -98,7 +98,8 @@ class _TopicFigures:
 
 
 class Metrics(Collector):
-    """All metrics of one broker. `connections`, `in_flight_bytes` and `audit_...` are set by their owner."""
+    """All metrics of one broker. `connections`, `guests...`, `in_flight_bytes` and `audit_...` are set by
+    their owner."""
 
     __slots__ = (
         "_fetch",
@@ -119,6 +120,8 @@ class Metrics(Collector):
         "audit_missed",
         "connections",
         "damages",
+        "guests",
+        "guests_turned_out",
         "in_flight_bytes",
         "scrub_damages",
         "scrub_ended_us",
@@ -148,7 +151,7 @@ class Metrics(Collector):
         self._groups = groups
         self._strays = strays
         self.storage_full = self.storage_low = self.storage_free_bytes = self.storage_total_bytes = 0
-        self.connections = 0
+        self.connections = self.guests = self.guests_turned_out = 0
         self.in_flight_bytes = 0
         self.audit_lines = self.audit_missed = self.audit_failing = 0
         self.damages = 0
@@ -248,6 +251,10 @@ class Metrics(Collector):
         yield from self._storage_families()
         yield GaugeMetricFamily(
             "tailrace_connections", "Open connections of the native protocol", self.connections
+        )
+        yield GaugeMetricFamily("tailrace_guests", "Connections that have not greeted yet", self.guests)
+        yield CounterMetricFamily(
+            "tailrace_guests_turned_out", "Connections that never greeted", self.guests_turned_out
         )
         yield GaugeMetricFamily(
             "tailrace_in_flight_bytes", "Bytes of requests and replies held now", self.in_flight_bytes

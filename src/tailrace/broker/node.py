@@ -176,7 +176,7 @@ class Node:
             options, speaks_tls=tls is not None, identities_changed=self._identities_changed
         )
         engine, clock = self._host.engine, self._host.clock
-        doorway = Doorway(clock)
+        self._tls, self._doorway = tls, (doorway := Doorway(clock))
         self._http = HttpListener(
             reasons=self._reasons,
             warnings=self._warnings,
@@ -261,11 +261,13 @@ class Node:
     def _warnings(self) -> list[str]:
         trouble = self._host.audit_log.trouble
         unwritten = [] if trouble is None else [trouble]
-        return self._host.engine.space.warnings() + self._files.warnings() + unwritten
+        stale = [self._tls.trouble] if self._tls is not None and self._tls.trouble else []
+        return self._host.engine.space.warnings() + self._files.warnings() + unwritten + stale
 
     def _render(self) -> bytes:
         metrics = self._host.engine.metrics
         metrics.connections = len(self._native.links)
+        metrics.guests, metrics.guests_turned_out = self._doorway.guests, self._doorway.turned_out
         metrics.in_flight_bytes = self._native.held_bytes
         metrics.audit_lines = self._host.audit_log.lines
         metrics.audit_missed = self._host.engine.audit.missed

@@ -170,6 +170,11 @@ class TlsFiles:
         names = ("certificate", "key") + (("client_ca",) if self._options.client_ca else ())
         return tuple(_look(name, getattr(self._options, name)) for name in names)
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the files as they are now cannot be used; None if they are in use."""
+        return None if self._told is None else f"the new certificate is not used: {self._told[1]}"
+
     def check(self) -> None:
         """Take what has replaced the files, if it can be used. Call it about once a second."""
         looks: tuple[_Look, ...] = ()
