@@ -82,7 +82,7 @@ def test_exec_settles_by_the_exit_status(broker: Broker, topic: str, tmp_path: P
     script = (
         "read value; "
         f'echo "$TAILRACE_TOPIC $TAILRACE_PARTITION $TAILRACE_OFFSET $TAILRACE_ATTEMPT" '
-        f'"$TAILRACE_KEY $TAILRACE_GROUP $value" >> {log}; '
+        f'"$TAILRACE_MESSAGE_KEY $TAILRACE_GROUP $value" >> {log}; '
         'case "$value.$TAILRACE_ATTEMPT" in a.1) exit 3;; b.*) exit 65;; esac'
     )
     done = broker.run(
@@ -111,10 +111,11 @@ def test_exec_hands_on_bytes_and_the_address_of_the_broker(
     value = b"\x00\xff" * 100_000
     lines = json.dumps({"value_base64": base64.b64encode(value).decode(), "key": None})
     broker.rows("publish", topic, "--jsonl", stdin=lines.encode())
-    script = f'cat > {tmp_path}/$TAILRACE_OFFSET; echo "[$TAILRACE_URL][$TAILRACE_KEY][$TAILRACE_ID]"'
+    told = "[$TAILRACE_URL][$TAILRACE_MESSAGE_KEY][$TAILRACE_ID][$TAILRACE_KEY]"
+    script = f'cat > {tmp_path}/$TAILRACE_OFFSET; echo "{told}"'
     consumer = broker.start(
         *("consume", topic, "-g", f"{topic}-g", "--exec", script, "--max", "4"),
-        env={"TAILRACE_KEY": "of somebody else"},
+        env={"TAILRACE_MESSAGE_KEY": "of somebody else", "TAILRACE_KEY": "private.key"},
         stdout=subprocess.PIPE,
     )
     out, _ = consumer.communicate(timeout=30)
@@ -122,7 +123,7 @@ def test_exec_hands_on_bytes_and_the_address_of_the_broker(
     assert [(tmp_path / str(n)).read_bytes() for n in range(4)] == [b"a", b"b", b"c", value]
     ids = [row["id"] for row in broker.rows("read", topic)]
     keys = ["k", "k", "k", ""]
-    expected = [f"[{broker.url}][{key}][{id_}]" for key, id_ in zip(keys, ids, strict=True)]
+    expected = [f"[{broker.url}][{key}][{id_}][private.key]" for key, id_ in zip(keys, ids, strict=True)]
     assert out.decode().splitlines() == expected
 
 

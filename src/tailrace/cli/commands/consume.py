@@ -233,9 +233,10 @@ async def _execute(command: str, delivery: Delivery, url: str | None) -> int:
     }
     if url is not None:
         environment[b"TAILRACE_URL"] = url.encode("utf-8", "surrogateescape")
-    environment.pop(b"TAILRACE_KEY", None)
+    environment.pop(b"TAILRACE_MESSAGE_KEY", None)
     if delivery.key is not None and b"\0" not in delivery.key:
-        environment[b"TAILRACE_KEY"] = delivery.key
+        # TAILRACE_KEY names the file of a private key: that is not for who publishes to choose.
+        environment[b"TAILRACE_MESSAGE_KEY"] = delivery.key
     # A session of its own: Ctrl-C is for us, and what the shell has started can be ended with it. The start
     # is not interrupted, so that there is always somebody to end.
     starting = asyncio.ensure_future(
