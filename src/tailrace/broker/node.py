@@ -113,6 +113,9 @@ class LoopHost:
         if self.engine.access.load(self._first_token):
             self.admin_token = self._root / TOKEN_FILE
             self.engine.audit.started("there were no users: an administrator was made", user=FIRST_NAME)
+        if self._root.stat().st_mode & stat.S_IWOTH:
+            text = "every user of this machine can change what is in %s: run `chmod o-w` on it"
+            log.warning(text, self._root)
         if (self._root / IDENTITY_FILE).exists() and not _private(self._root, IDENTITY_FILE):
             log.warning(
                 "%s can be read by others, or belongs to another user: make it readable for its owner only",

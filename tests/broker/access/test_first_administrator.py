@@ -85,6 +85,22 @@ def test_a_file_that_holds_no_token_is_told() -> None:
         start(disk, Random(1))
 
 
+def test_a_folder_that_everybody_can_change_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        host = LoopHost(ServerOptions(data=str(tmp_path)))
+        try:
+            host.load_identities()
+        finally:
+            await host.close()
+
+    asyncio.run(play())
+    assert caplog.messages == []
+    tmp_path.chmod(0o777)
+    asyncio.run(play())
+    (text,) = caplog.messages
+    assert text.startswith("every user of this machine can change")
+
+
 def test_a_token_is_made_on_real_disks_for_the_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "data"
 
