@@ -37,7 +37,8 @@ class LocalRouter:
     ) -> None:
         """Submit a command to a partition of this node."""
         host = self._topics.host(target.topic)
-        if host is None or topic_id not in (0, host.info.id) or target.partition >= len(host.runtimes):
+        known = host is not None and topic_id in (0, host.info.id)
+        if host is None or not known or not 0 <= target.partition < len(host.runtimes):
             respond(Refusal(NotFound.code, f"there is no partition {target}"), NOTHING)
             return
         runtime = host.runtimes[target.partition]

@@ -46,7 +46,7 @@ from tailrace.core.model.turn_input import TurnInput
 from tailrace.core.publish.capacity import Capacity
 from tailrace.core.publish.dedup import DedupWindow, Filtered
 from tailrace.core.publish.key_index import KeyIndex
-from tailrace.core.publish.producers import BatchResult, Producers
+from tailrace.core.publish.producers import BatchResult, Producers, out_of_range
 from tailrace.core.publish.publish_rules import late_rows, mixed, over_limit, repeat_late, unfit, unplaced
 from tailrace.core.queue.group_queues import GroupQueues
 from tailrace.core.salvage import salvage
@@ -172,6 +172,11 @@ class Partition:
             )
             if known is not None:
                 return Decision(NOTHING, known if isinstance(known, Refusal) else self._repeat(view, known))
+        elif publish.producer_epoch or publish.producer_sequence:
+            # They mean nothing, and are stored all the same: a number without room would stop the partition.
+            wrong = out_of_range(0, publish.producer_epoch, publish.producer_sequence)
+            if wrong is not None:
+                return Decision(NOTHING, wrong)
         problem = over_limit(view, self.options, wall_us) or unfit(publish, view, self.options)
         if problem is not None:
             return Decision(NOTHING, problem)

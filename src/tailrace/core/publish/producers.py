@@ -72,7 +72,7 @@ class Producers:
     ) -> BatchResult | Refusal | None:
         """None: the batch is new. A result: the batch was stored before, with that result. Else a refusal."""
         if not (0 <= sequence <= SEQUENCE_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= producer_id <= ID_MAX):
-            return _out_of_range(producer_id, epoch, sequence)
+            return out_of_range(producer_id, epoch, sequence)
         row = self._rows.get(producer_id)
         if row is None or time_us - self._active[row] > PRODUCER_IDLE_US_MAX:
             if sequence:
@@ -100,7 +100,7 @@ class Producers:
         """The epoch that a claim gets: 1 at first; 0 is for producers that never claim."""
         row = self._rows.get(producer_id)
         epoch = 1 if row is None else self._epochs[row] + 1
-        problem = _out_of_range(producer_id, epoch, 0)
+        problem = out_of_range(producer_id, epoch, 0)
         if problem is None and row is None:
             problem = self._room(time_us)
         return epoch if problem is None else problem
@@ -195,7 +195,8 @@ def _gap(sequence: int, expected: int, why: str) -> Refusal:
     return Refusal(Unavailable.code, text, details={"expected": expected})
 
 
-def _out_of_range(producer_id: int, epoch: int, sequence: int) -> Refusal | None:
+def out_of_range(producer_id: int, epoch: int, sequence: int) -> Refusal | None:
+    """The refusal of numbers that do not fit into the header of a frame."""
     for name, value, most in (
         ("producer_id", producer_id, ID_MAX),
         ("producer_epoch", epoch, EPOCH_MAX),
