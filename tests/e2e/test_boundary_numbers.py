@@ -151,3 +151,39 @@ def test_options_of_groups(session: Session, option: str) -> None:
         _, reply = session.reply()
         assert isinstance(reply, Refusal), (option, edge, reply)
         assert reply.code == "invalid_request", (option, edge, reply)
+
+
+TEXTS = ("", "\x00", "\n", "..", "_groups", "_", "x" * 70_000, "ä" * 300, "\ud7ff", "{}", "%s", "orders.dlq")
+BYTES = (b"", b"\x00", b"\xff" * 16, b"x" * 70_000)
+COUNTS = (0, 2, 3_000)
+"""How many times a list holds its first element."""
+
+
+def variants(value: Any) -> Iterator[Any]:
+    """The same with one text, one run of bytes or one list of it exchanged."""
+    if isinstance(value, str):
+        yield from TEXTS
+    elif isinstance(value, bytes):
+        yield from BYTES
+    elif isinstance(value, dict):
+        yield from ({**value, key: other} for key, inner in value.items() for other in variants(inner))
+        yield {f"key-{number}": number for number in range(300)}
+    elif isinstance(value, list):
+        yield from (value[:1] * count for count in COUNTS)
+        for number, inner in enumerate(value):
+            yield from ([*value[:number], other, *value[number + 1 :]] for other in variants(inner))
+
+
+def test_texts_and_lists_of_requests(session: Session, broker: BrokerProcess) -> None:
+    before_mb, sent = broker.anonymous_mb(), 0
+    for number, row in enumerate(ROWS, 5000):
+        request, body = row.request(session, number)
+        raw = lists(msgspec.to_builtins(request, builtin_types=(bytes,)))
+        for place in range(1, len(raw)):
+            for other in variants(raw[place]):
+                changed = [*raw[:place], other, *raw[place + 1 :]]
+                sane(session, msgspec.msgpack.encode(changed), bytes(body), repr(changed)[:300])
+                sent += 1
+    assert sent > 1500
+    assert broker.anonymous_mb() - before_mb < GROWTH_MB
+    assert not isinstance(session.ask(DescribeTopic(TOPIC)), Refusal)
