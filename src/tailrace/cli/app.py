@@ -42,7 +42,7 @@ from tailrace.errors import EDGES, InvalidRequest, Outcome, TailraceError
 # What typer raises for a wrong command line; it exports only this child of it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-SECRET_IN_URL = re.compile(r"tailraces?://([^/@]*:[^/]*@|.*[?&]token=)")
+SECRET_IN_URL = re.compile(r"tailraces?://([^?]*?:.+@|.*[?&]token=)")
 SEEN = (
     "note: everybody on this machine could read the secret in --url for a moment; "
     "TAILRACE_URL, TAILRACE_TOKEN and the credentials file keep it to yourself"

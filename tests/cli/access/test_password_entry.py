@@ -209,7 +209,8 @@ def test_errors_repeat_no_secret_of_the_command_line(
 
 
 def test_secrets_in_arguments_are_told_to_be_seen() -> None:
-    for url in ("tailrace://anna:pw@127.0.0.1:1", "tailraces://127.0.0.1:1?ca=x&token=t"):
+    given = ("tailrace://anna:pw@127.0.0.1:1", "tailrace://anna:p/w@127.0.0.1:1")
+    for url in (*given, "tailraces://127.0.0.1:1?ca=x&token=t"):
         for arguments in (("--url", url), (f"--url={url}",)):
             assert "note: everybody on this machine could read" in invoke("whoami", *arguments).err
             assert "everybody" not in invoke("whoami", *arguments, "--json").err

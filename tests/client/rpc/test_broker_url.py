@@ -68,7 +68,7 @@ def test_every_form_is_read(text: str, kind: str, fields: dict[str, object]) -> 
         ("tailrace://", "is not host:port"),
         ("tailrace://:7400", "is not host:port"),
         ("tailrace://fe80::1", "IPv6 addresses in brackets"),
-        ("tailrace://host:99999", "is not host:port"),
+        ("tailrace://host:99999", "the port must be a number from 1 to 65535"),
         ("tailrace://host/path", "is not host:port"),
         ("tailrace://host?ca=x", "ca is for encrypted connections: tailraces://"),
         ("tailrace://host?cert=x", "cert is for encrypted connections"),

@@ -256,6 +256,8 @@ def parse_hosts(text: str) -> tuple[HostPort, ...]:
             # Who forgets the host gives a user and a secret.
             plain = re.fullmatch(r"[0-9A-Fa-f:.\[\]]*|[^:@]*(:\d*)?", name)
             told = name if plain else f"{name.partition(':')[0]}:{HIDDEN}"
+            if plain and good and port.isascii() and port.isdigit():
+                raise InvalidRequest(f"url: {told!r}: the port must be a number from 1 to 65535")
             raise InvalidRequest(f"url: {told!r} is not host:port (IPv6 addresses in brackets)")
         hosts.append(HostPort(host, int(port)))
     if len(hosts) > HOSTS_MAX:
