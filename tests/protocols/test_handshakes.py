@@ -400,3 +400,32 @@ def test_more_good_clients_than_slots_at_once_all_get_in(tmp_path: Path) -> None
             assert len(place.noting.origins) == HANDSHAKES_MAX + 150
 
     play(scenario())
+
+
+def test_a_handshake_may_end_at_each_step_of_the_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the first byte to the first answer there are steps of the loop; a guest may be turned out at each."""
+    noise: list[object] = []
+    hello = client_hello()
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: noise.append(context))
+        async with place_in(tmp_path) as place:
+            for steps in range(16):
+                with socket.create_connection(place.address) as peer:
+                    peer.setblocking(False)
+                    await until(lambda: place.listener.doorway.guests == 1)
+                    peer.send(hello)
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    place.listener.doorway.close()
+                    with contextlib.suppress(ConnectionResetError):
+                        while await asyncio.get_running_loop().sock_recv(peer, 65536):
+                            pass
+            await usable(place)
+
+    play(scenario())
+    gc.collect()
+    assert noise == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

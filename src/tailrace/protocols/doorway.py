@@ -326,6 +326,8 @@ class Arrival(asyncio.BufferedProtocol):
     async def _shake_hands(self) -> None:
         guest, transport = self._guest, self._transport
         assert guest is not None
+        if transport.is_closing():
+            return  # It was turned out before this began.
         loop = asyncio.get_running_loop()
         protocol = self._make()
         try:
