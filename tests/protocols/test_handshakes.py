@@ -405,7 +405,7 @@ def test_more_good_clients_than_slots_at_once_all_get_in(tmp_path: Path) -> None
 def test_a_handshake_may_end_at_each_step_of_the_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From the first byte to the first answer there are steps of the loop; a guest may be turned out at each."""
+    """Between the first byte and the first answer a guest may be turned out at each step."""
     noise: list[object] = []
     hello = client_hello()
 
