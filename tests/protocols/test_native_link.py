@@ -2,18 +2,22 @@
 end of what a caller has proved itself with.
 """
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
 from tailrace.core.model.access import Caller, Origin
-from tailrace.core.model.commands import Ping, Pong
+from tailrace.core.model.commands import Ping, Pong, Request
 from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec
+from tailrace.format.frame import Buffer
 from tailrace.format.wire import GREETING_BYTES_MAX, PREAMBLE, Credentials, Hello, Welcome, prefix
+from tailrace.ports import Respond
 from tailrace.protocols.edge_tuning import GREETING_US
-from tests.protocols.test_native import SECOND_US, Bench, Peer
+from tests.protocols.test_native import SECOND_US, Bench, FakeVerbs, Peer
 
 ANNA = Caller("anna", "token", "t1")
 WRONG = Refusal("unauthenticated", "the credentials are wrong", "none")
@@ -240,3 +244,34 @@ def test_the_welcome_has_the_number_of_its_hello(asking: Asking, bench: Bench) -
     peer.send(hello(number=9))
     asking.answer()
     assert msgspec.msgpack.decode(bytes(peer.transport.written[16:]), type=Welcome).version == 1
+
+
+class SlowVerbs(FakeVerbs):
+    """Takes 8 ms for each request."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self._clock = bench.clock
+
+    def submit(self, request: Request, body: Buffer, respond: Respond, gate: Any) -> None:
+        super().submit(request, body, respond, gate)
+        self._clock.set_us(self._clock.now_us() + 8_000)
+
+
+def test_requests_of_one_connection_do_not_keep_others_waiting_for_long() -> None:
+    async def scenario() -> list[int]:
+        bench = Bench()
+        peer, lost, other = bench.peer(), bench.peer(), bench.peer()
+        verbs = bench.listener.verbs = SlowVerbs(bench)
+        peer.send(PING * 8)
+        lost.send(PING * 8)
+        taken = [len(verbs.asked)]
+        assert not peer.transport.reading
+        lost.lose()
+        other.ask()
+        while not peer.transport.reading:
+            await asyncio.sleep(0)
+            taken.append(len(verbs.asked))
+        return taken
+
+    assert asyncio.run(scenario()) == [6, 10, 12], "three and three, one of another, and the rest of one"

@@ -63,5 +63,7 @@ TLS_PIECE_BYTES = 256 * 1024
 SPIN_US = 400
 SPIN_BYTES = 4096
 """A peer that sent so little so soon after its last request is polled for instead of going to sleep."""
+TURN_US = 20_000
+"""So long the requests of one connection are taken before those of others: listings of much can take long."""
 CROWD_US = 500
 """If two connections send within this time, more may follow: their requests share a turn."""

@@ -47,6 +47,7 @@ from tailrace.protocols.edge_tuning import (
     SPIN_US,
     STUCK_GRACE_US,
     STUCK_US,
+    TURN_US,
     UNSENT_BYTES_MAX,
     WRITE_HIGH_BYTES,
 )
@@ -81,6 +82,8 @@ class Link(asyncio.BufferedProtocol):
         self._pending = 0
         self._held_bytes = 0
         self._reading = True
+        self._resting = False
+        """Messages that are here already wait, so that others have their turn."""
         self._writable = True
         self._parked: list[Callable[[], None]] = []
         self._heard_us = self._began_us = crowd.clock.now_us()
@@ -138,7 +141,8 @@ class Link(asyncio.BufferedProtocol):
 
     def _take(self, nbytes: int, crowded: bool) -> None:
         """Take the messages that are complete with so many new bytes."""
-        verbs = self._listener.verbs
+        verbs, clock = self._listener.verbs, self._listener.clock
+        ends_us = clock.now_us() + TURN_US
         verbs.gather(True)
         try:
             for request_id, header, body in self._reader.filled(nbytes):
@@ -146,6 +150,10 @@ class Link(asyncio.BufferedProtocol):
                 self._message(request_id, header, body)
                 if self._asked_us is not None or (not self._greeted and self._is_closing()):
                     break  # What follows a greeting waits until the caller is known; there is no second one.
+                if clock.now_us() > ends_us:
+                    self._resting = True
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    break
         except TailraceError as error:
             # The framing itself is broken: nothing after it can be parsed.
             if not self._greeted and begins_tls(self._reader.beginning(2)):
@@ -155,6 +163,13 @@ class Link(asyncio.BufferedProtocol):
             self._close()
         finally:
             verbs.gather(False, crowded)
+
+    def _go_on(self) -> None:
+        """Others had their turn."""
+        self._resting = False
+        if not self._is_closing():
+            self._take(0, False)
+            self.adjust()
 
     def _is_closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
@@ -374,6 +389,7 @@ class Link(asyncio.BufferedProtocol):
             and not self._finishing
             and not self._listener.full
             and self._asked_us is None
+            and not self._resting
         )
         if may_read and not self._reading:
             self._reading = True
