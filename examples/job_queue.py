@@ -9,7 +9,7 @@ from collections import Counter
 
 import tailrace
 
-TOPIC, GROUP = "example-jobs", "workers"
+TOPIC, GROUP = "example-jobs", "example-workers"
 JOBS, WORKERS = 40, 5
 
 
@@ -47,15 +47,15 @@ async def main() -> None:
         await publish_jobs(client)
         done: dict[int, str] = {}
         names = [f"worker {number}" for number in range(1, WORKERS + 1)]
-        workers = [asyncio.create_task(work(client, name, done)) for name in names]
-        while len(done) < JOBS:
-            await asyncio.sleep(0.01)
-        letters = client.dead_letters(TOPIC)
-        while not (dead := await letters.list()):
-            await asyncio.sleep(0.01)
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        async with asyncio.TaskGroup() as tasks:  # The first worker that fails ends the program.
+            workers = [tasks.create_task(work(client, name, done)) for name in names]
+            while len(done) < JOBS:
+                await asyncio.sleep(0.01)
+            letters = client.dead_letters(TOPIC)
+            while not (dead := await letters.list()):
+                await asyncio.sleep(0.01)
+            for worker in workers:
+                worker.cancel()
         shares = Counter(done.values())
         print("shared: " + ", ".join(f"{name} did {shares[name]}" for name in names))
         print(f"done: {sorted(done)}")
