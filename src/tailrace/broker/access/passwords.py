@@ -32,8 +32,8 @@ from tailrace.ports import Finished
 AT_ONCE = 2
 WAITING_MAX = 256
 NICE = 10
-"""Priority of the threads. At 0, others waited four times as long (99th percentile) as without logins. At 19, on
-a busy machine, a thread that has just been given the interpreter's lock keeps the loop waiting for it."""
+"""Priority of the threads. At 0, others waited four times as long (99th percentile) as without logins. At 19,
+on a busy machine, a thread that has just been given the interpreter's lock keeps the loop waiting for it."""
 HASH_MS = 50
 """About how long one takes; for `retry_after_ms`."""
 
