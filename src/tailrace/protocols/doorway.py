@@ -5,8 +5,9 @@ oldest guest of the address that has most of them is turned out. So somebody who
 nothing turns out himself, and others always get in. A guest that is not known in time is turned out, too.
 
 A TLS handshake costs memory and computing, so it needs one of fewer slots, which is kept until the client is
-known. Who finds none waits in a line for each address; the lines take turns, an address with fewer slots
-than another takes one from it, and the loop does other work after each handshake that begins.
+known. Who finds none waits in a line for each address; the lines take turns, and an address with fewer slots
+than another takes one from it. The loop does other work after each handshake that begins; when many are
+under way and do not end, there is a pause as well, so that those who are inside do not wait for them.
 
 An `Arrival` is a new connection at a port with TLS. It reads a few bytes, in a buffer of its own: those
 who speak something else are answered in their own language, and only for a TLS greeting is anything made
@@ -28,7 +29,9 @@ from tailrace.ports import Clock
 from tailrace.protocols.edge_tuning import (
     GREETING_US,
     GUESTS_MAX,
+    HANDSHAKE_GAP_S,
     HANDSHAKE_S,
+    HANDSHAKES_CALM,
     HANDSHAKES_MAX,
     REMARK_US,
     TLS_SHUTDOWN_S,
@@ -211,9 +214,14 @@ class Doorway:
         self._step_soon()
 
     def _step_soon(self) -> None:
-        if not self._stepping:
-            self._stepping = True
-            asyncio.get_running_loop().call_soon(self._step)
+        if self._stepping:
+            return
+        self._stepping = True
+        loop = asyncio.get_running_loop()
+        if self._slots.count > HANDSHAKES_CALM:
+            loop.call_later(HANDSHAKE_GAP_S, self._step)
+        else:
+            loop.call_soon(self._step)
 
     def _step(self) -> None:
         """Let one handshake begin, if any may."""

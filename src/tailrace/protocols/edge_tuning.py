@@ -12,6 +12,9 @@ GUESTS_MAX = 4096
 HANDSHAKES_MAX = 256
 """Of them, those in a TLS handshake or just behind it: each may hold some 100 KB, at worst 0.5 MB."""
 HANDSHAKE_S = 5.0
+HANDSHAKES_CALM = 64
+HANDSHAKE_GAP_S = 0.002
+"""With more handshakes under way, the next begins so much later: each costs some 0.2 ms of the loop."""
 TLS_SHUTDOWN_S = 10.0
 """How long the end of a TLS connection may take, with the answers that are still to be sent."""
 TLS_HELLO_BYTES = 11
