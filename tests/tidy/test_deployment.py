@@ -144,6 +144,7 @@ def test_the_unit_is_hardened(unit: configparser.RawConfigParser) -> None:
     assert {name: service.get(name) for name in STRICT} == STRICT
     filters = re.findall(r"^SystemCallFilter=(.*)$", UNIT.read_text(encoding="utf-8"), re.M)
     assert filters[:2] == ["@system-service", "~@privileged @resources"]
+    assert "setpriority" in filters[2], "threads that hash passwords step back with it"
 
 
 def test_the_unit_stops_a_broker_after_its_drain(unit: configparser.RawConfigParser) -> None:

@@ -84,6 +84,7 @@ def test_rules_for_people(people: Local) -> None:
         (("allow", "user:nobody", "read", "topic", "x"), "there is no user 'nobody'"),
         (("allow", "user:anna", "read", "group", "x"), "rights: 'read' is no right on a group"),
         (("allow", "user:anna", "read", "topic", "a b"), "pattern:"),
+        (("allow", "user:anna", "read", "topic", "a,b"), "; a rule has one pattern"),
     ],
 )
 def test_what_is_mistyped_is_told(people: Local, arguments: tuple[str, ...], problem: str) -> None:

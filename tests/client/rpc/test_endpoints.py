@@ -273,6 +273,19 @@ def test_a_client_certificate_is_shown_and_its_lack_is_told(authority: Authority
     within(scenario)
 
 
+def test_a_client_certificate_that_does_not_help_is_told_what_it_needs(authority: Authority) -> None:
+    async def scenario() -> None:
+        cert, key = authority.sign("client", ["worker.example.com"])
+        broker = ScriptedBroker(lambda given: Refusal("unauthenticated", "needs credentials", "none"))
+        async with listening(broker, server_context(authority.sign("server"))) as port:
+            url = f"tailraces://localhost:{port}?ca={authority.path}"
+            error = await failure(f"{url}&cert={cert}&key={key}")
+            assert f"({cert} counts where the broker asks for it, by tls.client_certificates" in error.message
+            assert "counts where" not in (await failure(url)).message
+
+    within(scenario)
+
+
 def test_a_client_certificate_that_the_broker_refuses_is_named(authority: Authority, tmp_path: Path) -> None:
     async def scenario() -> None:
         cert, key = Authority(tmp_path / "other").sign("client", ["worker.example.com"])

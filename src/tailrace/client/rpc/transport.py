@@ -356,4 +356,7 @@ def _final(error: TailraceError, endpoint: Endpoint, access: HostAccess) -> Tail
     text = error.message if str(endpoint) in error.message else f"{endpoint}: {error.message}"
     if isinstance(error, Unauthenticated) and access.source:
         text += f" (the credentials were those of {access.source})"
+    elif isinstance(error, Unauthenticated) and access.cert:
+        text += f" ({access.cert} counts where the broker asks for it, by tls.client_certificates, "
+        text += "and a user has its name)"
     return from_code(error.code, text, error.outcome, error.details)

@@ -139,7 +139,8 @@ def pattern_problems(resource: Resource, pattern: str) -> list[str]:
     if not 1 <= len(pattern) <= PATTERN_MAX:
         problems.append(f"pattern: it has {len(pattern)} characters: 1 to {PATTERN_MAX} are allowed")
     if pattern and not _PATTERN.fullmatch(pattern):
-        problems.append("pattern: it may have only letters, digits, '.', '_', '-', '/' and '*'")
+        one = "; a rule has one pattern" if "," in pattern else ""
+        problems.append(f"pattern: it may have only letters, digits, '.', '_', '-', '/' and '*'{one}")
     if resource == "topic" and pattern.endswith(DEAD_LETTERS):
         problems.append(f"pattern: dead letters have the rights of their topic: leave {DEAD_LETTERS!r} out")
     if pattern.count("*") > STARS_MAX:
