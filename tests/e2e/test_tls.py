@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import resource
 import socket
 import ssl
@@ -60,6 +61,22 @@ class Secured:
             with error:
                 return error.code, error.read().decode()
 
+    def pages(self, path: str, *authorizations: str) -> list[int]:
+        """The statuses of one page, asked for several times at once over one connection."""
+        host, _, port = self.broker.http_listen.rpartition(":")
+        asked = ""
+        for given in authorizations:
+            field = f"Authorization: {given}\r\n" if given else ""
+            asked += f"GET {path} HTTP/1.1\r\nHost: x\r\n{field}\r\n"
+        asked += "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        with (
+            socket.create_connection((host, int(port)), 20) as plain,
+            self.context.wrap_socket(plain, server_hostname="localhost") as secured,
+        ):
+            secured.sendall(asked.encode())
+            answer = b"".join(iter(lambda: secured.recv(65_536), b""))
+        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", answer)]
+
     def serial(self) -> str:
         """Of the certificate that new connections see."""
         with (
@@ -103,6 +120,8 @@ def test_the_first_start_makes_an_administrator_and_everything_is_encrypted(tmp_
         assert status == 200
         assert 'topic="orders"' in text
         assert "reasons" in secured.page("/readyz", f"Bearer {secured.token}")[1]
+        authorizations = "", f"Bearer {secured.token}", "", "Bearer x"
+        assert secured.pages("/metrics", *authorizations) == [401, 200, 401, 401, 404], "each by itself"
         assert broker.stop() == 0
         assert not path.exists()
     assert secured.token not in broker.words()

@@ -149,7 +149,9 @@ class HttpListener:
         task, guest = asyncio.current_task(), None
         assert task is not None
         self._tasks.add(task)
-        writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all of an answer is taken
+        # `drain` waits until all of an answer is taken. TLS pauses at this bound, and not above it.
+        secured = writer.transport.get_extra_info("sslcontext") is not None
+        writer.transport.set_write_buffer_limits(high=int(secured))
         try:
             if self._closing:
                 return  # The system had accepted the connection before `close`, which does not wait for it.
