@@ -279,7 +279,11 @@ class Doorway:
 
 
 class Arrival(asyncio.BufferedProtocol):
-    """A new connection at a port with TLS."""
+    """A new connection at a port with TLS.
+
+    It relies on the loop to hand out the first bytes inside TLS in a later round than the end of the
+    handshake, as uvloop does, on which every broker with ports runs.
+    """
 
     def __init__(
         self,
