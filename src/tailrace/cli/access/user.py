@@ -33,8 +33,8 @@ CLEARABLE = ("teams", "certificates", "system_users")
 
 FIRST = """\
 {name} is the first user, and an administrator. From now on everybody has to log in, with one of these:
-  TAILRACE_TOKEN=...                 a token; `tailrace token create NAME` makes one
   TAILRACE_URL={scheme}://{name}:PASSWORD@{place}
+  TAILRACE_TOKEN=...                 a token; `tailrace token create NAME` makes one, once you are in
   ~/.config/tailrace/credentials     a file that only you may read (chmod 600):
     ["{entry}"]
     user = "{name}"
