@@ -108,6 +108,7 @@ def _urgent_ones_wait_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         rows.rank = 0
         self.count += len(rows)
         self._rows.append(rows)
+        self._lanes[rows.lane()] += 1
 
     monkeypatch.setattr(Hand, "add", add)
 

@@ -57,6 +57,9 @@ class Guarded(Broker):
         return made
 
 
+pytestmark = pytest.mark.xdist_group("logging-in")  # One broker for all of its tests.
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """One broker for all tests; when they are over, no secret of them is in its log or on its disk."""
