@@ -220,7 +220,7 @@ class Accounts:
                     task = self._known(grant.partition, offset)
                     task.grants += 1
                     task.granted = worker.name, self._now_us()
-                    if worker.leaving:
+                    if worker.leaving or worker.loop.frozen():  # It may lose it without having seen it.
                         task.lost_holds.add(task.granted)
             if self._world.has_shares():
                 self._count_shares(grant)
