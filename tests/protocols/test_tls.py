@@ -7,8 +7,10 @@ import asyncio
 import logging
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +246,47 @@ def test_a_broken_new_pair_is_told_once_and_the_old_one_stays(
     assert len(errors()) == 2
     assert "No such file" in errors()[1]
     assert files.reloads == 1
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "words"),
+    [
+        (-DAY, 30 * DAY, None),
+        (-DAY, 3 * DAY, "the certificate ends at 20"),
+        (-3 * DAY, -DAY, "clients refuse the certificate: it has expired"),
+        (DAY, 30 * DAY, "clients refuse the certificate: it is not valid yet"),
+    ],
+)
+def test_dates_of_the_certificate_are_watched(
+    tmp_path: Path, begins: timedelta, ends: timedelta, words: str | None
+) -> None:
+    certificate, key = Authority(tmp_path).sign("server", begins=begins, ends=ends)
+    trouble = TlsFiles(TlsOptions(str(certificate), str(key))).trouble
+    assert trouble == words or (words is not None and trouble is not None and trouble.startswith(words))
+
+
+def test_a_certificate_that_ends_while_it_is_used_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = Authority(tmp_path).sign("server")
+    files = TlsFiles(TlsOptions(str(certificate), str(key)))
+    assert files.trouble is None
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 31 * 86_400)
+    assert (files.trouble or "").startswith("clients refuse the certificate: it ended at 20")
+
+
+def test_an_expired_pair_does_not_replace_a_good_one(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("server")
+    files = TlsFiles(TlsOptions(str(certificate), str(key)))
+    context = files.context
+    for new, old in zip(authority.sign("old", begins=-3 * DAY, ends=-DAY), (certificate, key), strict=True):
+        os.replace(new, old)
+    for _ in range(3):
+        files.check()
+    assert files.context is context
+    assert (files.trouble or "").endswith("it has expired")
 
 
 def test_files_that_are_replaced_one_after_the_other_are_no_trouble(

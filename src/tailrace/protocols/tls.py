@@ -15,10 +15,13 @@ are at the wrong port.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
 import stat
+import time
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -65,6 +68,28 @@ class Unusable(Exception):
         super().__init__(f"{option}: {text}")
         self.option = option
         self.text = text
+
+
+SOON_S = 14 * 86_400
+"""From so long before its end, a certificate is warned of."""
+
+
+class _Span(NamedTuple):
+    """Whether clients take a certificate by its dates. `ends_s` is None where it is not known."""
+
+    ends_s: float | None = None
+    wrong: str = ""
+
+    def remark(self) -> str | None:
+        """What an operator has to know now."""
+        if self.wrong:
+            return f"clients refuse the certificate: {self.wrong}"
+        if self.ends_s is None or self.ends_s - time.time() > SOON_S:
+            return None
+        day = datetime.fromtimestamp(self.ends_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        if self.ends_s <= time.time():
+            return f"clients refuse the certificate: it ended at {day}"
+        return f"the certificate ends at {day}"
 
 
 class _Look(NamedTuple):
@@ -121,6 +146,33 @@ def make_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
+_DATES = {9: "it is not valid yet", 10: "it has expired"}
+"""By the codes of OpenSSL."""
+_FLIGHTS = 8
+"""A handshake in memory is over after fewer exchanges."""
+
+
+def _span_of(context: ssl.SSLContext, certificate: str) -> _Span:
+    """The dates of a certificate, as a client sees them that knows it: by a handshake in memory, because the
+    standard library reads the dates of peers only."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    peer, own = client.wrap_bio(back, there), context.wrap_bio(there, back, server_side=True)
+    try:
+        for side in (peer, own) * _FLIGHTS:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return _Span(None, _DATES.get(error.verify_code, ""))
+    except ssl.SSLError:
+        return _Span()  # Such as one that is not for servers: what clients say of it is theirs.
+    found = peer.getpeercert() or {}
+    return _Span(ssl.cert_time_to_seconds(str(found["notAfter"])) if "notAfter" in found else None)
+
+
 def _readable(option: str, path: str) -> None:
     try:
         with open(path, "rb"):
@@ -163,6 +215,10 @@ class TlsFiles:
         """... and the one that is in the log."""
         self.context = make_context(options)
         """For new handshakes."""
+        self._span = _span_of(self.context, options.certificate)
+        """Its dates."""
+        if remark := self._span.remark():
+            log.warning("%s", remark)
         self.required = options.client_certificates == "required"
         self.reloads = 0
 
@@ -172,8 +228,10 @@ class TlsFiles:
 
     @property
     def trouble(self) -> str | None:
-        """Why the files as they are now cannot be used; None if they are in use."""
-        return None if self._told is None else f"the new certificate is not used: {self._told[1]}"
+        """Why the files as they are now cannot be used, or not much longer; None if all is well."""
+        return (
+            self._span.remark() if self._told is None else f"the new certificate is not used: {self._told[1]}"
+        )
 
     def check(self) -> None:
         """Take what has replaced the files, if it can be used. Call it about once a second."""
@@ -184,6 +242,9 @@ class TlsFiles:
                 self._doubtful = self._told = None
                 return
             context = make_context(self._options)
+            span = _span_of(context, self._options.certificate)
+            if span.wrong and not self._span.wrong:
+                raise Unusable("certificate", f"{self._options.certificate}: {span.wrong}")
         except Unusable as error:
             trouble = looks, str(error)
             if trouble == self._doubtful != self._told:
@@ -191,7 +252,7 @@ class TlsFiles:
                 self._told = trouble
             self._doubtful = trouble
             return
-        self.context, self._looks = context, looks
+        self.context, self._looks, self._span = context, looks, span
         self._doubtful = self._told = None
         self.reloads += 1
         log.info("new certificate from %s", self._options.certificate)

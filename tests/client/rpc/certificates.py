@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 DAY = timedelta(days=1)
+MONTH = timedelta(days=30)
 
 
 class Authority:
@@ -25,7 +26,7 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        built = self._builder(self._name, self._key.public_key(), -DAY, DAY)
+        built = self._builder(self._name, self._key.public_key(), -DAY, MONTH)
         certificate = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.path = folder / "ca.pem"
         signed = certificate.sign(self._key, SHA256())
@@ -45,7 +46,7 @@ class Authority:
         names: Sequence[str] = ("localhost", "127.0.0.1"),
         *,
         begins: timedelta = -DAY,
-        ends: timedelta = DAY,
+        ends: timedelta = MONTH,
     ) -> tuple[Path, Path]:
         """The files of a certificate and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
