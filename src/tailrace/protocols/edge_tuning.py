@@ -61,6 +61,8 @@ SWEEP_S = 1.0
 """Between two looks for peers that are silent or stuck, credentials that ended, and new certificates."""
 REMARK_US = 10_000_000
 """Between two lines in the log about the same mistake of strangers."""
+CERTIFICATE_WARNING_S = 14 * 86_400
+"""So long before the certificate of the broker ends, operators are warned."""
 TLS_PIECE_BYTES = 256 * 1024
 """Answers are encrypted and handed to the system in such pieces, as fast as the peer takes them."""
 SPIN_US = 400

@@ -30,7 +30,7 @@ from tailrace.core.model.identifiers import Refusal
 from tailrace.format import codec
 from tailrace.format.frame import Buffer
 from tailrace.format.wire import PREAMBLE, prefix
-from tailrace.protocols.edge_tuning import CERTIFICATE_NAMES_MAX, TLS_HELLO_BYTES
+from tailrace.protocols.edge_tuning import CERTIFICATE_NAMES_MAX, CERTIFICATE_WARNING_S, TLS_HELLO_BYTES
 
 log = logging.getLogger("tailrace.tls")
 
@@ -70,10 +70,6 @@ class Unusable(Exception):
         self.text = text
 
 
-SOON_S = 14 * 86_400
-"""From so long before its end, a certificate is warned of."""
-
-
 class _Span(NamedTuple):
     """Whether clients take a certificate by its dates. `ends_s` is None where it is not known."""
 
@@ -84,7 +80,7 @@ class _Span(NamedTuple):
         """What an operator has to know now."""
         if self.wrong:
             return f"clients refuse the certificate: {self.wrong}"
-        if self.ends_s is None or self.ends_s - time.time() > SOON_S:
+        if self.ends_s is None or self.ends_s - time.time() > CERTIFICATE_WARNING_S:
             return None
         day = datetime.fromtimestamp(self.ends_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
         if self.ends_s <= time.time():
