@@ -243,4 +243,4 @@ def test_the_profile_that_is_used_is_what_the_documents_say() -> None:
     """At least what OWASP recommends: 46 MiB and one pass."""
     assert STRONG.memory_kib * STRONG.passes >= 46 * 1024
     assert CHEAP.memory_kib < 1024
-    assert os.cpu_count() is None or AT_ONCE == 2
+    assert 1 <= AT_ONCE <= 2
