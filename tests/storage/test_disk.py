@@ -139,3 +139,16 @@ def test_full_disk_takes_a_part() -> None:
     with pytest.raises(OSError, match="full"):
         disk.allocate(handle, 11)
     disk.write(handle, [b"b" * 10], 0)
+
+
+def test_two_processes_make_the_same_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has looked before the other has made it: brokers of one folder that start at the same moment."""
+    root = tmp_path / "data"
+    root.mkdir()
+    looks = iter((False,))
+    is_folder = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: next(looks, True) and is_folder(path))
+    RealDisk(root)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        RealDisk(tmp_path / "file")

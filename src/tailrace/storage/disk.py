@@ -44,7 +44,7 @@ class RealDisk:
         self.root = os.path.abspath(root)
         self._pool: ThreadPoolExecutor | None = None
         if not os.path.isdir(self.root):
-            os.makedirs(self.root, _FOLDER_MODE)
+            os.makedirs(self.root, _FOLDER_MODE, exist_ok=True)  # Another process may make it now, too.
             self._sync_path(os.path.dirname(self.root))
 
     def _path(self, path: str) -> str:
